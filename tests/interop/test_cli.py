@@ -69,7 +69,7 @@ def test_a_topics_life(tidelog: Run) -> None:
     assert (again.stdout.decode(), again.stderr) == (f"Topic {name} already exists.\n", b"")
     other = tidelog("topic", "create", name, "--if-not-exists", "-p", 7, "--set", "retention.ms=5")
     assert other.stderr.decode() == (
-        "Warning: it was not changed, and differs: 3 partitions, not 7; retention.ms=86400000, not 5.\n"
+        f"Warning: topic {name} differs and was not changed: 3 partitions, not 7; retention.ms=86400000, not 5.\n"
         f"  tidelog topic add-partitions {name} 7\n"
         f"  tidelog topic config {name} --set retention.ms=5\n"
     )
@@ -83,7 +83,7 @@ def test_a_topics_life(tidelog: Run) -> None:
 
     assert "now has 5 partitions (it had 3)" in tidelog("topic", "add-partitions", name, 5).stdout.decode()
     assert (
-        "has 5 partitions: give a larger number" in tidelog("topic", "add-partitions", name, 5, code=1).stderr.decode()
+        "has 5 partitions: use a larger number" in tidelog("topic", "add-partitions", name, 5, code=1).stderr.decode()
     )
 
     tidelog("topic", "config", name, "--set", "max.message.bytes=2000000", "--unset", "retention.ms")
@@ -114,7 +114,7 @@ def test_nothing_to_take_back(tidelog: Run, topic: str) -> None:
 def test_a_setting_is_set_once_or_taken_back(tidelog: Run, topic: str) -> None:
     both = ["--set", "segment.ms=3600000", "--unset", "segment.ms"]
     error = tidelog("topic", "config", topic, *both, code=2).stderr.decode()
-    assert error == "Error: segment.ms is set and unset at once: use either --set or --unset for it\n"
+    assert error == "Error: --set and --unset cannot be used together for segment.ms\n"
     twice = ["--set", "segment.ms=3600000", "--set", "segment.ms=7200000"]
     assert "segment.ms is set twice" in tidelog("topic", "config", topic, *twice, code=2).stderr.decode()
 
@@ -139,7 +139,7 @@ def test_illegal_names_and_settings_are_the_brokers_own_words(tidelog: Run) -> N
     assert "INVALID_REPLICATION_FACTOR" in tidelog("topic", "create", "x", "-r", 9, code=1).stderr.decode()
     assert "bad name" in tidelog("topic", "create", "bad name", code=1).stderr.decode()
     for command in (["produce"], ["consume"], ["topic", "describe"], ["bench", "produce", "--topic"]):
-        line = "Error: topic bad name: not a legal topic name: it takes 1 to 249 letters, digits, dots, _ and -\n"
+        line = "Error: topic bad name: not a legal topic name: use 1 to 249 letters, digits, dots, _ and -\n"
         assert tidelog(*command, "bad name", input=b"x\n", code=1).stderr.decode() == line
     error = tidelog("topic", "create", "x", "--set", "retention.ms=soon", code=1).stderr.decode()
     assert "retention.ms" in error
@@ -174,7 +174,7 @@ def test_keys_headers_nulls_and_partitions(tidelog: Run, topic: str) -> None:
     assert read.stdout.decode().splitlines() == ["1|0|k1|v1|a=1,b=", "1|1|k2|-|a=1,b=", "1|2||v3|a=1,b="]
     error = tidelog("produce", topic, "-p", 9, input=b"x\n", code=1).stderr.decode()
     assert error == f"Error: 1 not written: topic {topic}: no such partition (tidelog topic describe shows them)\n"
-    assert "has no partition 9: it has 0 to 1" in tidelog("consume", topic, "-p", 9, code=1).stderr.decode()
+    assert "has no partition 9: its partitions are 0 to 1" in tidelog("consume", topic, "-p", 9, code=1).stderr.decode()
 
 
 def test_the_same_key_goes_where_a_java_client_sends_it(tidelog: Run, topic: str) -> None:
@@ -223,7 +223,10 @@ def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:
     assert read("--offset", 97, "-e") == ["97", "98", "99"]
     assert read("--offset", -2, "-e") == ["98", "99"]
     beyond = tidelog("consume", topic, "--offset", 1000, "-e")
-    assert (beyond.stdout, beyond.stderr.decode()) == (b"", f"{topic} ends at offset 100: reading from there.\n")
+    assert (beyond.stdout, beyond.stderr.decode()) == (
+        b"",
+        f"Topic {topic} ends at offset 100; reading starts there.\n",
+    )
     assert tidelog("consume", topic, "--offset", 100, "-e").stderr == b""
     for name in ("earliest", "beginning"):
         assert read("--offset", name, "-n", 2) == ["0", "1"]
@@ -413,7 +416,7 @@ def test_a_groups_offsets_are_reset(tidelog: Run, topic: str, tmp_path: Path) ->
     reset = ("group", "reset-offsets", group)
     planned = tidelog(*reset, "--to-earliest")
     assert rows(planned) == [[topic, "0", "5", "0", "-5"], [topic, "1", "5", "0", "-5"]]
-    assert b"Nothing was changed: --execute does it." in planned.stderr
+    assert b"Nothing was changed. To make these changes, add --execute." in planned.stderr
     assert offsets_of(tidelog, group) == [5, 5]
     tidelog(*reset, "--to-earliest", "--topic", f"{topic}:1", "--execute")
     assert offsets_of(tidelog, group) == [5, 0]
@@ -430,7 +433,7 @@ def test_a_groups_offsets_are_reset(tidelog: Run, topic: str, tmp_path: Path) ->
         f"topic {topic} has 2 partitions: there is no partition 7"
         in tidelog(*reset, "--from-file", file, code=1).stderr.decode()
     )
-    assert "exactly one target" in tidelog(*reset, "--to-latest", "--to-earliest", code=2).stderr.decode()
+    assert "exactly one target must be given" in tidelog(*reset, "--to-latest", "--to-earliest", code=2).stderr.decode()
     new = f"new-{topic}"
     tidelog("group", "reset-offsets", new, "--to-latest", "--topic", topic, "--execute")
     assert offsets_of(tidelog, new) == [5, 5]
@@ -471,7 +474,7 @@ def test_groups_are_copied_and_deleted(tidelog: Run, topic: str) -> None:
     deleted = tidelog("group", "delete-offsets", copy, "--topic", f"{topic}:0", "--yes")
     assert deleted.stdout.decode() == f"Deleted 1 committed offset of group {copy}.\n"
     assert (
-        b"no committed offsets there"
+        b"no committed offsets in these partitions"
         in tidelog("group", "delete-offsets", copy, "--topic", f"{topic}:0", "--yes", code=1).stderr
     )
     assert b"add --yes" in tidelog("group", "delete", group, code=2).stderr

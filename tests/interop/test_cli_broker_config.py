@@ -57,7 +57,7 @@ def wait_for(tidelog: Run, value: str, origin: str) -> None:
 
 def test_of_one_broker_counts_more_than_of_all(tidelog: Run, number: str) -> None:
     printed = tidelog("broker", "config", "set", f"{SETTING}=2097152").stdout.decode()
-    assert printed == f"Set {SETTING} to 2097152 for all brokers.\n"
+    assert printed == f"{SETTING} is now 2097152 for all brokers.\n"
     wait_for(tidelog, "2097152", "all brokers")
     tidelog("broker", "config", "set", f"{SETTING}=3145728", "--broker", number)
     wait_for(tidelog, "3145728", "broker")
@@ -73,7 +73,10 @@ def test_of_one_broker_counts_more_than_of_all(tidelog: Run, number: str) -> Non
     assert again == f"Broker {number} still uses its own value of {SETTING}, 3145728.\n"
     tidelog("broker", "config", "unset", SETTING, "--broker", number)
     wait_for(tidelog, "4194304", "all brokers")
-    assert tidelog("broker", "config", "unset", SETTING).stdout.decode() == f"Unset {SETTING} for all brokers.\n"
+    assert (
+        tidelog("broker", "config", "unset", SETTING).stdout.decode()
+        == f"{SETTING} is no longer set for all brokers.\n"
+    )
     wait_for(tidelog, "1073741824", "default")
 
 

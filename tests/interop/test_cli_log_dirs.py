@@ -32,7 +32,9 @@ def test_directories_and_a_move_to_where_it_lies(bootstrap: str, new_topic: NewT
     path = directory["path"]
     assert tidelog(bootstrap, "log", "dirs", "--move", f"{topic}-1={path}", "--wait") == f"Moved {topic}-1 to {path}.\n"
     refused = tidelog(bootstrap, "log", "dirs", "--move", f"{topic}-1=/no/such", code=1)
-    assert f"/no/such is no data directory of broker {directory['broker']}: it has {path}" in refused
+    assert (
+        f"/no/such is not a data directory of broker {directory['broker']}; its data directories are {path}" in refused
+    )
 
 
 def test_kafkas_log_dirs_tool(java: JavaTools, bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:

@@ -156,7 +156,7 @@ def test_the_command_line(bootstrap: str, unique: Unique) -> None:
     name = unique("c")
     whose = ("--user", name, "--default-client-id")
     said = tidelog(bootstrap, "quota", "set", *whose, "producer_byte_rate=1.5MiB", "request_percentage=12.5")
-    assert said == f"Set producer_byte_rate, request_percentage of the default client-id, user {name}.\n"
+    assert said == (f"producer_byte_rate, request_percentage are now set for the default client-id, user {name}.\n")
     until_told_of_user(bootstrap, name, 2)
     document = json.loads(tidelog(bootstrap, "quota", "list", "--user", name, "--json"))
     assert document == [{
@@ -172,14 +172,14 @@ def test_the_command_line(bootstrap: str, unique: Unique) -> None:
     until_told_of_user(bootstrap, name, 1)
     assert "has no request_percentage" in tidelog(bootstrap, "quota", "remove", *whose, "request_percentage", code=1)
     assert tidelog(bootstrap, "quota", "remove", *whose) == (
-        f"Removed producer_byte_rate of the default client-id, user {name}.\n"
+        f"producer_byte_rate is no longer set for the default client-id, user {name}.\n"
     )
     until_told_of_user(bootstrap, name, 0)
     assert "has no quotas" in tidelog(bootstrap, "quota", "remove", *whose, code=1)
     refused = tidelog(bootstrap, "quota", "set", "--client-id", name, "producer_byte_rate=0", code=1)
     assert "producer_byte_rate" in refused
     assert "greater than 0" in refused
-    assert "whose quotas?" in tidelog(bootstrap, "quota", "set", "producer_byte_rate=1", code=2)
+    assert "no user, client id or address" in tidelog(bootstrap, "quota", "set", "producer_byte_rate=1", code=2)
 
 
 def until_told_of_user(bootstrap: str, name: str, count: int) -> None:

@@ -1,4 +1,6 @@
-"""The table of commands, each imported when it runs; their errors become one line on stderr and an exit code."""
+"""The table of commands, and how a command runs: its module is imported, and its errors become one line on stderr and
+an exit code.
+"""
 
 import errno
 import importlib
@@ -16,7 +18,8 @@ from tidelog.cli.examples import fit_examples
 from tidelog.cli.output import drop_output
 
 COMPLETION_VARIABLE = "_TIDELOG_COMPLETE"
-"""The environment variable that a shell sets when it asks for completions; typer reads the details from others."""
+"""The environment variable that a shell sets when it requests completions. typer reads the rest of the request from
+other variables."""
 INTERRUPTED, PIPE_CLOSED = 130, 141
 """Exit codes that a shell reports for a process ended by SIGINT or SIGPIPE: 128 plus the signal's number."""
 FILE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -25,7 +28,8 @@ FILE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class CommandEntry(NamedTuple):
     module: str
-    """Module with an `app`, a typer.Typer. If that has one command, it is the command itself; otherwise a group."""
+    """Module with an `app`, a typer.Typer. If the `app` has one command, this is the command; otherwise it is a group
+    of commands."""
     panel: str
     """Heading under which the command is listed in the help."""
     help: str
@@ -34,7 +38,7 @@ class CommandEntry(NamedTuple):
 COMMANDS = {
     "start": CommandEntry("tidelog.cli.start_help", "Broker", "Run a broker."),
     "broker": CommandEntry("tidelog.cli.broker", "Broker", "Show and change the settings of running brokers."),
-    "log": CommandEntry("tidelog.cli.log", "Broker", "Log files and data directories."),
+    "log": CommandEntry("tidelog.cli.log", "Broker", "Inspect log files and data directories."),
     "topic": CommandEntry(
         "tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."
     ),
@@ -93,15 +97,15 @@ def tidelog(
     $ echo hello | tidelog produce greetings
     $ tidelog consume greetings --from-beginning
 
-    All commands but start, log dump and log verify work with Apache
-    Kafka, too. --bootstrap or TIDELOG_BOOTSTRAP names the cluster.
+    --bootstrap or TIDELOG_BOOTSTRAP names the cluster. All commands except
+    start, log dump and log verify also work with Apache Kafka.
     """
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
-    Errors are one line on stderr. A closed pipe and Ctrl-C print nothing.
+    An error is printed as one line on stderr. Nothing is printed for a closed pipe or Ctrl-C.
     """
     escape_unencodable_output()
     try:
@@ -152,7 +156,8 @@ def execute(arguments: Sequence[str]) -> int:
 def check_utf8(arguments: Sequence[str]) -> None:
     """Raise UsageError for an argument that is not UTF-8, because librdkafka's client crashes on it.
 
-    Paths of log files and ids of groups may have any bytes: their commands do not use librdkafka.
+    Paths of log files and names of groups may contain any bytes, because the commands that use them do not use
+    librdkafka.
     """
     if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")) or arguments[:1] == ["group"]:
         return
@@ -164,12 +169,15 @@ def check_utf8(arguments: Sequence[str]) -> None:
 
 
 def report_library_error(error: Exception) -> int | None:
-    """Print typer's usage error or librdkafka's error in one line and return the exit code; None for any other."""
-    # Depending on its version, typer raises click's errors or those of its own copy of click: both have this method.
+    """Print typer's usage error or librdkafka's error in one line and return the exit code.
+
+    Return None, without printing, for any other error.
+    """
+    # Depending on its version, typer raises the errors of click or of its own copy of click. Both have this method.
     if format_message := getattr(error, "format_message", None):
         context = getattr(error, "ctx", None)
         if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
-            # With rich, creating the error has printed the help already, and the message is empty.
+            # With rich, the help was printed when the error was created, and the message is empty.
             if message := format_message().strip():
                 print(message)
             return 2

@@ -22,7 +22,7 @@ from tidelog.cli.connection import (
 )
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import ACKS, CODECS
-from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size, takes_utf8
+from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size, stdout_is_utf8
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -45,7 +45,7 @@ Topic = Annotated[
     str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Use this topic; default: a temporary one.")
 ]
 Acks = Annotated[
-    str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Replicas that must have a record, as in produce.")
+    str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Replicas that must acknowledge a record.")
 ]
 Codec = Annotated[str, typer.Option("--compression", "-z", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.")]
 
@@ -104,8 +104,8 @@ def consume(
 ) -> None:
     """Measure how fast records are read.
 
-    A temporary topic is filled first; with --topic, up to --records of
-    that topic's records are read instead.
+    First a temporary topic is filled with records. With --topic, existing
+    records of this topic are read instead, at most --records.
 
     Examples:
 
@@ -119,7 +119,7 @@ def consume(
                 settings = producer_settings("all", "none")
                 measure.measure_produce(connection, name, records, os.urandom(record_size), settings, on_progress)
         else:
-            records = min(records, records_in(connection, name))
+            records = min(records, record_count(connection, name))
         with progress("Reading", records) as on_progress:
             result = measure.measure_consume(connection, name, records, on_progress)
         if topic is None and result.records < records:
@@ -140,8 +140,8 @@ def latency(
 ) -> None:
     """Measure how long a record takes from producer to consumer.
 
-    Records are written at a steady rate, each timed from the moment it
-    was due: a stall counts for every record that it delays.
+    Records are written at a steady rate. Each is timed from the moment
+    when it was due, so a stall counts for every record that it delays.
 
     Examples:
 
@@ -162,15 +162,15 @@ def latency(
 
 def producer_settings(acks: str, compression: str) -> dict[str, Any]:
     if acks not in ACKS:
-        raise UsageError(f"--acks is one of {', '.join(ACKS)}, not {acks!r}")
+        raise UsageError(f"--acks must be one of {', '.join(ACKS)}, not {acks!r}")
     if compression not in CODECS:
-        raise UsageError(f"--compression is one of {', '.join(CODECS)}, not {compression!r}")
+        raise UsageError(f"--compression must be one of {', '.join(CODECS)}, not {compression!r}")
     return {"acks": acks, "compression.type": compression}
 
 
 @contextmanager
 def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partitions: int) -> Iterator[str]:
-    """Yield the name of `topic`, or of a temporary topic for this measurement if it is None.
+    """Yield `topic`. If it is None, yield the name of a temporary topic for this measurement.
 
     Raises CommandError if `topic` does not exist or one of its partitions is offline.
     """
@@ -178,13 +178,15 @@ def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partiti
         with connection.open() as client:
             offline_partitions = offline.offline_partitions_of(describe(client, [topic]))
         if offline_partitions:
-            raise offline.refuse(offline_partitions, "Measuring the other partitions would not measure the topic.")
+            raise offline.offline_error(
+                offline_partitions, "Measuring the other partitions would not measure the topic."
+            )
     with measure.temporary_topic(connection, partitions) if topic is None else nullcontext(topic) as name:
         yield name
 
 
-def records_in(connection: ConnectionOptions, topic: str) -> int:
-    """Return the number of records in the topic, at most. Raises CommandError if it is empty."""
+def record_count(connection: ConnectionOptions, topic: str) -> int:
+    """Return an upper bound on the number of records in the topic. Raises CommandError if the topic is empty."""
     with connection.open() as client:
         known = offsets(client, describe(client, [topic]))
     for failure in known.failures.values():
@@ -197,7 +199,10 @@ def records_in(connection: ConnectionOptions, topic: str) -> int:
 
 @contextmanager
 def progress(verb: str, records: int) -> Iterator[Callable[[measure.Point], None]]:
-    """Yield a function that draws a progress bar on stderr, removed at the end; it does nothing without a terminal."""
+    """Yield a function that draws a progress bar on stderr. The bar is removed at the end of the block.
+
+    If stderr is not a terminal, the function does nothing.
+    """
     if not sys.stderr.isatty():
         yield lambda point: None
         return
@@ -277,10 +282,10 @@ def report_latency(result: measure.Latency, json: bool) -> None:
 
 def percentile_rows(latencies_ms: Sequence[float]) -> list[tuple[str, str]]:
     percentiles = [(f"p{percent:g}", measure.percentile(latencies_ms, percent)) for percent in PERCENTS]
-    return [(name, milliseconds(value)) for name, value in [*percentiles, ("max", latencies_ms[-1])]]
+    return [(name, milliseconds_text(value)) for name, value in [*percentiles, ("max", latencies_ms[-1])]]
 
 
-def milliseconds(value: float) -> str:
+def milliseconds_text(value: float) -> str:
     return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
 
 
@@ -299,7 +304,7 @@ def plot(
     xs: Sequence[float], ys: Sequence[float], title: str, x_label: str, ticks: Sequence[tuple[float, str]] | None = None
 ) -> None:
     """Print a line plot, if stdout is a terminal with UTF-8 and there are enough points to see a shape."""
-    if not sys.stdout.isatty() or not takes_utf8() or len(xs) < 5:
+    if not sys.stdout.isatty() or not stdout_is_utf8() or len(xs) < 5:
         return
     from tidelog.cli.plots import line_plot
 

@@ -40,9 +40,9 @@ def broker() -> None:
 def settings() -> None:
     """Show and change the settings of running brokers.
 
-    A change takes effect at once and survives restarts. A value set for one
-    broker overrides the one for all brokers. Both override what the broker
-    was started with: its file, its environment, its command line.
+    A change takes effect at once and survives restarts. A value for one
+    broker overrides the value for all brokers. Both override the values
+    from the broker's configuration file, environment and command line.
 
     Examples:
 
@@ -62,9 +62,9 @@ def describe(
     ] = None,
     broker: BrokerNumber = None,
     all_brokers: Annotated[
-        bool, typer.Option("--all-brokers", help="Only what was set for all brokers together.")
+        bool, typer.Option("--all-brokers", help="Only values that were set for all brokers together.")
     ] = False,
-    all_settings: Annotated[bool, typer.Option("--all", help="Every setting, including defaults.")] = False,
+    all_settings: Annotated[bool, typer.Option("--all", help="Show every setting, including defaults.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
@@ -81,7 +81,7 @@ def describe(
     from tidelog.cli import broker_settings
 
     if all_brokers and broker is not None:
-        raise UsageError("--broker and --all-brokers exclude each other")
+        raise UsageError("--broker and --all-brokers cannot be used together")
     with connected(bootstrap) as client:
         number, address = broker_settings.address_of(client, broker)
         settings = broker_settings.describe_settings(client, address, str(number), keys or [])
@@ -110,7 +110,7 @@ def set_settings(
     check: OnlyCheck = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Change settings of all brokers, or of one, while they run.
+    """Change settings of all brokers, or of one broker, while they run.
 
     Examples:
 
@@ -125,7 +125,7 @@ def set_settings(
 
 
 def nothing_to_show(number: int, all_brokers: bool, keys: list[str]) -> str:
-    """Return the line that stands in place of an empty table."""
+    """Return the line that is printed instead of an empty table."""
     if all_brokers:
         return f"{comma_separated(keys)}: not set for all brokers." if keys else "No setting was set for all brokers."
     return (
@@ -140,9 +140,10 @@ def unset(
     check: OnlyCheck = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Remove the values that were set for all brokers, or for one.
+    """Remove the values that were set for all brokers, or for one broker.
 
-    If a setting has no such value, say where its value comes from.
+    If a setting has no such value, this is reported with the place where
+    its value comes from.
 
     Examples:
 
@@ -167,7 +168,7 @@ def settings_table(settings: "list[BrokerSetting]") -> Table:
 
 
 def origin_text(setting: "BrokerSetting") -> str:
-    """Return where the value comes from, with the setting that takes precedence, if there is one."""
+    """Return where the value comes from, and the name of the setting that takes precedence, if there is one."""
     if setting.replaced_by is None:
         return setting.origin
     if setting.value is None:

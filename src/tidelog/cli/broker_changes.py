@@ -1,4 +1,6 @@
-"""`tidelog broker config set` and `unset`: make the changes, report settings that were not set, explain refusals."""
+"""`tidelog broker config set` and `unset`: make the changes, report settings that were not set, and say what to do if
+the broker refuses a change.
+"""
 
 import sys
 from collections.abc import Iterable
@@ -6,21 +8,23 @@ from collections.abc import Iterable
 from tidelog.cli import broker_settings
 from tidelog.cli.broker_settings import ALL_BROKERS, BrokerSetting, RefusedError
 from tidelog.cli.errors import CommandError
-from tidelog.cli.own_client import brokers, connected
+from tidelog.cli.own_client import broker_addresses, connected
 from tidelog.cli.tables import comma_separated
 from tidelog.client.blocking import Client
 
 ONLY_PER_BROKER = "cluster level"
-"""Words in Kafka's error message for a setting that can be set for a single broker only, not for all together."""
+"""Words in Kafka's error message for a setting that cannot be set for all brokers together, only for a single one."""
 
 
 class ChangeTarget:
-    """Which settings are changed (those of one broker, or of all together), and the broker that gets the requests."""
+    """Whose settings are changed (one broker's, or those of all brokers together), and the broker to which the requests
+    are sent.
+    """
 
     def __init__(self, client: Client, broker: int | None) -> None:
         """Raises CommandError if the cluster has no broker with this number; None means all brokers."""
         self.client = client
-        self.brokers = brokers(client)
+        self.brokers = broker_addresses(client)
         if broker is None:
             self.number, self.address = next(iter(self.brokers.items()))
         else:
@@ -33,7 +37,7 @@ class ChangeTarget:
 def change(changes: dict[str, str | None], broker: int | None, check: bool, bootstrap: str) -> None:
     """Set the settings that have a value, and unset those with None.
 
-    `broker` None means all brokers. Either all changes are made, or none and CommandError is raised.
+    `broker` None means all brokers. If the broker refuses a change, none is made, and CommandError is raised.
     """
     with connected(bootstrap) as client:
         target = ChangeTarget(client, broker)
@@ -45,9 +49,9 @@ def change(changes: dict[str, str | None], broker: int | None, check: bool, boot
             if check:
                 print(f"{key} can be {'unset' if value is None else 'set'} for {target.text}.")
             elif value is None:
-                print(f"Unset {key} for {target.text}.")
+                print(f"{key} is no longer set for {target.text}.")
             else:
-                print(f"Set {key} to {broker_settings.shown_value(key, value)} for {target.text}.")
+                print(f"{key} is now {broker_settings.value_or_hidden(key, value)} for {target.text}.")
         for key, reason in unset_reasons.items():
             print(f"{key} was not set for {target.text}; nothing to do{reason}.", file=sys.stderr)
         if target.is_all_brokers and not check and changes:
@@ -55,10 +59,10 @@ def change(changes: dict[str, str | None], broker: int | None, check: bool, boot
 
 
 def explain_unset(target: ChangeTarget, keys: list[str]) -> dict[str, str]:
-    """Return those of `keys` that have no value to unset, each with where its value comes from.
+    """Return the settings of `keys` that have no value to unset, each with a text that says where its value comes from.
 
-    The explanation is in brackets, or empty for a default. Raises CommandError for a name that neither the broker nor
-    Tidelog knows.
+    The text is in brackets. It is empty if the setting has its default value. Raises CommandError for a name that
+    neither the broker nor Tidelog knows.
     """
     if not keys:
         return {}
@@ -86,7 +90,7 @@ def explain_unset(target: ChangeTarget, keys: list[str]) -> dict[str, str]:
 
 
 def origin_reasons(setting: BrokerSetting) -> list[str]:
-    """Return where the value comes from, in one phrase; nothing if the setting has its default."""
+    """Return a phrase that says where the value comes from; an empty list if the setting has its default value."""
     if setting.replaced_by is not None:
         return [
             f"{setting.replaced_by.name} is used instead, {setting.replaced_by.value} from {setting.replaced_by.origin}"
@@ -95,7 +99,7 @@ def origin_reasons(setting: BrokerSetting) -> list[str]:
 
 
 def values_per_broker(target: ChangeTarget, keys: Iterable[str]) -> dict[str, list[tuple[int, str]]]:
-    """Return, by setting, the brokers that have their own values, with these values as text."""
+    """Return, for each setting, the brokers that have their own values, and these values as text."""
     values: dict[str, list[tuple[int, str]]] = {}
     for number, address in target.brokers.items():
         for setting in broker_settings.describe_settings(target.client, address, str(number), list(keys)):
@@ -105,7 +109,9 @@ def values_per_broker(target: ChangeTarget, keys: Iterable[str]) -> dict[str, li
 
 
 def alter(target: ChangeTarget, changes: dict[str, str | None], *, only_check: bool) -> None:
-    """Make the changes. Raises CommandError that also says what to do, because Apache Kafka's message does not."""
+    """Make the changes. Raises CommandError with the broker's message, and with what to do if the message does not say
+    it.
+    """
     try:
         broker_settings.alter(target.client, target.address, target.resource, changes, only_check=only_check)
     except RefusedError as error:
@@ -113,7 +119,7 @@ def alter(target: ChangeTarget, changes: dict[str, str | None], *, only_check: b
 
 
 def remedy(target: ChangeTarget, changes: dict[str, str | None], refusal: str) -> str:
-    """Return what to do about the broker's error message, to be appended to it; empty if the message says it."""
+    """Return what the user can do, to be appended to the broker's message; empty if there is nothing to add."""
     if target.is_all_brokers and ONLY_PER_BROKER in refusal:
         return "; name the broker with --broker N"
     if "restart" in refusal:
@@ -126,7 +132,7 @@ def remedy(target: ChangeTarget, changes: dict[str, str | None], refusal: str) -
 
 
 def warn_of_broker_values(target: ChangeTarget, keys: Iterable[str]) -> None:
-    """Report brokers whose own values override the ones that were just set for all brokers."""
+    """Report brokers whose own values override the values that were just set for all brokers."""
     for key, values in values_per_broker(target, keys).items():
         for number, value in values:
             print(f"Broker {number} still uses its own value of {key}, {value}.", file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tidelog.cli.cluster import origin
 from tidelog.cli.errors import CommandError
-from tidelog.cli.own_client import ask, broker_of, brokers, check
+from tidelog.cli.own_client import ask, broker_address, broker_addresses, raise_for_code
 from tidelog.client.blocking import Client
 from tidelog.client.cluster import Address
 from tidelog.config.keys import BROKER_KEYS, LISTENER_SETTING, TOPIC_KEYS, broker_key, broker_synonyms, nearest
@@ -34,14 +34,15 @@ SET, DELETE = 0, 1
 ALL_BROKERS = ""
 """Resource name that stands for all brokers together."""
 NO_EFFECT = "No effect yet."
-"""Part of the documentation of settings that Tidelog stores but does not use yet."""
+"""Words in the documentation of settings that Tidelog stores but does not use yet."""
 SET_AT_START = " Set at the start by "
-"""Prefix of the place in Tidelog's documentation of a setting: the protocol has no field that tells file, environment
-and command line apart."""
+"""Words in Tidelog's documentation of a setting before the place where it was set (file and line, environment, or
+command line). The documentation is used because the protocol has no field for this place."""
 FALLBACKS = {"log.dirs": ("log.dirs", "log.dir"), "advertised.listeners": ("advertised.listeners", "listeners")}
-"""Settings that use another setting's value while they have none, except settings that differ only in their unit."""
+"""Setting -> the settings of which the first that has a value is used. Settings that differ only in their unit are not
+listed here: `broker_synonyms` returns them."""
 NEVER_REPLACED = ("log.flush.scheduler.interval.ms", "listeners")
-"""Other settings fall back on these, but their own values have a meaning of their own and are never overridden."""
+"""Settings that are never overridden by another setting, although other settings fall back on their values."""
 
 
 class RefusedError(CommandError):
@@ -49,7 +50,7 @@ class RefusedError(CommandError):
 
 
 class Layer(NamedTuple):
-    """One of the places that give a setting a value; the first one in a list is used."""
+    """A value of a setting and the place where it was set. In a list, the first layer is used."""
 
     name: str
     value: str | None
@@ -78,10 +79,10 @@ class BrokerSetting(NamedTuple):
 
     @property
     def effective(self) -> str | None:
-        """The value. If there is none, the value of the replacement, in the unit of this setting."""
+        """The value of this setting, or if it has none, the value of its replacement in the unit of this setting."""
         if self.value is not None or self.replaced_by is None:
             return self.value
-        return in_unit_of(self.name, self.replaced_by.name, self.replaced_by.value)
+        return convert_value(self.name, self.replaced_by.name, self.replaced_by.value)
 
     @property
     def is_own(self) -> bool:
@@ -95,16 +96,16 @@ class BrokerSetting(NamedTuple):
 
 
 def address_of(client: Client, broker: int | None) -> tuple[int, Address]:
-    """Return the broker with this number and its address; for None, the only broker of the cluster.
+    """Return the number and the address of a broker. None means the only broker of the cluster.
 
-    Raises CommandError if there is no such broker, or for None if there are several.
+    Raises CommandError if there is no broker with this number, or if `broker` is None and there are several brokers.
     """
-    addresses = brokers(client)
+    addresses = broker_addresses(client)
     if broker is None:
         if len(addresses) != 1:
             raise CommandError(f"the cluster has the brokers {', '.join(map(str, addresses))}: name one with --broker")
         return next(iter(addresses.items()))
-    return broker, broker_of(addresses, broker)
+    return broker, broker_address(addresses, broker)
 
 
 def describe_settings(client: Client, address: Address, resource: str, names: Sequence[str]) -> list[BrokerSetting]:
@@ -119,7 +120,7 @@ def describe_settings(client: Client, address: Address, resource: str, names: Se
     request = DescribeConfigsRequest(resources=[described], include_synonyms=True, include_documentation=True)
     [answer] = ask(client, [(address, request)], DescribeConfigsResponse)
     (result,) = answer.results
-    check(result.error_code, result.error_message)
+    raise_for_code(result.error_code, result.error_message)
     start_places = {entry.name: start_place(entry.documentation) for entry in result.configs}
     settings = {
         entry.name: setting_from(entry, start_places) for entry in sorted(result.configs, key=lambda entry: entry.name)
@@ -132,7 +133,9 @@ def describe_settings(client: Client, address: Address, resource: str, names: Se
 
 
 def setting_from(entry: DescribeConfigsResourceResult, start_places: Mapping[str, str]) -> BrokerSetting:
-    """Decode one setting. `start_places` says, by name, where settings were set at the start, if the broker says it."""
+    """Decode one setting. `start_places` has, by name, the places where settings were set at the start; "" if the
+    broker does not say it.
+    """
 
     def place(name: str, source: int) -> str:
         return (start_places.get(name) if source == SOURCE_START else None) or origin(source)
@@ -158,7 +161,7 @@ def start_place(documentation: str | None) -> str:
 
 
 def precedence_group(name: str) -> tuple[str, ...]:
-    """Return the settings of which the broker uses the first that has a value; `name` is one of them."""
+    """Return the settings that can replace each other, `name` included. The first that has a value is used."""
     return next((names for names in FALLBACKS.values() if name in names), None) or broker_synonyms(name)
 
 
@@ -173,10 +176,10 @@ def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) 
     return own._replace(replaced_by=Layer(used.name, used.value, used.origin), layers=own.layers or used.layers)
 
 
-def in_unit_of(name: str, other: str, value: str | None) -> str | None:
-    """Return the value of `other`, converted to the unit of `name`.
+def convert_value(name: str, other: str, value: str | None) -> str | None:
+    """Convert `value` from the unit of the setting `other` to the unit of the setting `name`.
 
-    The value is returned as it is if the result is not an integer, or if it means "no limit" (negative).
+    The value is returned unchanged if the result is not an integer, or if it is negative ("no limit").
     """
     factors = next((dict(key.synonyms) for key in TOPIC_KEYS.values() if name in dict(key.synonyms)), {})
     try:
@@ -191,7 +194,7 @@ def setting_value_text(setting: BrokerSetting) -> str:
     return "(hidden)" if setting.sensitive else setting.value or "(none)"
 
 
-def shown_value(name: str, value: str) -> str:
+def value_or_hidden(name: str, value: str) -> str:
     """Return the value that the user gave, or "(hidden)" if the setting is a secret."""
     key = broker_key(name)
     return "(hidden)" if key is not None and key.sensitive else value
@@ -208,13 +211,13 @@ def check_known(names: Iterable[str], reported: Iterable[str], broker: int) -> N
     """Raise CommandError for a name that neither the broker (which sent the names `reported`) nor Tidelog knows."""
     reported_names = set(reported)
     for name in names:
-        # Kafka does not report some settings until they are set, so Tidelog's own tables decide, too.
+        # Kafka does not report some settings until they are set. Names in Tidelog's own tables are therefore accepted.
         if name not in reported_names and name not in BROKER_KEYS and not LISTENER_SETTING.fullmatch(name):
             raise CommandError(f"broker {broker} has no setting {name}{hint(name)}")
 
 
 def hint(name: str) -> str:
-    """Return the name that the user may have meant by an unknown one, to be appended to the error message."""
+    """Return a text to be appended to the error for an unknown setting: the name that the user may have meant."""
     topic_key = TOPIC_KEYS.get(name)
     if topic_key is not None:
         return "; it is a topic setting" + (
@@ -229,7 +232,7 @@ def alter(
 ) -> None:
     """Set the settings that have a value, and unset those with None.
 
-    The broker makes either all changes, or none: then RefusedError is raised.
+    If the broker refuses one of the changes, none is made, and RefusedError is raised.
     """
     configs = [
         AlterableConfig(name=name, config_operation=DELETE if value is None else SET, value=value)
@@ -240,6 +243,6 @@ def alter(
     [answer] = ask(client, [(address, request)], IncrementalAlterConfigsResponse)
     (result,) = answer.responses
     try:
-        check(result.error_code, result.error_message)
+        raise_for_code(result.error_code, result.error_message)
     except CommandError as error:
         raise RefusedError(str(error)) from None

@@ -1,7 +1,7 @@
 """Requests that commands send to a cluster, with plain values as results: topics, offsets, settings.
 
-Functions that ask about several topics or partitions return a result or a failure for each: a failure of one does not
-hide the results of the others. `describe` and `all_or_nothing` raise the first failure instead.
+Functions that ask about several topics or partitions return a result or a failure for each of them, so that a failure
+does not hide the other results. `describe` and `offsets_or_raise` raise the first failure instead.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Message")
 
 TOPIC, DEFAULT = "topic", "default"
-"""Origins of settings: set on the topic itself; default. `origin` lists all."""
+"""Origins of a setting's value: it was set on the topic itself; it is the default. `origin` returns all origins."""
 START = "broker's start settings"
-"""Origin of a setting from a file, the environment or the command line: the protocol does not distinguish them."""
+"""Origin of a value from the broker's file, environment or command line, which the protocol does not distinguish."""
 
-Place = tuple[str, int]
-"""Topic and partition."""
+TopicAndPartition = tuple[str, int]
+"""A topic's name and a partition's number."""
 TOPIC_RESOURCE = 2
 """Type of a topic resource in DescribeConfigs and IncrementalAlterConfigs."""
 SET, DELETE = 0, 1
@@ -59,10 +59,10 @@ class Offsets(NamedTuple):
 
 
 class KnownOffsets(NamedTuple):
-    """Offsets of partitions, and for the partitions whose offsets could not be read, the reason."""
+    """Offsets of partitions, and the reason for each partition whose offsets could not be read."""
 
-    offsets: dict[Place, Offsets]
-    failures: dict[Place, CommandError]
+    offsets: dict[TopicAndPartition, Offsets]
+    failures: dict[TopicAndPartition, CommandError]
 
 
 class Setting(NamedTuple):
@@ -76,7 +76,7 @@ class Setting(NamedTuple):
 
 
 class DescribedTopics(NamedTuple):
-    """Topics in the order of the request, and for the topics that could not be described, the reason."""
+    """Topics in the order of the request, and the reason for each topic that could not be described."""
 
     topics: list[TopicState]
     failures: dict[str, CommandError]
@@ -92,8 +92,8 @@ def topic_names(client: "Client") -> list[str]:
 def describe(client: "Client", names: Sequence[str], *, skip_missing: bool = False) -> list[TopicState]:
     """Return the topics in the order of `names`.
 
-    Raises CommandError, with the most similar name, for a topic that does not exist; with `skip_missing`, such a topic
-    is left out instead. Raises CommandError also for a topic that the broker refuses to describe.
+    Raises CommandError for a topic that does not exist (the error suggests the most similar name), and for a topic that
+    the broker refuses to describe. With `skip_missing`, a topic that does not exist is left out instead.
     """
     described = describe_each(client, names, skip_missing=skip_missing)
     for failure in described.failures.values():
@@ -102,7 +102,7 @@ def describe(client: "Client", names: Sequence[str], *, skip_missing: bool = Fal
 
 
 def describe_each(client: "Client", names: Sequence[str], *, skip_missing: bool = False) -> DescribedTopics:
-    """Return the topics like `describe`, but with the errors in `failures` instead of raising the first one.
+    """Return the topics like `describe`, but return the errors in `failures` instead of raising the first one.
 
     Raises UsageError for an empty name.
     """
@@ -223,9 +223,9 @@ def set_partitions(client: "Client", topic: str, count: int) -> None:
 
 
 def _ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
-    """Send the request to the broker that the cluster reports as its controller, or to any broker if there is none.
+    """Send the request to the broker that the cluster reports as its controller, or to any broker if it reports none.
 
-    In a cluster with separate controllers, that broker forwards the request.
+    In a cluster with separate controllers, the reported broker forwards the request to the controller.
     """
     from tidelog.client.cluster import Address
 
@@ -244,24 +244,25 @@ def _ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
 def offsets(client: "Client", topics: Iterable[TopicState], *, committed: bool = False) -> KnownOffsets:
     """Return the earliest and the latest offset of every partition that has a leader, or why they cannot be read.
 
-    With `committed`, the latest offset is the last stable offset: the end for consumers with isolation.level
-    read_committed, before the first open transaction.
+    With `committed`, the latest offset is the last stable offset, which is before the first open transaction. For
+    consumers with isolation.level read_committed, the log ends there.
     """
     from tidelog.client.operations import EARLIEST, LATEST
 
     wanted = [(topic.name, part.partition) for topic in topics for part in topic.partitions if part.leader >= 0]
     earliest, failures = list_offsets(client, dict.fromkeys(wanted, EARLIEST))
     latest, more_failures = list_offsets(client, dict.fromkeys(earliest, LATEST), committed=committed)
-    known = {place: Offsets(earliest[place], latest[place]) for place in latest}
+    known = {tp: Offsets(earliest[tp], latest[tp]) for tp in latest}
     return KnownOffsets(known, failures | more_failures)
 
 
 def list_offsets(
-    client: "Client", timestamps: Mapping[Place, int], *, committed: bool = False
-) -> tuple[dict[Place, int], dict[Place, CommandError]]:
-    """Return, for each partition, the offset for its timestamp (or EARLIEST, LATEST), or the error instead.
+    client: "Client", timestamps: Mapping[TopicAndPartition, int], *, committed: bool = False
+) -> tuple[dict[TopicAndPartition, int], dict[TopicAndPartition, CommandError]]:
+    """Return two maps by partition: the offsets of the requested timestamps, and the errors.
 
-    The offset is -1 if no record of the partition has such a timestamp or a later one.
+    `timestamps` has a timestamp, EARLIEST or LATEST for each partition. An offset is that of the first record with this
+    timestamp or a later one; it is -1 if there is no such record.
     """
     from tidelog.client.operations import READ_COMMITTED, READ_UNCOMMITTED, ListedOffset
     from tidelog.model.ids import TopicPartition
@@ -269,21 +270,23 @@ def list_offsets(
     if not timestamps:
         return {}, {}
     isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
-    wanted = {TopicPartition(*place): timestamp for place, timestamp in timestamps.items()}
-    listed: dict[Place, int] = {}
-    failures: dict[Place, CommandError] = {}
-    for place, answer in client.list_offsets_each(wanted, isolation).items():
+    wanted = {TopicPartition(*tp): timestamp for tp, timestamp in timestamps.items()}
+    listed: dict[TopicAndPartition, int] = {}
+    failures: dict[TopicAndPartition, CommandError] = {}
+    for tp, answer in client.list_offsets_each(wanted, isolation).items():
         if isinstance(answer, ListedOffset):
-            listed[place.topic, place.partition] = answer.offset
+            listed[tp.topic, tp.partition] = answer.offset
         else:
-            failures[place.topic, place.partition] = client_error(answer, str(place))
+            failures[tp.topic, tp.partition] = client_error(answer, str(tp))
     return listed, failures
 
 
-def all_or_nothing(result: tuple[dict[Place, int], dict[Place, CommandError]]) -> dict[Place, int]:
-    """Return the offsets in a result of `list_offsets`, for a plan that must not leave out a partition.
+def offsets_or_raise(
+    result: tuple[dict[TopicAndPartition, int], dict[TopicAndPartition, CommandError]],
+) -> dict[TopicAndPartition, int]:
+    """Return the offsets from a result of `list_offsets`. Raises its first failure, if there is one.
 
-    Raises the first failure, if there is one.
+    Plans use this function because they must not leave out a partition.
     """
     listed, failures = result
     for failure in failures.values():
@@ -316,7 +319,10 @@ def settings(client: "Client", topic: str) -> list[Setting]:
 
 
 def change_settings(client: "Client", topic: str, changes: Mapping[str, str], unset: Iterable[str]) -> None:
-    """Set the settings in `changes` and remove those in `unset`, all or none. Raises CommandError."""
+    """Set the settings in `changes` and remove the settings in `unset`.
+
+    Raises CommandError if the broker refuses one of them; then nothing is changed.
+    """
     from tidelog.wire.messages.incremental_alter_configs import (
         AlterableConfig,
         AlterConfigsResource,

@@ -1,4 +1,6 @@
-"""`tidelog completion`: print the script that makes a shell complete commands and options, and answer its requests."""
+"""`tidelog completion`: print a script that makes a shell complete commands and options, and answer the shell's
+requests for completions.
+"""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,8 +29,9 @@ def completion(
 ) -> None:
     """Print a script that makes a shell complete commands and options.
 
-    To have it in every new shell, put the command into the shell's start-up
-    file: ~/.bashrc, ~/.zshrc (below compinit), or ~/.config/fish/config.fish.
+    For completion in every new shell, add the command below to the shell's
+    start-up file: ~/.bashrc, ~/.zshrc (after the line with compinit), or
+    ~/.config/fish/config.fish.
 
     Examples:
 

@@ -1,6 +1,7 @@
-"""Connect commands to a cluster: shared options, clients of our own and of librdkafka, and errors as one line.
+"""Connect commands to a cluster: options that commands share, clients, and errors as one line.
 
-"Our own client" is `tidelog.client`. The commands `produce`, `consume --group` and `bench` also use librdkafka.
+There are two clients: our own client (`tidelog.client`), and librdkafka, which only `produce`, `consume --group` and
+`bench` use.
 """
 
 import os
@@ -32,7 +33,8 @@ CONNECT_MS = 5_000
 
 REPLICAS_MAX = 2**15 - 1
 PARTITION_MAX = 2**31 - 1
-"""Largest values that the protocol's fields hold: replicas of a partition (int16), a partition's number (int32)."""
+"""Largest values of the protocol's fields: the number of replicas of a partition (int16), and the number that
+identifies a partition (int32)."""
 PARTITIONS_MAX = 100_000
 """Upper bound on a topic's partitions: librdkafka requests no more."""
 
@@ -43,7 +45,7 @@ Bootstrap = Annotated[
         "-b",
         envvar="TIDELOG_BOOTSTRAP",
         metavar="HOST:PORT",
-        help="A broker of the cluster, or several, separated by commas; without a port, 9092.",
+        help="A broker, or several, separated by commas; the default port is 9092.",
         rich_help_panel="Connection",
     ),
 ]
@@ -61,13 +63,13 @@ ClientSettings = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 NO_SUCH_TOPIC = "no such topic (tidelog topic list shows all)"
-NO_TOPIC_NAME = "not a legal topic name: it takes 1 to 249 letters, digits, dots, _ and -"
+NO_TOPIC_NAME = "not a legal topic name: use 1 to 249 letters, digits, dots, _ and -"
 TOO_LARGE = "larger than the topic's max.message.bytes (tidelog topic config can raise it)"
 NO_BROKER = "No broker can be reached any more; still trying. Ctrl-C stops."
 NO_DELETION = "the broker does not allow topics to be deleted (delete.topic.enable=false)"
 REMEDIES = {3: NO_SUCH_TOPIC, 10: TOO_LARGE, 17: NO_TOPIC_NAME, 73: NO_DELETION, 100: NO_SUCH_TOPIC}
-"""Our own texts for the error codes UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION and
-UNKNOWN_TOPIC_ID."""
+"""Our own texts for the error codes UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION,
+TOPIC_DELETION_DISABLED and UNKNOWN_TOPIC_ID."""
 
 LOCALHOST = "localhost:9092"
 DEFAULT_PORT = 9092
@@ -82,10 +84,11 @@ class ConnectionOptions(NamedTuple):
 
     @contextmanager
     def open(self) -> "Iterator[Client]":
-        """Open our own client, whose requests report a result for each topic, partition or group, and which accepts
-        names of any bytes. Its exceptions in the block become CommandError.
+        """Open our own client. Its exceptions in the block become CommandError.
+
+        Unlike librdkafka, it reports a result for each topic, partition or group, and accepts names of any bytes.
         """
-        with in_one_line(), open_client(self.bootstrap, self.settings) as client:
+        with one_line_errors(), open_client(self.bootstrap, self.settings) as client:
             yield client
 
     def producer(self, settings: Mapping[str, Any]) -> "Producer":
@@ -140,10 +143,10 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 class Outage:
-    """Reports once that no broker can be reached: librdkafka itself retries silently, for minutes or forever.
+    """Reports once that no broker can be reached, because librdkafka retries silently, for minutes or forever.
 
-    It is the `error_cb` of a librdkafka client. The callback only sets a flag; `tell` prints later, because a Ctrl-C
-    while it prints would be raised inside librdkafka's call.
+    An object of this class is the `error_cb` of a librdkafka client. The callback only sets a flag, and `report` prints
+    the message later: a Ctrl-C during printing would otherwise be raised inside librdkafka's call.
     """
 
     def __init__(self) -> None:
@@ -154,7 +157,7 @@ class Outage:
     def __call__(self, error: "KafkaError") -> None:
         self.all_brokers_down = self.all_brokers_down or error.name() == "_ALL_BROKERS_DOWN"
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print the message if librdkafka has reported an outage; at most once."""
         if self.all_brokers_down and not self.is_printed:
             self.is_printed = True
@@ -162,20 +165,24 @@ class Outage:
 
 
 def connect(bootstrap: str, client: Iterable[str]) -> ConnectionOptions:
-    """Return the connection options. Raises CommandError without retries if nothing listens on the addresses."""
+    """Return the connection options, after a check that one of the addresses accepts connections.
+
+    Raises NoAnswerError if none does, and UsageError for a malformed option.
+    """
     settings = key_values(client, "-X", "security.protocol=SSL")
-    reach(bootstrap)
+    check_reachable(bootstrap)
     return ConnectionOptions(bootstrap, settings)
 
 
-def reach(bootstrap: str) -> None:
-    """Check that one of the addresses accepts a connection, and close it.
+def check_reachable(bootstrap: str) -> None:
+    """Check that one of the addresses accepts a connection. The connection is closed again.
 
-    Raises NoAnswerError if none does. librdkafka would retry for a long time and say less about the reason.
+    Raises NoAnswerError if no address does. Without this check, librdkafka would retry for a long time and say less
+    about the reason.
     """
     reasons = []
     for host, port in host_ports(bootstrap):
-        address = joined(host, port)
+        address = address_text(host, port)
         try:
             socket.create_connection((host, port), timeout=CONNECT_S).close()
         except (socket.gaierror, UnicodeError):  # UnicodeError: the name cannot be encoded for DNS
@@ -188,7 +195,7 @@ def reach(bootstrap: str) -> None:
         else:
             return
     remedy = "is a broker running? Start one with: tidelog start"
-    raise NoAnswerError(f"{'; '.join(reasons)}: {remedy} (or name another with --bootstrap)")
+    raise NoAnswerError(f"{'; '.join(reasons)}: {remedy} (or name another broker with --bootstrap)")
 
 
 def host_ports(bootstrap: str) -> list[tuple[str, int]]:
@@ -206,8 +213,8 @@ def host_ports(bootstrap: str) -> list[tuple[str, int]]:
 def host_port(address: str) -> tuple[str, int]:
     """Split `HOST[:PORT]`. The port defaults to 9092, as for librdkafka; an IPv6 address must be in brackets.
 
-    A security protocol before the host (`SASL_SSL://`) is accepted and ignored, as Kafka's clients do. Raises
-    UsageError with a message that the caller puts behind the name of the option.
+    A security protocol before the host (`SASL_SSL://`) is accepted and ignored, as in Kafka's clients. Raises
+    UsageError; its message lacks the option's name, which the caller puts before it.
     """
     scheme, separator, rest = address.partition("://")
     if separator and scheme.upper() in SECURITY_PROTOCOLS:
@@ -226,16 +233,21 @@ def host_port(address: str) -> tuple[str, int]:
     return bare_host, int(port)
 
 
-def joined(host: str, port: int) -> str:
+def address_text(host: str, port: int) -> str:
     """Return `HOST:PORT`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def key_value(text: str, option: str, example: str) -> tuple[str, str]:
-    """Split `KEY=VALUE`. Raises UsageError with the name of the option and the example."""
+    """Split `KEY=VALUE`, the value of an option. Raises UsageError with the name of the option and the example."""
+    return split_key_value(text, f"{option} takes KEY=VALUE, for example {option} {example}")
+
+
+def split_key_value(text: str, expectation: str) -> tuple[str, str]:
+    """Split `KEY=VALUE`. Raises UsageError that begins with `expectation`, a sentence that says what is expected."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise UsageError(f"{option} takes KEY=VALUE, for example {option} {example}, not {text!r}")
+        raise UsageError(f"{expectation}, not {text!r}")
     return key.strip(), value.strip()
 
 
@@ -251,7 +263,7 @@ def key_values(texts: Iterable[str], option: str, example: str) -> dict[str, str
 
 
 @contextmanager
-def in_one_line() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Convert exceptions of our own client in the block to CommandError."""
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
@@ -277,7 +289,7 @@ def client_error(error: "Failure", subject: str = "") -> CommandError:
         return CommandError(f"{about}{one_line(str(error))}")
     text = one_line(error.message)
     if error.code == ErrorCode.INVALID_TOPIC_EXCEPTION and ("differ only" in text or "collide" in text):
-        return CommandError(about + text)  # a legal name, too similar to an existing topic's
+        return CommandError(about + text)  # the name is legal, but too similar to an existing topic's name
     if remedy := REMEDIES.get(error.code):
         return CommandError(about + remedy)
     if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -317,7 +329,10 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
 
 
 def as_command_error(error: Exception) -> CommandError | None:
-    """Convert an exception of a request to one line; return None if it did not come from our own client."""
+    """Convert an exception of a request to a CommandError of one line.
+
+    Return None if our own client did not raise it.
+    """
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
 

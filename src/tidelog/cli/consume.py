@@ -13,9 +13,9 @@ import typer
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import LOCALHOST, Bootstrap, ClientSettings, connect
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.interrupts import interrupts_noted
+from tidelog.cli.interrupts import record_interrupts
 from tidelog.cli.reading import TopicReader
-from tidelog.cli.records import IncomingRecord, RenderRecord, TemplateError, template, to_json
+from tidelog.cli.records import IncomingRecord, RenderRecord, TemplateError, parse_template, to_json
 from tidelog.cli.tables import print_notes
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 BEGINNING, END = ("beginning", "earliest"), ("end", "latest")
-"""Words that --offset accepts instead of a number: those of Kafka's tools and those of its clients."""
+"""Words that --offset accepts instead of a number: the first of each pair is used by Kafka's tools, the second by its
+clients."""
 
 
 class Start(NamedTuple):
-    """Where reading begins. At most one field is set; if none is, reading begins with the next record written."""
+    """Where reading begins. At most one field is set. If none is set, reading begins at the end: only records that are
+    written later are read.
+    """
 
     from_beginning: bool
     offset: int | None
@@ -42,14 +45,17 @@ class Start(NamedTuple):
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Topic to read.")],
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", "-B", help="Existing records first, then new ones.")
+        bool, typer.Option("--from-beginning", "-B", help="Print existing records, then new ones.")
     ] = False,
     offset: Annotated[
         str | None,
-        typer.Option("--offset", "-o", metavar="N", help="From this offset on; -N: the last N; or beginning, end."),
+        typer.Option("--offset", "-o", metavar="N", help="Start at offset N, the last N (-N), beginning or end."),
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", "-s", metavar="TIME", help='"10 minutes ago", 1h, yesterday, an ISO time.')
+        str | None,
+        typer.Option(
+            "--since", "-s", metavar="TIME", help='Start at a time: "10 minutes ago", 1h, yesterday, an ISO time.'
+        ),
     ] = None,
     partition: Annotated[
         list[int], typer.Option("--partition", "-p", min=0, metavar="N", help="Only this partition; repeatable.")
@@ -58,11 +64,13 @@ def consume(
         str | None, typer.Option("--group", "-g", metavar="NAME", help="Join this group and commit offsets.")
     ] = None,
     records: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Stop after N records.")] = None,
-    until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Stop at the end as it is now.")] = False,
+    until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Stop at the current end of the topic.")] = False,
     format: Annotated[
-        str, typer.Option("--format", "-f", metavar="TEXT", help="How to print a record, see above.")
+        str, typer.Option("--format", "-f", metavar="TEXT", help="How a record is printed; see above.")
     ] = "{value}",
-    null_marker: Annotated[str, typer.Option("--null-marker", metavar="TEXT", help="Printed for null.")] = "null",
+    null_marker: Annotated[
+        str, typer.Option("--null-marker", metavar="TEXT", help="The text that is printed for null.")
+    ] = "null",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -72,9 +80,10 @@ def consume(
     A format has the fields {topic} {partition} {offset} {timestamp}
     {timestamp_ms} {key} {value} {headers}, and \t and \n and %%.
 
-    A pipe gets the bytes as they are; at a terminal, control characters are
-    escaped. In JSON, bytes that are not UTF-8 are base64: key_base64,
-    value_base64, also in headers; produce --json reads it back.
+    In a pipe, bytes are printed unchanged; at a terminal, control characters
+    are escaped. With --json, keys and values that are not UTF-8 are base64 in
+    the fields key_base64 and value_base64, also in headers. produce --json
+    reads this format.
 
     Without --group nothing is committed, and no other reader is affected.
     The command stops at Ctrl-C, or when the reader of its output exits.
@@ -97,10 +106,10 @@ def consume(
             " add --from-beginning, --offset N or --since TIME"
         )
     if json and format != "{value}":
-        raise UsageError("--json and --format do not go together")
-    render = to_json if json else template_of(format, null_marker)
+        raise UsageError("--json and --format cannot be used together")
+    render = to_json if json else format_renderer(format, null_marker)
     connection = connect(bootstrap, client)
-    with connection.open() as cluster_client, interrupts_noted() as interrupted:
+    with connection.open() as cluster_client, record_interrupts() as interrupted:
         reader = TopicReader(connection, cluster_client, topic, Sink(render), records, until_end)
         with closing(reader):
             if group is None:
@@ -110,16 +119,16 @@ def consume(
             reader.run(interrupted)
 
 
-def template_of(format: str, null_marker: str) -> RenderRecord:
+def format_renderer(format: str, null_marker: str) -> RenderRecord:
     """Parse the value of --format. Raises UsageError if it is malformed."""
     try:
-        return template(format, null_marker.encode())
+        return parse_template(format, null_marker.encode())
     except TemplateError as error:
         raise UsageError(f"--format: {error}") from None
 
 
 def check_group(group: str, has_position_options: bool) -> None:
-    """Raise UsageError for an empty group name, or if other options say where to read (`has_position_options`)."""
+    """Raise UsageError for an empty group name, or if other options also say where to read (`has_position_options`)."""
     if group == "":
         raise UsageError("--group takes the name of a group, which cannot be empty")
     if has_position_options:
@@ -156,9 +165,9 @@ class Sink:
         self.poll.register(sys.stdout.fileno(), 0)  # no events requested: POLLERR and POLLHUP are always reported
 
     def check(self) -> None:
-        """Raise BrokenPipeError if the reader of a pipe has exited, as `head` does.
+        """Raise BrokenPipeError if stdout is a pipe whose reader has exited, as `head` does.
 
-        A write would raise it, too, but there may be no further record to write.
+        A write would also raise it, but there may be no further record to write.
         """
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in self.poll.poll(0)):
             raise BrokenPipeError
@@ -187,10 +196,10 @@ def escape_for_terminal(line: bytes, encoding: str = "utf-8") -> bytes:
 
 
 def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
-    """Make `reader` read these partitions (all if `wanted` is empty), without a group.
+    """Make `reader` read the partitions `wanted`, without a group. If `wanted` is empty, all partitions are read.
 
-    Raises CommandError for an unknown partition, and for one of `wanted` that is offline. If all partitions are
-    wanted, offline ones are only reported, unless none can be read.
+    Raises CommandError if one of `wanted` is unknown or offline. If all partitions are read, offline partitions are
+    only reported, unless no partition can be read.
     """
     from tidelog.model.ids import TopicPartition
 
@@ -199,7 +208,7 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
     count = len(topic.partitions)
     for index in wanted:
         if index >= count:
-            raise CommandError(f"topic {name} has no partition {index}: it has 0 to {count - 1}")
+            raise CommandError(f"topic {name} has no partition {index}: its partitions are 0 to {count - 1}")
     parts = [part for part in topic.partitions if not wanted or part.partition in wanted]
     wanted_topics = [topic._replace(partitions=parts)]
     known = cluster.offsets(reader.client, wanted_topics, committed=reader.committed_only)
@@ -207,18 +216,18 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
     failures = [failure for place, failure in known.failures.items() if not wanted or place[1] in wanted]
     leaderless = [part.partition for part in parts if part.leader < 0]
     if leaderless and (wanted or not offsets):
-        raise offline.refuse({name: leaderless}, "No records can be read there.")
+        raise offline.offline_error({name: leaderless}, "No records can be read there.")
     if failures and (wanted or not offsets):
         raise failures[0]
-    reader.note_offline(leaderless)
+    reader.report_offline(leaderless)
     reader.failures += [str(failure) for failure in failures]
     print_notes(reader.failures)
     positions = start_offsets(reader.client, name, start, offsets)
     latest = max((ends.latest for ends in offsets.values()), default=0)
     if start.offset is not None and start.offset > latest:
-        print(f"{name} ends at offset {latest}: reading from there.", file=sys.stderr)
+        print(f"Topic {name} ends at offset {latest}; reading starts there.", file=sys.stderr)
     elif start == Start(False, None, None):
-        reader.hint += " (-B also shows existing records.)"
+        reader.hint += " (-B also prints existing records.)"
     if reader.until_end:
         reader.pending_ends = {index: ends.latest for index, ends in offsets.items() if positions[index] < ends.latest}
     reader.reader.positions = {TopicPartition(name, index): position for index, position in positions.items()}
@@ -228,8 +237,8 @@ def start_offsets(client: "Client", topic: str, start: Start, offsets: dict[int,
     """Return the first offset to read, by partition."""
     if start.since_ms is not None:
         timestamps = {(topic, index): start.since_ms for index in offsets}
-        listed = cluster.all_or_nothing(cluster.list_offsets(client, timestamps))
-        # A negative offset means that no record has this timestamp or a later one: begin at the end.
+        listed = cluster.offsets_or_raise(cluster.list_offsets(client, timestamps))
+        # A negative offset means that no record has this timestamp or a later one. Reading then begins at the end.
         return {index: offset if offset >= 0 else offsets[index].latest for (_, index), offset in listed.items()}
     if start.from_beginning:
         return {index: ends.earliest for index, ends in offsets.items()}

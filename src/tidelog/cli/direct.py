@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tidelog.cli.records import OutgoingRecord
-from tidelog.cli.tables import is_text
+from tidelog.cli.tables import is_utf8
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -17,7 +17,7 @@ MURMUR_SEED, MURMUR_FACTOR, UINT32 = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 
 def needs_our_client(record: OutgoingRecord) -> bool:
     """Return whether a header name of the record contains a NUL or is not UTF-8."""
-    return any("\0" in name or not is_text(name) for name, _ in record.headers)
+    return any("\0" in name or not is_utf8(name) for name, _ in record.headers)
 
 
 class DirectWriter:
@@ -33,7 +33,10 @@ class DirectWriter:
         self._round_robin = 0
 
     def write(self, record: OutgoingRecord, partition: int) -> None:
-        """Write the record to `partition`, or for -1 to the one that its key selects. Raises ApiError, ClientError."""
+        """Write the record to `partition`, or if this is -1, to the partition that the record's key selects.
+
+        Raises ApiError and ClientError.
+        """
         from tidelog.model.ids import TopicPartition
         from tidelog.wire.records import Record, encode_batch
 
@@ -52,7 +55,9 @@ class DirectWriter:
 
 
 def murmur2(data: bytes) -> int:
-    """Return the 32-bit hash, unsigned, with which Java's partitioner and librdkafka's murmur2_random place keys."""
+    """Return the unsigned 32-bit hash from which the Java client and librdkafka's murmur2_random derive a key's
+    partition.
+    """
     hashed = (MURMUR_SEED ^ len(data)) & UINT32
     whole_words_length = len(data) & ~3
     for at in range(0, whole_words_length, 4):

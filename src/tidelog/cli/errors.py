@@ -18,7 +18,7 @@ class UsageError(CommandError):
 def raise_together(failures: Iterable[CommandError]) -> None:
     """Raise the failures as one CommandError; do nothing if there are none.
 
-    Commands call it at the end, when everything that did not fail has been shown.
+    Commands call it at their end, after they have printed all successful results.
     """
     errors = list(failures)
     if len(errors) == 1:

@@ -4,7 +4,10 @@ import asyncio
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop of uvloop if it is installed, else of asyncio. The event loop policy is not changed."""
+    """Return a new event loop: uvloop's if uvloop is installed, otherwise asyncio's.
+
+    The event loop policy is not changed.
+    """
     try:
         import uvloop
     except ImportError:

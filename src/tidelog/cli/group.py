@@ -1,4 +1,4 @@
-"""`tidelog group`: list, describe, lag. The commands that change groups are in `group_offsets`."""
+"""`tidelog group`: the commands list, describe and lag. `group_offsets` has the commands that change groups."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,20 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, ConnectionOptions, connect, reach
+from tidelog.cli.connection import (
+    LOCALHOST,
+    AsJson,
+    Bootstrap,
+    ClientSettings,
+    ConnectionOptions,
+    check_reachable,
+    connect,
+)
 from tidelog.cli.errors import CommandError, raise_together
 from tidelog.cli.group_offsets import Escaped, copy_offsets, delete, delete_offsets, reset_offsets
 from tidelog.cli.groups import (
     DescribedGroups,
     ListedGroups,
-    choose,
     describe_groups,
+    find_groups,
     foreign_protocol_type,
     group_problem,
     host_text,
     list_groups,
     member_problems,
-    names_from,
+    parse_group_names,
     partitions_text,
     state_text,
 )
@@ -32,7 +40,17 @@ from tidelog.cli.offline import (
     warn_of_groups,
     warn_of_hidden_groups,
 )
-from tidelog.cli.tables import Column, Table, cell, heading, name_text, print_json, print_notes, print_table, printable
+from tidelog.cli.tables import (
+    Column,
+    Table,
+    cell,
+    name_text,
+    print_heading,
+    print_json,
+    print_notes,
+    print_table,
+    printable,
+)
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -47,8 +65,9 @@ GroupNames = Annotated[list[str], typer.Argument(metavar="GROUP...", show_defaul
 def group() -> None:
     """Show consumer groups and their lag; set their offsets; delete them.
 
-    Names that are not UTF-8 are base64 in JSON (group_base64) and escaped in
-    tables. If something is not known of a group, a Note says why.
+    A group name that is not UTF-8 is base64 in JSON (group_base64) and
+    escaped in tables. If something about a group is not known, a Note says
+    why.
 
     Examples:
 
@@ -68,9 +87,9 @@ def list_all(
 ) -> None:
     """List the groups.
 
-    Lag is - if nothing has been committed yet. 12+ means at least 12: it
-    leaves out partitions that have records but no commit, or that are
-    offline. A Note says what is not known of a group.
+    A lag of - means that nothing has been committed yet. 12+ means at least
+    12: partitions that have records but no commit, and offline partitions,
+    are not included. A Note says what is not known about a group.
 
     Examples:
 
@@ -89,7 +108,7 @@ def list_all(
 
 
 def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
-    """Print state, members and lag of each group, with notes about what is not known."""
+    """Print state, members and lag of each group, and notes about unknown facts."""
     described = describe_groups(client, groups.listed)
     listed = [group for group in groups.listed if group.group_id not in described.vanished]
     measured = all_lags(client, [group.group_id for group in listed], described.groups)
@@ -110,7 +129,7 @@ def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
 
 
 def note(group: "ListedGroup", described: DescribedGroups, failures: Mapping[str, CommandError]) -> str:
-    """Return in a few words what is not known of a group; empty if everything is known."""
+    """Return a short text that says what is not known about a group; empty if everything is known."""
     name = group.group_id
     if name in described.failures:
         return str(described.failures[name])
@@ -146,8 +165,9 @@ def describe(
 ) -> None:
     """Show a group's state, its members and the partitions that each reads.
 
-    A ? means that the partitions are not known: the assignment cannot be
-    decoded (a Note says why), or is of another protocol, such as Connect's.
+    A ? means that a member's partitions are not known. Either its assignment
+    cannot be decoded (a Note says why), or the group uses another protocol,
+    for example that of Kafka Connect.
 
     Examples:
 
@@ -155,9 +175,9 @@ def describe(
     $ tidelog group describe billing --json
     """
     with connect(bootstrap, client).open() as cluster_client:
-        chosen = choose(cluster_client, names_from(groups, escaped))
-        described = describe_groups(cluster_client, chosen.listed)
-    listed = [group for group in chosen.listed if group.group_id in described.groups]
+        requested = find_groups(cluster_client, parse_group_names(groups, escaped))
+        described = describe_groups(cluster_client, requested.listed)
+    listed = [group for group in requested.listed if group.group_id in described.groups]
     if json:
         documents = []
         for listing in listed:
@@ -170,7 +190,7 @@ def describe(
             show_group(described.groups[listing.group_id])
         print_notes([line for group in described.groups.values() for line in member_problems(group)])
     sys.stdout.flush()
-    raise_together((chosen.failures | described.failures).values())
+    raise_together((requested.failures | described.failures).values())
 
 
 def show_group(group: "Group") -> None:
@@ -180,7 +200,7 @@ def show_group(group: "Group") -> None:
     if group.assignor:
         facts.append(f"assignor {group.assignor}")
     facts.append(f"coordinator {group.coordinator}")
-    heading(name_text(group.group_id), *facts)
+    print_heading(name_text(group.group_id), *facts)
     if group.members:
         print_table(members_table(group.members))
     else:
@@ -209,17 +229,17 @@ def lag(
 ) -> None:
     """Show how far a group is behind, partition by partition.
 
-    Lag is the number of records that the group has yet to read; Behind is
-    the age of the oldest of them (in a pipe: in seconds), by the first
-    timestamp of its batch. The group need not have members.
+    Lag is the number of records that the group has not read yet. Behind is
+    the age of the oldest of these records, by the first timestamp of its
+    batch (in a pipe: in seconds). A group without members also has a lag.
 
-    --watch adds how fast the group reads and how long it needs to catch up,
-    and continues when no broker answers for a while. With --watch --json,
-    every refresh is one JSON object on one line.
+    --watch also shows how fast the group reads and how long it needs to
+    catch up. It continues when no broker answers for a while. With --watch
+    --json, every refresh is one JSON object on one line.
 
-    A - means that the group has not committed there yet, that the topic was
-    deleted, or that the partition is offline. A total of 12+ means at least
-    12: it leaves out such partitions.
+    A - means that the group has not committed in this partition yet, that
+    the topic was deleted, or that the partition is offline. A total of 12+
+    means at least 12: such partitions are not included.
 
     Examples:
 
@@ -228,7 +248,7 @@ def lag(
     $ tidelog group lag --json | jq '[.[].lag] | add'
     """
     with ExitStack() as stack:
-        query = LagQuery(stack, connect(bootstrap, client), names_from(groups, escaped), topic)
+        query = LagQuery(stack, connect(bootstrap, client), parse_group_names(groups, escaped), topic)
         if watch:
             watch_lag(query, interval_s, json, bootstrap)
             return
@@ -254,7 +274,7 @@ for command in (reset_offsets, copy_offsets, delete, delete_offsets):
 
 
 class LagQuery:
-    """Measures the lag of the named groups at each call; if no groups are named, of all that exist at that time."""
+    """Measures lag at each call: that of the named groups, or if none is named, that of all groups that exist then."""
 
     def __init__(
         self, stack: ExitStack, connection: ConnectionOptions, groups: Sequence[str], topic: str | None
@@ -265,7 +285,8 @@ class LagQuery:
         self.ages = Ages(self.client)
         self.topic = topic
         self.offline: dict[str, list[int]] = {}
-        """Offline partitions that the last call could not read; topics that cannot affect its result are left out."""
+        """Offline partitions that the last call could not read, by topic. Only topics that can affect its result are
+        included."""
         self.problems: list[str] = []
         """Other failures of the last call, as text."""
         self.failures: dict[str, CommandError] = {}
@@ -275,16 +296,17 @@ class LagQuery:
         self.groups: list[str] | None = None
         """The named groups that existed at the start; None for all groups."""
         if groups:
-            chosen = choose(self.client, groups)
-            self.unknown_groups = chosen.failures
-            self.groups = [group.group_id for group in chosen.listed]
+            requested = find_groups(self.client, groups)
+            self.unknown_groups = requested.failures
+            self.groups = [group.group_id for group in requested.listed]
             if not self.groups:
-                raise_together(chosen.failures.values())
+                raise_together(requested.failures.values())
         self.last_call_failed = False
 
     def __call__(self) -> list[Lag]:
         if self.last_call_failed:
-            reach(self.connection.bootstrap)  # fails without retries if nothing listens there
+            # Raises at once if nothing listens there; the client would retry.
+            check_reachable(self.connection.bootstrap)
         self.last_call_failed = True
         groups = list_groups(self.client)
         wanted = [group for group in groups.listed if self.groups is None or group.group_id in self.groups]
@@ -312,13 +334,15 @@ class LagQuery:
 def total_json(total: Total) -> dict[str, Any]:
     """Return the total as JSON fields. `lag` is null if no partition's lag is known.
 
-    `partitions_without_lag` counts the partitions that `lag` leaves out.
+    `partitions_without_lag` is the number of partitions that are not included in `lag`.
     """
     return {"lag": total.records, "partitions_without_lag": total.unknown}
 
 
 def group_json(listed: "ListedGroup", group: "Group | None", problem: str) -> dict[str, Any]:
-    """Return the group as JSON. `members` and `coordinator` are null if it cannot be described; `problem` says why."""
+    """Return the group as JSON. If it cannot be described, `members` and `coordinator` are null, and `problem` says
+    why.
+    """
     return {
         "group": listed.group_id,
         "state": state_text(group.state if group else listed.state),
@@ -332,7 +356,9 @@ def group_json(listed: "ListedGroup", group: "Group | None", problem: str) -> di
 
 
 def members_json(group: "Group") -> list[dict[str, Any]]:
-    """Return the members as JSON. `partitions` is null if they are not known; `problem` says why."""
+    """Return the members as JSON. If a member's partitions are not known, `partitions` is null, and `problem` says
+    why.
+    """
     return [
         {
             "member": member.member_id,

@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidelog.cli import cluster
-from tidelog.cli.cluster import Offsets
+from tidelog.cli.cluster import Offsets, TopicAndPartition
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, client_error, connect
 from tidelog.cli.errors import CommandError, UsageError, raise_together
-from tidelog.cli.groups import choose, describe_one, group_error, list_groups, members_text, names_from, the_group
-from tidelog.cli.lag import commits
+from tidelog.cli.groups import (
+    describe_one,
+    find_group,
+    find_groups,
+    group_error,
+    list_groups,
+    members_text,
+    parse_group_names,
+)
+from tidelog.cli.lag import read_commits
 from tidelog.cli.offline import partitions_text
 from tidelog.cli.offset_plan import (
     OffsetChange,
-    Place,
-    left_out,
-    moves_json,
-    moves_table,
+    changes_json,
+    changes_table,
+    omitted_partitions,
     plan,
     read_offsets,
     topics_and_partitions,
@@ -34,7 +41,11 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
 Topics = Annotated[
     list[str],
     typer.Option(
-        "--topic", "-t", metavar="TOPIC[:PARTITIONS]", show_default=False, help="orders, or orders:0,3-5; repeatable."
+        "--topic",
+        "-t",
+        metavar="TOPIC[:PARTITIONS]",
+        show_default=False,
+        help="Only these, e.g. orders:0,3-5; repeatable.",
     ),
 ]
 Execute = Annotated[bool, typer.Option("--execute", help="Make the changes; without this, only show them.")]
@@ -49,23 +60,23 @@ TARGETS = "--to-earliest, --to-latest, --to-datetime, --to-offset, --shift-by or
 def reset_offsets(
     group: Group,
     topic: Topics = [],  # noqa: B006 - typer copies it
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record in the log.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end: read only new records.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Set to the first record in the log.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Set to the end: read only new records.")] = False,
     to_datetime: Annotated[
         str | None,
         typer.Option(
-            "--to-datetime", metavar="WHEN", help='To the first record since then: "1 hour ago", 2026-03-01T12:00 ...'
+            "--to-datetime", metavar="TIME", help='Set to the first record since "1 hour ago", 2026-03-01T12:00 ...'
         ),
     ] = None,
     to_offset: Annotated[
-        int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="To this offset in each partition.")
+        int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="Set to this offset in each partition.")
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="N offsets forward, or back with -N.")
+        int | None, typer.Option("--shift-by", metavar="N", help="Shift N offsets forward; -N: back.")
     ] = None,
     from_file: Annotated[
         str | None,
-        typer.Option("--from-file", metavar="FILE", help="To offsets in a CSV or JSON file, by partition."),
+        typer.Option("--from-file", metavar="FILE", help="Set to the offsets in a CSV or JSON file."),
     ] = None,
     execute: Execute = False,
     escaped: Escaped = False,
@@ -75,12 +86,12 @@ def reset_offsets(
 ) -> None:
     """Set the committed offsets of a group: where it continues to read.
 
-    Shows what would change; --execute does it. Without --topic, it sets the
-    partitions in which the group has committed, and names the others of the
-    same topics. The group must have no members: they would continue from
-    their own positions, and commit those.
+    Shows the changes; with --execute, also makes them. Without --topic, only
+    partitions in which the group has committed are changed, and the other
+    partitions of the same topics are named. The group must have no members,
+    because members would overwrite the new offsets with their own positions.
 
-    An offset outside the log is replaced by the nearest one in it.
+    An offset outside the log is replaced by the nearest offset in the log.
 
     A FILE has lines "topic,partition,offset", or is JSON as --json prints it.
 
@@ -90,7 +101,7 @@ def reset_offsets(
     $ tidelog group reset-offsets billing --topic orders:0,3-5 --to-datetime "1 hour ago" --execute
     $ tidelog group reset-offsets billing --shift-by -100 --execute
     """
-    (group,) = names_from([group], escaped)
+    (group,) = parse_group_names([group], escaped)
     target = ResetTarget(to_earliest, to_latest, to_datetime, to_offset, shift_by, from_file)
     target.check()
     wanted = topics_and_partitions(topic)
@@ -104,7 +115,7 @@ def reset(
     group: str,
     target: "ResetTarget",
     wanted: Mapping[str, list[int] | None],
-    file_offsets: Mapping[Place, int] | None,
+    file_offsets: Mapping[TopicAndPartition, int] | None,
     *,
     execute: bool,
     json: bool,
@@ -116,19 +127,22 @@ def reset(
     """
     is_new = group not in group_names(client)
     if is_new and not wanted and file_offsets is None:
-        the_group(client, group)  # raises: no such group
+        find_group(client, group)  # raises: no such group
     committed = {} if is_new else committed_offsets(client, group)
-    places = partitions_to_reset(client, group, wanted, file_offsets, committed)
-    logs = log_ends(client, places)
-    moves = plan(places, target.offsets(client, places, committed, logs, file_offsets), committed, logs)
-    omitted = [] if wanted or file_offsets is not None else left_out(places, partitions_of(client, places))
-    carry_out(client, group, moves, omitted, is_new=is_new, execute=execute, json=json)
+    partitions = partitions_to_reset(client, group, wanted, file_offsets, committed)
+    logs = log_ends(client, partitions)
+    changes = plan(partitions, target.offsets(client, partitions, committed, logs, file_offsets), committed, logs)
+    omitted = (
+        [] if wanted or file_offsets is not None else omitted_partitions(partitions, partitions_of(client, partitions))
+    )
+    apply_plan(client, group, changes, omitted, is_new=is_new, execute=execute, json=json)
     if omitted and not json:
-        # --shift-by needs a committed offset. The remedy names every topic, because --topic leaves out all others.
-        topics = " ".join(f"--topic {name}" for name in dict.fromkeys(name for name, _ in places))
+        # --shift-by cannot be the remedy, because it needs a committed offset. The remedy names every topic, because
+        # --topic excludes all other topics.
+        topics = " ".join(f"--topic {name}" for name in dict.fromkeys(name for name, _ in partitions))
         is_shift = target.shift is not None
         remedy = "set them with --topic, and another target than --shift-by" if is_shift else f"add {topics}"
-        tell_left_out(omitted, group, remedy if is_shift else f"{remedy} to set them, too")
+        report_omitted_partitions(omitted, group, remedy if is_shift else f"{remedy} to set them, too")
 
 
 def copy_offsets(
@@ -143,36 +157,38 @@ def copy_offsets(
 ) -> None:
     """Copy the committed offsets of a group to another group.
 
-    Shows what would change; --execute does it. FROM may have members that
-    read meanwhile. TO must have no members, and need not exist yet. TO keeps
-    its offsets in other partitions.
+    Shows the changes; with --execute, also makes them. FROM may have active
+    members. TO must have no members; it is created if it does not exist. Its
+    offsets in other partitions are not changed.
 
     Examples:
 
     $ tidelog group copy-offsets billing billing-v2
     $ tidelog group copy-offsets billing billing-v2 --topic orders --execute
     """
-    source, group = names_from([source, group], escaped)
+    source, group = parse_group_names([source, group], escaped)
     if source == group:
         raise UsageError("FROM and TO are the same group")
     wanted = topics_and_partitions(topic)
     with connect(bootstrap, client).open() as cluster_client:
-        the_group(cluster_client, source)
+        find_group(cluster_client, source)
         source_offsets = committed_offsets(cluster_client, source)
         is_new = group not in group_names(cluster_client)
         committed = {} if is_new else committed_offsets(cluster_client, group)
-        places = [place for place in sorted(source_offsets) if not wanted or _is_wanted(place, wanted)]
-        if not places:
+        partitions = [tp for tp in sorted(source_offsets) if not wanted or _is_wanted(tp, wanted)]
+        if not partitions:
             raise CommandError(
                 f"group {name_text(source)} has no committed offsets" + (" in these topics" if wanted else "")
             )
-        logs = log_ends(cluster_client, places)
-        existing = partitions_of(cluster_client, [*places, *((name, 0) for name in wanted)])
-        omitted = [place for place in left_out(places, existing) if not wanted or _is_wanted(place, wanted)]
-        moves = plan(places, source_offsets, committed, logs)
-        carry_out(cluster_client, group, moves, omitted, is_new=is_new, execute=execute, json=json)
+        logs = log_ends(cluster_client, partitions)
+        existing = partitions_of(cluster_client, [*partitions, *((name, 0) for name in wanted)])
+        omitted = [tp for tp in omitted_partitions(partitions, existing) if not wanted or _is_wanted(tp, wanted)]
+        changes = plan(partitions, source_offsets, committed, logs)
+        apply_plan(cluster_client, group, changes, omitted, is_new=is_new, execute=execute, json=json)
     if omitted and not json:
-        tell_left_out(omitted, source, f"set them with tidelog group reset-offsets {name_text(group)} --topic TOPIC")
+        report_omitted_partitions(
+            omitted, source, f"set them with tidelog group reset-offsets {name_text(group)} --topic TOPIC"
+        )
 
 
 def delete(
@@ -185,9 +201,9 @@ def delete(
 ) -> None:
     """Delete groups and their committed offsets.
 
-    A group must have no members. A new group of the same name begins where
-    its consumers' auto.offset.reset says. If some groups cannot be deleted,
-    they are named, and the others are deleted.
+    A group must have no members. If a consumer later uses the same name, it
+    begins where its setting auto.offset.reset says. If some groups cannot be
+    deleted, they are reported, and all others are deleted.
 
     Examples:
 
@@ -195,10 +211,10 @@ def delete(
     $ tidelog group delete billing-v1 billing-v2 --yes
     """
     with connect(bootstrap, client).open() as cluster_client:
-        chosen = choose(cluster_client, names_from(groups, escaped))
-        failures = dict(chosen.failures)
+        requested = find_groups(cluster_client, parse_group_names(groups, escaped))
+        failures = dict(requested.failures)
         names = []
-        for group in chosen.listed:
+        for group in requested.listed:
             name = group.group_id
             try:
                 check_no_members(cluster_client, name, "delete it")
@@ -234,8 +250,8 @@ def delete_offsets(
 ) -> None:
     """Delete a group's committed offsets in a topic.
 
-    The group may have members, if none of them reads the topic. Without a
-    committed offset, a partition has no lag.
+    The group may have members, but none that reads the topic. A partition
+    without a committed offset has no lag.
 
     Examples:
 
@@ -244,26 +260,27 @@ def delete_offsets(
     """
     wanted = topics_and_partitions(topic)
     if not wanted:
-        raise UsageError("say which topic: --topic orders, or --topic orders:0,3-5")
-    (group,) = names_from([group], escaped)
-    shown = name_text(group)
+        raise UsageError("no topic is named: add --topic TOPIC; examples: --topic orders, --topic orders:0,3-5")
+    (group,) = parse_group_names([group], escaped)
+    group_text = name_text(group)
     with connect(bootstrap, client).open() as cluster_client:
-        the_group(cluster_client, group)
-        places = sorted(place for place in committed_offsets(cluster_client, group) if _is_wanted(place, wanted))
-        if not places:
+        find_group(cluster_client, group)
+        partitions = sorted(tp for tp in committed_offsets(cluster_client, group) if _is_wanted(tp, wanted))
+        if not partitions:
             raise CommandError(
-                f"group {shown} has no committed offsets there (tidelog group lag {shown} shows where it has)"
+                f"group {group_text} has no committed offsets in these partitions;"
+                f" tidelog group lag {group_text} shows where it has"
             )
-        confirm(f"Delete {counted(len(places), 'committed offset')} of group {shown}?", yes)
-        being_read = remove(cluster_client, group, places)
-        if being_read:
-            topics = ", ".join(sorted({topic for topic, _ in being_read}))
+        confirm(f"Delete {counted(len(partitions), 'committed offset')} of group {group_text}?", yes)
+        partitions_in_use = delete_committed(cluster_client, group, partitions)
+        if partitions_in_use:
+            topics = ", ".join(sorted({topic for topic, _ in partitions_in_use}))
             members = members_text(describe_one(cluster_client, group))
-            raise CommandError(f"members of group {shown} read {topics}: {members}; stop them first")
+            raise CommandError(f"members of group {group_text} read {topics}: {members}; stop them first")
     if json:
-        print_json([{"group": group, "topic": name, "partition": partition} for name, partition in places])
+        print_json([{"group": group, "topic": name, "partition": partition} for name, partition in partitions])
     else:
-        print(f"Deleted {counted(len(places), 'committed offset')} of group {shown}.")
+        print(f"Deleted {counted(len(partitions), 'committed offset')} of group {group_text}.")
 
 
 class ResetTarget:
@@ -285,73 +302,79 @@ class ResetTarget:
         """Raise UsageError unless exactly one option was used."""
         with_values = (self._when, self._offset, self.shift, self._file)
         if self._earliest + self._latest + sum(value is not None for value in with_values) != 1:
-            raise UsageError(f"exactly one target is needed: {TARGETS}")
+            raise UsageError(f"exactly one target must be given: {TARGETS}")
 
     def offsets(
         self,
         client: "Client",
-        places: Sequence[Place],
-        committed: Mapping[Place, int],
-        logs: Mapping[Place, Offsets],
-        file_offsets: Mapping[Place, int] | None,
-    ) -> Mapping[Place, int]:
-        """Return the new offset of each partition in `places`, which may lie outside the log.
+        partitions: Sequence[TopicAndPartition],
+        committed: Mapping[TopicAndPartition, int],
+        logs: Mapping[TopicAndPartition, Offsets],
+        file_offsets: Mapping[TopicAndPartition, int] | None,
+    ) -> Mapping[TopicAndPartition, int]:
+        """Return the new offset of each partition, which may be outside the log.
 
-        Raises CommandError if --shift-by has no committed offset to start from.
+        Raises CommandError if a partition has no committed offset, which --shift-by needs.
         """
         if file_offsets is not None:
             return file_offsets
         if self._earliest:
-            return {place: logs[place].earliest for place in places}
+            return {tp: logs[tp].earliest for tp in partitions}
         if self._latest:
-            return {place: logs[place].latest for place in places}
+            return {tp: logs[tp].latest for tp in partitions}
         if self._offset is not None:
-            return dict.fromkeys(places, self._offset)
+            return dict.fromkeys(partitions, self._offset)
         if self.shift is not None:
-            missing = [f"{topic}-{partition}" for topic, partition in places if (topic, partition) not in committed]
+            missing = [f"{topic}-{partition}" for topic, partition in partitions if (topic, partition) not in committed]
             if missing:
                 raise CommandError(
                     f"--shift-by needs a committed offset: none is committed in {', '.join(missing[:5])}"
                 )
-            return {place: max(committed[place] + self.shift, 0) for place in places}
+            return {tp: max(committed[tp] + self.shift, 0) for tp in partitions}
         assert self._when is not None
-        return offsets_at_time(client, places, self._when, logs)
+        return offsets_at_time(client, partitions, self._when, logs)
 
 
 def offsets_at_time(
-    client: "Client", places: Sequence[Place], when: str, logs: Mapping[Place, Offsets]
-) -> dict[Place, int]:
-    """Return the offset of the first record whose timestamp is not before `when`; the log's end if there is none."""
+    client: "Client", partitions: Sequence[TopicAndPartition], when: str, logs: Mapping[TopicAndPartition, Offsets]
+) -> dict[TopicAndPartition, int]:
+    """Return, for each partition, the offset of the first record whose timestamp is not before `when`.
+
+    It is the log's end if there is no such record. Raises UsageError if `when` is not a time.
+    """
     try:
         timestamp_ms = parse_time_ms(when, datetime.now())
     except NotATimeError as error:
         raise UsageError(f"--to-datetime: {error}") from error
-    listed = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, timestamp_ms)))
-    return {place: listed[place] if listed[place] >= 0 else logs[place].latest for place in places}
+    listed = cluster.offsets_or_raise(cluster.list_offsets(client, dict.fromkeys(partitions, timestamp_ms)))
+    return {tp: listed[tp] if listed[tp] >= 0 else logs[tp].latest for tp in partitions}
 
 
 def partitions_to_reset(
     client: "Client",
     group: str,
     wanted: Mapping[str, list[int] | None],
-    file_offsets: Mapping[Place, int] | None,
-    committed: Mapping[Place, int],
-) -> list[Place]:
-    """Return the partitions to set, sorted: those in the file, or in `wanted`, or in which the group has committed.
+    file_offsets: Mapping[TopicAndPartition, int] | None,
+    committed: Mapping[TopicAndPartition, int],
+) -> list[TopicAndPartition]:
+    """Return the partitions to set, sorted.
 
-    `wanted` also restricts the partitions of the file. Raises CommandError for a topic or partition that does not
-    exist, and if there is nothing to set.
+    With a file, these are its partitions, only those in `wanted` if this is not empty. Otherwise they are the
+    partitions in `wanted`, or if this is empty, the partitions in which the group has committed. Raises CommandError if
+    a topic or partition in `wanted` does not exist, and if there is nothing to set.
     """
     if file_offsets is not None:
-        in_file = sorted(place for place in file_offsets if not wanted or _is_wanted(place, wanted))
+        in_file = sorted(tp for tp in file_offsets if not wanted or _is_wanted(tp, wanted))
         if not in_file:
-            raise CommandError(f"the file has no offsets for {', '.join(wanted)}: leave out --topic, or name others")
+            raise CommandError(
+                f"the file has no offsets for {', '.join(wanted)}: leave out --topic, or name other topics"
+            )
         return in_file
     if not wanted:
         if not committed:
-            raise CommandError(f"group {name_text(group)} has no committed offsets: say with --topic where to set them")
+            raise CommandError(f"group {name_text(group)} has no committed offsets: name the topics with --topic")
         return sorted(committed)
-    places = []
+    partitions = []
     for topic in cluster.describe(client, list(wanted)):
         existing = [part.partition for part in topic.partitions]
         numbers = wanted[topic.name]
@@ -360,17 +383,17 @@ def partitions_to_reset(
             raise CommandError(
                 f"topic {topic.name} has {counted(len(existing), 'partition')}: there is no partition {unknown[0]}"
             )
-        places += [(topic.name, number) for number in (existing if numbers is None else numbers)]
-    return sorted(places)
+        partitions += [(topic.name, number) for number in (existing if numbers is None else numbers)]
+    return sorted(partitions)
 
 
-def _is_wanted(place: Place, wanted: Mapping[str, list[int] | None]) -> bool:
-    topic, partition = place
+def _is_wanted(tp: TopicAndPartition, wanted: Mapping[str, list[int] | None]) -> bool:
+    topic, partition = tp
     numbers = wanted.get(topic, [])
     return numbers is None or partition in numbers
 
 
-def log_ends(client: "Client", places: Sequence[Place]) -> dict[Place, Offsets]:
+def log_ends(client: "Client", partitions: Sequence[TopicAndPartition]) -> dict[TopicAndPartition, Offsets]:
     """Return the earliest and the latest offset of each partition.
 
     Raises CommandError for a topic or partition that does not exist, or whose offsets cannot be read.
@@ -378,24 +401,24 @@ def log_ends(client: "Client", places: Sequence[Place]) -> dict[Place, Offsets]:
     from tidelog.client.operations import EARLIEST, LATEST
 
     topics = {
-        topic.name: topic for topic in cluster.describe(client, list(dict.fromkeys(topic for topic, _ in places)))
+        topic.name: topic for topic in cluster.describe(client, list(dict.fromkeys(topic for topic, _ in partitions)))
     }
-    for topic, partition in places:
+    for topic, partition in partitions:
         count = len(topics[topic].partitions)
         if partition >= count:
             raise CommandError(f"topic {topic} has {counted(count, 'partition')}: there is no partition {partition}")
-    earliest = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, EARLIEST)))
-    latest = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, LATEST)))
-    return {place: Offsets(earliest[place], latest[place]) for place in places}
+    earliest = cluster.offsets_or_raise(cluster.list_offsets(client, dict.fromkeys(partitions, EARLIEST)))
+    latest = cluster.offsets_or_raise(cluster.list_offsets(client, dict.fromkeys(partitions, LATEST)))
+    return {tp: Offsets(earliest[tp], latest[tp]) for tp in partitions}
 
 
-def partitions_of(client: "Client", places: Iterable[Place]) -> list[Place]:
-    """Return every partition of the topics that occur in `places`."""
-    topics = cluster.describe(client, list(dict.fromkeys(topic for topic, _ in places)))
+def partitions_of(client: "Client", partitions: Iterable[TopicAndPartition]) -> list[TopicAndPartition]:
+    """Return every partition of the topics that occur in `partitions`."""
+    topics = cluster.describe(client, list(dict.fromkeys(topic for topic, _ in partitions)))
     return [(topic.name, part.partition) for topic in topics for part in topic.partitions]
 
 
-def tell_left_out(omitted: Sequence[Place], group: str, remedy: str) -> None:
+def report_omitted_partitions(omitted: Sequence[TopicAndPartition], group: str, remedy: str) -> None:
     """Print on stderr which partitions a plan leaves out because the group has not committed in them."""
     by_topic: dict[str, list[int]] = {}
     for topic, partition in omitted:
@@ -411,12 +434,12 @@ def group_names(client: "Client") -> list[str]:
     return [group.group_id for group in list_groups(client).listed]
 
 
-def committed_offsets(client: "Client", group: str) -> dict[Place, int]:
+def committed_offsets(client: "Client", group: str) -> dict[TopicAndPartition, int]:
     """Return the committed offsets of the group, by partition.
 
     Raises CommandError if one of them cannot be read, because a plan must not leave out a partition.
     """
-    result = commits(client, [group])
+    result = read_commits(client, [group])
     for failure in result.failures.values():
         raise failure
     for reason in result.unknown.values():
@@ -434,11 +457,11 @@ def check_no_members(client: "Client", group: str, remedy: str) -> None:
         )
 
 
-def carry_out(
+def apply_plan(
     client: "Client",
     group: str,
-    moves: Sequence[OffsetChange],
-    omitted: Sequence[Place],
+    changes: Sequence[OffsetChange],
+    omitted: Sequence[TopicAndPartition],
     *,
     is_new: bool,
     execute: bool,
@@ -451,29 +474,30 @@ def carry_out(
     if not is_new:
         check_no_members(client, group, "set its offsets")
     if execute:
-        commit(client, group, moves)
+        commit(client, group, changes)
     if json:
         left_out_json = [{"topic": topic, "partition": partition} for topic, partition in omitted]
-        print_json({"group": group, "executed": execute, "offsets": moves_json(moves), "left_out": left_out_json})
+        print_json({"group": group, "executed": execute, "offsets": changes_json(changes), "left_out": left_out_json})
         return
-    print_table(moves_table(moves))
+    print_table(changes_table(changes))
     sys.stdout.flush()
     if execute:
-        print(f"Set {counted(len(moves), 'offset')} of group {name_text(group)}.", file=sys.stderr)
+        verb = "is" if len(changes) == 1 else "are"
+        print(f"{counted(len(changes), 'offset')} of group {name_text(group)} {verb} now set.", file=sys.stderr)
     else:
-        note = f" There is no group {name_text(group)} yet: it will be created." if is_new else ""
-        print(f"Nothing was changed: --execute does it.{note}", file=sys.stderr)
+        note = f" There is no group {name_text(group)} yet; --execute also creates it." if is_new else ""
+        print(f"Nothing was changed. To make these changes, add --execute.{note}", file=sys.stderr)
 
 
-def commit(client: "Client", group: str, moves: Iterable[OffsetChange]) -> None:
+def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> None:
     """Commit the new offsets. Raises CommandError for the first partition that fails; others may be committed."""
     from tidelog.model.ids import TopicPartition
 
-    offsets = {TopicPartition(move.topic, move.partition): move.after for move in moves}
-    for place, result in client.commit(group, offsets).items():
+    offsets = {TopicPartition(change.topic, change.partition): change.after for change in changes}
+    for tp, result in client.commit(group, offsets).items():
         if isinstance(result, Exception):
             raise CommandError(
-                f"{client_error(result, f'group {name_text(group)}, {place}')}; offsets of other partitions may be set"
+                f"{client_error(result, f'group {name_text(group)}, {tp}')}; offsets of other partitions may be set"
             )
 
 
@@ -482,29 +506,30 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("stdin is not a terminal, so nobody can confirm this: add --yes to delete")
+        raise UsageError("the deletion cannot be confirmed, because stdin is not a terminal: add --yes to delete")
     typer.confirm(question, abort=True)
 
 
-def remove(client: "Client", group: str, places: Sequence[Place]) -> list[Place]:
-    """Delete the committed offsets of these partitions. Return the partitions that are not deleted: members read them.
+def delete_committed(client: "Client", group: str, partitions: Sequence[TopicAndPartition]) -> list[TopicAndPartition]:
+    """Delete the committed offsets of these partitions, and return the partitions where this is impossible because
+    members read them.
 
-    Raises CommandError for any other failure; some offsets may be deleted then.
+    Raises CommandError for any other failure. Some offsets may have been deleted before it.
     """
     from tidelog.client.error_codes import error_name
     from tidelog.model.ids import TopicPartition
     from tidelog.wire.errors import ErrorCode, InvalidGroupId
 
     try:
-        codes = client.delete_offsets(group, [TopicPartition(*place) for place in places])
+        codes = client.delete_offsets(group, [TopicPartition(*tp) for tp in partitions])
     except InvalidGroupId as error:
         raise CommandError(
             f"single offsets of group {name_text(group)} cannot be deleted (INVALID_GROUP_ID); tidelog group delete"
             " deletes the group with all its offsets"
         ) from error
-    for place, code in codes.items():
+    for tp, code in codes.items():
         if code not in (ErrorCode.NONE, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
             raise CommandError(
-                f"group {name_text(group)}, {place}: {error_name(code)}; offsets of other partitions may be deleted"
+                f"group {name_text(group)}, {tp}: {error_name(code)}; offsets of other partitions may be deleted"
             )
-    return [(place.topic, place.partition) for place, code in codes.items() if code]
+    return [(tp.topic, tp.partition) for tp, code in codes.items() if code]

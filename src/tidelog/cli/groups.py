@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.cli.connection import client_error, joined
+from tidelog.cli.connection import address_text, client_error
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.offline import coordinator_failure
-from tidelog.cli.tables import name_text, ranges, unescaped
+from tidelog.cli.tables import name_text, ranges, unescape
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tidelog.client.groups import Group, ListedGroup, Member
 
 MEMBERS_SHOWN = 5
-"""Upper bound on the members in a line of text."""
+"""Upper bound on the members that a line of text lists."""
 DESCRIBABLE_TYPES = ("", "classic", "consumer")
-"""Types of groups whose members can be requested; "" if the broker's version does not report types."""
+"""Types of groups whose members can be requested. "" is used if the broker's version does not report types."""
 
 
 class ListedGroups(NamedTuple):
@@ -27,35 +27,36 @@ class ListedGroups(NamedTuple):
     problems: list[str]
 
 
-class ChosenGroups(NamedTuple):
-    """The wanted groups in the order of the request, and errors for the ones that do not exist."""
+class RequestedGroups(NamedTuple):
+    """The requested groups in the order of the request, and errors for those that do not exist."""
 
     listed: "list[ListedGroup]"
     failures: dict[str, CommandError]
 
 
 class DescribedGroups(NamedTuple):
-    """Groups by name, and errors for the ones that could not be described."""
+    """Groups by name, and errors for the groups that could not be described."""
 
     groups: "dict[str, Group]"
     failures: dict[str, CommandError]
     vanished: list[str]
-    """Groups that were listed, but did not exist any more when they were described; they are in `failures`, too."""
+    """Groups that were deleted after they had been listed. They are also in `failures`."""
 
 
 def list_groups(client: "Client") -> ListedGroups:
     answer = client.list_groups()
     problems = [
-        f"broker {joined(*address)} did not list its groups, so they are not shown: {failure}"
+        f"broker {address_text(*address)} did not list its groups, so they are not shown: {failure}"
         for address, failure in answer.failures.items()
     ]
     return ListedGroups(answer.groups, problems)
 
 
-def choose(client: "Client", wanted: Sequence[str]) -> ChosenGroups:
+def find_groups(client: "Client", wanted: Sequence[str]) -> RequestedGroups:
     """Return the wanted groups without duplicates. The error for an unknown name suggests the most similar group.
 
-    The groups are looked up in the list of all groups: asking for a coordinator could fail while no group exists yet.
+    The groups are searched in the list of all groups. A request for a group's coordinator could fail while no group
+    exists yet.
     """
     groups = list_groups(client)
     by_name = {group.group_id: group for group in groups.listed}
@@ -66,7 +67,7 @@ def choose(client: "Client", wanted: Sequence[str]) -> ChosenGroups:
             listed.append(by_name[name])
         else:
             failures[name] = _unknown_group_error(client, name, list(by_name), groups.problems)
-    return ChosenGroups(listed, failures)
+    return RequestedGroups(listed, failures)
 
 
 def _unknown_group_error(client: "Client", name: str, existing: list[str], problems: list[str]) -> CommandError:
@@ -79,12 +80,12 @@ def _unknown_group_error(client: "Client", name: str, existing: list[str], probl
     return CommandError("; ".join([f"no such group: {name_text(name)}", remedy, *problems]))
 
 
-def the_group(client: "Client", name: str) -> "ListedGroup":
+def find_group(client: "Client", name: str) -> "ListedGroup":
     """Return the group with this name. Raises CommandError if it does not exist."""
-    chosen = choose(client, [name])
-    for failure in chosen.failures.values():
+    requested = find_groups(client, [name])
+    for failure in requested.failures.values():
         raise failure
-    return chosen.listed[0]
+    return requested.listed[0]
 
 
 def describe_groups(client: "Client", listed: "Sequence[ListedGroup]") -> DescribedGroups:
@@ -111,7 +112,7 @@ def describe_groups(client: "Client", listed: "Sequence[ListedGroup]") -> Descri
 
 def describe_one(client: "Client", name: str) -> "Group":
     """Return state and members of the group. Raises CommandError if it does not exist or cannot be described."""
-    described = describe_groups(client, [the_group(client, name)])
+    described = describe_groups(client, [find_group(client, name)])
     for failure in described.failures.values():
         raise failure
     return described.groups[name]
@@ -130,7 +131,7 @@ def foreign_protocol_type(protocol_type: str) -> str:
 
 
 def group_problem(group: "Group") -> str:
-    """Return in a few words what is not known of the group's members; empty if everything is known."""
+    """Return a short text that says what is not known about the group's members; empty if everything is known."""
     if protocol_type := foreign_protocol_type(group.protocol_type):
         return f"protocol type {protocol_type}"
     undecoded = sum(bool(member.problem) for member in group.members)
@@ -159,7 +160,7 @@ def host_text(member: "Member") -> str:
 
 
 def partitions_text(member: "Member") -> str:
-    """Return the member's partitions by topic: orders 0-3,7; payments 1. A question mark if they are not known."""
+    """Return the member's partitions by topic, for example `orders 0-3,7; payments 1`; `?` if they are not known."""
     if member.problem:
         return "?"
     by_topic: dict[str, list[int]] = {}
@@ -175,7 +176,7 @@ def members_text(group: "Group") -> str:
     return shown + (f" and {len(names) - MEMBERS_SHOWN} more" if len(names) > MEMBERS_SHOWN else "")
 
 
-def names_from(arguments: Sequence[str], escaped: bool) -> list[str]:
+def parse_group_names(arguments: Sequence[str], escaped: bool) -> list[str]:
     """Return the names of the groups from the command line.
 
     With `escaped`, the arguments are names as tables show them. Raises UsageError for an invalid escape.
@@ -183,6 +184,6 @@ def names_from(arguments: Sequence[str], escaped: bool) -> list[str]:
     if not escaped:
         return list(arguments)
     try:
-        return [unescaped(argument) for argument in arguments]
+        return [unescape(argument) for argument in arguments]
     except ValueError as error:
         raise UsageError(str(error)) from None

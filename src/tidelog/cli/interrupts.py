@@ -15,7 +15,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """The ending signals that the process received. A call returns whether there was one."""
+    """The signals that should end the program and were received. Calling the object returns whether there was one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -23,12 +23,12 @@ class Interrupts:
         self.termination_signal: int | None = None
         """SIGTERM or SIGHUP, whichever came last; None if only SIGINT came."""
         self.raises_at_once = False
-        """Whether a signal raises KeyboardInterrupt: set while no code of librdkafka runs and a call may block."""
+        """Whether a signal raises KeyboardInterrupt. True during a call that may block and does not run librdkafka."""
 
     def __call__(self) -> bool:
         return self.count > 0
 
-    def during(self, call: Callable[[], T]) -> T:
+    def call_interruptibly(self, call: Callable[[], T]) -> T:
         """Return the result of `call`, which must not use librdkafka.
 
         Raises KeyboardInterrupt if a signal arrives during the call or has arrived before.
@@ -43,11 +43,11 @@ class Interrupts:
 
 
 @contextmanager
-def interrupts_noted(*, second_raises: bool = True) -> Iterator[Interrupts]:
+def record_interrupts(*, second_raises: bool = True) -> Iterator[Interrupts]:
     """Record ending signals in the block instead of raising KeyboardInterrupt.
 
-    With `second_raises`, a second signal raises it nevertheless: the block may be blocked by a reader of its output
-    that stopped reading. SIGTERM and SIGHUP are raised again after the block, and end the program then.
+    With `second_raises`, a second signal raises KeyboardInterrupt, because the block may be stuck: perhaps the reader
+    of its output has stopped reading. SIGTERM and SIGHUP are raised again after the block, and then end the program.
     """
     interrupts = Interrupts()
 
@@ -60,7 +60,7 @@ def interrupts_noted(*, second_raises: bool = True) -> Iterator[Interrupts]:
 
     previous_handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     for number, handler in previous_handlers.items():
-        if handler is not signal.SIG_IGN:  # shells start background jobs with signals ignored: keep that
+        if handler is not signal.SIG_IGN:  # a shell's background job ignores signals: do not change that
             signal.signal(number, record)
     try:
         yield interrupts

@@ -9,7 +9,7 @@ from tidelog.cli.connection import client_error
 from tidelog.cli.errors import CommandError
 from tidelog.cli.groups import group_error, host_text, member_problems
 from tidelog.cli.tables import Column, Table, cell, is_terminal, name_text
-from tidelog.cli.when import span
+from tidelog.cli.when import duration_text
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -24,19 +24,19 @@ NO_LAG = "No group reads a topic or has committed an offset"
 
 
 class Lag(NamedTuple):
-    """The committed offset of one group in one partition, and the log's end that it is compared with."""
+    """The committed offset of one group in one partition, and the end of the partition's log."""
 
     group: str
     topic: str
     partition: int
     committed: int | None
-    """None: the group has not committed there, and will begin where its consumers' `auto.offset.reset` says."""
+    """None if the group has not committed there. It then begins where its consumers' `auto.offset.reset` says."""
     end: int | None
-    """The log's end, exclusive. None: the topic was deleted, or the partition has no leader."""
+    """The log's end, exclusive. None if the topic was deleted, or if the partition has no leader."""
     member: str
-    """Client and host that read the partition; empty if no member does."""
+    """Client and host of the member that reads the partition; empty if no member reads it."""
     start: int = 0
-    """The log's first offset: records that were deleted before the group read them do not count as lag."""
+    """The log's first offset. Records that were deleted before the group read them are not lag."""
     behind_ms: int | None = None
     """Age of the oldest record that is not committed; 0 if every record is committed, None if the age is unknown."""
 
@@ -46,7 +46,7 @@ class Lag(NamedTuple):
 
     @property
     def records(self) -> int | None:
-        """The number of records that the group has yet to read; None if it is unknown."""
+        """The number of records that the group has not read yet; None if it is unknown."""
         if self.committed is None or self.end is None:
             return None
         return max(self.end - max(self.committed, self.start), 0)
@@ -65,13 +65,13 @@ class Lags(NamedTuple):
 def all_lags(
     client: "Client", names: Iterable[str], described: "Mapping[str, Group]", ages: "Ages | None" = None
 ) -> Lags:
-    """Return the lag in every partition of every topic that one of these groups reads or has committed in.
+    """Return the lag of each group in every partition of the topics that it reads or has committed in.
 
     `described` has the groups' members, as far as they are known. `behind_ms` is set only with `ages`.
     """
     from tidelog.client.operations import EARLIEST, LATEST
 
-    committed = commits(client, names)
+    committed = read_commits(client, names)
     problems = [line for group in described.values() for line in member_problems(group)]
     readers = {
         (group.group_id, part.topic, part.partition): f"{member.client_id}@{host_text(member)}"
@@ -82,7 +82,7 @@ def all_lags(
     keys = dict.fromkeys([*committed.offsets, *committed.unknown, *readers])
     topics = cluster.describe_each(client, [*dict.fromkeys(topic for _, topic, _ in keys if topic)], skip_missing=True)
     by_topic = {topic.name: topic.partitions for topic in topics.topics}
-    # Partitions without a commit are included: the group has not read them, and their records are lag.
+    # Partitions without a commit are included, because the group has not read their records.
     keys |= dict.fromkeys((g, t, part.partition) for g, t, _ in list(keys) for part in by_topic.get(t, ()))
     has_leader = {(name, part.partition) for name, parts in by_topic.items() for part in parts if part.leader >= 0}
     wanted = dict.fromkeys((topic, partition) for _, topic, partition in keys if (topic, partition) in has_leader)
@@ -99,9 +99,9 @@ def all_lags(
 
 
 class Ages:
-    """Finds out when the oldest uncommitted record of a partition was written: the first timestamp of its batch.
+    """Fetches the ages of the oldest uncommitted records: the first timestamps of their batches.
 
-    A timestamp is fetched once and cached as long as the committed offset stays the same.
+    A timestamp is fetched once and cached until the committed offset changes.
     """
 
     def __init__(self, client: "Client") -> None:
@@ -128,7 +128,8 @@ class Ages:
                         try:
                             timestamps[oldest] = batch_timestamp_ms(self._client, *oldest)
                         except ClientError:
-                            fetches = FETCHES_MAX  # stop: other brokers may not answer either, and each times out
+                            # Fetch no more: other brokers may not answer either, and each fetch waits for its timeout.
+                            fetches = FETCHES_MAX
                 timestamp_ms = timestamps.get(oldest)
                 behind_ms = None if timestamp_ms is None else max(now_ms - timestamp_ms, 0)
             with_ages.append(lag._replace(behind_ms=behind_ms))
@@ -137,7 +138,7 @@ class Ages:
 
 
 FETCHES_MAX = 500
-"""Upper bound on the fetches of one measurement; ages beyond it are fetched by the next ones."""
+"""Upper bound on the fetches of one measurement. The next measurements fetch the ages that are still missing."""
 
 
 def batch_timestamp_ms(client: "Client", topic: str, partition: int, offset: int) -> int | None:
@@ -151,7 +152,7 @@ def batch_timestamp_ms(client: "Client", topic: str, partition: int, offset: int
     from tidelog.wire.batches import BatchHeader
     from tidelog.wire.errors import ApiError
 
-    # The smallest limits: a broker returns one whole batch in any case (KIP-74).
+    # The smallest limits are enough, because a broker always returns at least one whole batch (KIP-74).
     limits = FetchLimits(max_wait_ms=0, max_bytes=1, partition_max_bytes=1)
     try:
         return BatchHeader(client.fetch(TopicPartition(topic, partition), offset, limits).records).first_timestamp_ms
@@ -169,19 +170,19 @@ class Commits(NamedTuple):
     """Groups that failed as a whole, by name."""
 
 
-def commits(client: "Client", names: Iterable[str]) -> Commits:
-    """Return the committed offsets of these groups, and errors for those that cannot be read."""
+def read_commits(client: "Client", names: Iterable[str]) -> Commits:
+    """Read the committed offsets of these groups. An offset or group that cannot be read has an error in the result."""
     result = Commits({}, {}, {})
     for name, answer in client.committed_offsets([*names]).items():
         if isinstance(answer, Exception):
             result.failures[name] = group_error(answer, name)
             continue
-        for place, offset in answer.items():
+        for tp, offset in answer.items():
             if isinstance(offset, Exception):
-                reason = str(client_error(offset, f"group {name_text(name)}, {place}"))
-                result.unknown[name, place.topic, place.partition] = reason
+                reason = str(client_error(offset, f"group {name_text(name)}, {tp}"))
+                result.unknown[name, tp.topic, tp.partition] = reason
             else:
-                result.offsets[name, place.topic, place.partition] = offset
+                result.offsets[name, tp.topic, tp.partition] = offset
     return result
 
 
@@ -191,12 +192,13 @@ class Total(NamedTuple):
     records: int | None
     """Sum of the known lags, in records; None if no partition's lag is known."""
     unknown: int
-    """Number of partitions missing in the sum: those that had records but have no commit, or have no leader."""
+    """Number of partitions that the sum does not include: they had records but have no commit, or they have no
+    leader."""
     behind_ms: int | None = None
     """Age of the oldest uncommitted record of all partitions; None if no age is known."""
 
     def text(self) -> str:
-        """Return the number; `-` if it is unknown, and with `+` behind it if partitions are missing in the sum."""
+        """Return the sum as text, with `+` after it if partitions are missing in the sum; `-` if it is unknown."""
         if self.records is None:
             return "-"
         return cell(self.records) + "+" * bool(self.unknown)
@@ -205,7 +207,7 @@ class Total(NamedTuple):
 def total(lags: Sequence[Lag]) -> Total:
     unknown = sum(lag.records is None and lag.end != 0 for lag in lags)
     known = [lag.records for lag in lags if lag.records is not None]
-    # The lag of a partition that never had a record (its end is 0) is known: 0, with or without a commit.
+    # The lag of a partition that never had a record (its end is 0) is known to be 0, even without a commit.
     nothing_known = not known and (unknown or not lags)
     ages = [lag.behind_ms for lag in lags if lag.behind_ms is not None]
     return Total(None if nothing_known else sum(known), unknown, max(ages, default=None))
@@ -234,25 +236,28 @@ def lag_table(lags: Sequence[Lag]) -> Table:
     ]
     sum_of_all = total(lags)
     footer = ["all", "", "", "", "", sum_of_all.text(), behind_text(sum_of_all.behind_ms), ""]
-    return Table(columns, rows, footer=footer if len(lags) > 1 else (), row_styles=[urgency(lag) for lag in lags])
+    return Table(columns, rows, footer=footer if len(lags) > 1 else (), row_styles=[row_style(lag) for lag in lags])
 
 
 def behind_text(behind_ms: int | None) -> str:
-    """Return an age: with units at a terminal, in whole seconds otherwise; `-` if it is unknown."""
+    """Return an age as text: with units at a terminal, otherwise in whole seconds; `-` if it is unknown."""
     if behind_ms is None:
         return "-"
     return (
-        span(behind_ms / 1000 if behind_ms < 10_000 else behind_ms // 1000) if is_terminal() else str(behind_ms // 1000)
+        duration_text(behind_ms / 1000 if behind_ms < 10_000 else behind_ms // 1000)
+        if is_terminal()
+        else str(behind_ms // 1000)
     )
 
 
 LATE_MS = 60_000
 VERY_LATE_MS = 600_000
-"""Ages of the oldest uncommitted record from which on a partition's row is yellow, and red."""
+"""If the oldest uncommitted record has this age or more, the partition's row is yellow (LATE_MS) or red
+(VERY_LATE_MS)."""
 
 
-def urgency(lag: Lag) -> str:
-    """Return the colour of a partition's row: green without lag, yellow from LATE_MS on, red from VERY_LATE_MS on."""
+def row_style(lag: Lag) -> str:
+    """Return the colour of a partition's row: green without lag, yellow or red for old records, otherwise none."""
     if lag.records == 0:
         return "green"
     if lag.behind_ms is None or lag.behind_ms < LATE_MS:

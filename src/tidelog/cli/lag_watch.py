@@ -1,4 +1,4 @@
-"""`tidelog group lag --watch`: measure lag repeatedly and show it with rates, within the size of the terminal."""
+"""`tidelog group lag --watch`: measure lag repeatedly, and show it with rates in a table that fits the terminal."""
 
 import sys
 import time
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from tidelog.cli.errors import CommandError
-from tidelog.cli.lag import NO_LAG, GroupPartition, Lag, behind_text, cell_or_dash, lag_json, total, urgency
+from tidelog.cli.lag import NO_LAG, GroupPartition, Lag, behind_text, cell_or_dash, lag_json, row_style, total
 from tidelog.cli.offline import warn_of_hidden_groups
-from tidelog.cli.room import fit, left_out_text, shortened, wrapped
+from tidelog.cli.room import fit, left_out_text, shorten, wrap_lines
 from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_notes, print_table, rich_table
 from tidelog.cli.watching import NoAnswerPeriod, PollResult, polling
-from tidelog.cli.when import iso, span
+from tidelog.cli.when import duration_text, iso_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REDRAW_S = 0.5
 """Interval in which the message "No answer for N seconds" is updated."""
 FIXED_LINES = 6
-"""Lines of a table besides its rows: title, column titles, two rules, the total, and the line of the cursor."""
+"""Number of lines besides the rows: title, column titles, two rules, the total, and the line of the cursor."""
 
 NUMBERS = (
     Column("Partition", True, spare=-1),
@@ -43,18 +43,18 @@ class Progress(NamedTuple):
         if lag == 0:
             return "now"
         gain = self.read_per_s - self.written_per_s
-        return span(lag / gain) if gain > 0 else "never"
+        return duration_text(lag / gain) if gain > 0 else "never"
 
 
 NO_OFFSETS = ("", "")
-"""In place of committed offset and log end, in a row that sums up several partitions."""
+"""Used instead of committed offset and log end in a row for the sum of several partitions."""
 
 
 class Row(NamedTuple):
-    """One partition, or several together."""
+    """A row of the table: one partition, or the sum of several partitions."""
 
     names: tuple[str, str, str]
-    """Group, topic, partition; for several partitions, the first says what they are, and the others are empty."""
+    """Group, topic, partition. For several partitions, the first text describes them, and the others are empty."""
     offsets: tuple[str, str]
     """Committed offset and log end; NO_OFFSETS for several partitions."""
     numbers: tuple[str, str, str, str, str]
@@ -76,9 +76,11 @@ class LagSource(Protocol):
 
 
 def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) -> None:
-    """Measure and show lag until Ctrl-C: a terminal is redrawn in place, a pipe gets a table or JSON line each time.
+    """Measure and show lag until Ctrl-C. At a terminal, a table is redrawn in place; in a pipe, each measurement is
+    printed as a table or a JSON line.
 
-    While no broker answers, a terminal keeps the last figures, with a notice how old they are; a pipe gets nothing new.
+    While no broker answers, a terminal shows the last figures and a notice that says how old they are. Nothing is
+    printed in a pipe.
     """
     view: LagView
     if sys.stdout.isatty() and not json:
@@ -88,11 +90,11 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
     previous: PollResult[LagSnapshot] | None = None
     last_offline: dict[str, list[int]] = {}
     last_problems: list[str] = []
-    with view, polling(lambda: take_snapshot(source), interval_s) as looker:
+    with view, polling(lambda: take_snapshot(source), interval_s) as poller:
         while True:
-            current = looker.next(REDRAW_S)
+            current = poller.next(REDRAW_S)
             if current is not None:
-                # rich moves stderr above the table that is redrawn. A message is repeated only after it changes.
+                # rich prints stderr above the table that is redrawn. A message is printed again only when it changes.
                 if current.value.offline != last_offline:
                     last_offline = current.value.offline
                     warn_of_hidden_groups(last_offline)
@@ -102,7 +104,7 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
                 progress = rates_between(base.value.lags, current.value.lags, current.at_s - base.at_s)
                 previous = current
                 view.show(current.value, progress)
-            view.show_outage(looker.away())
+            view.show_outage(poller.outage())
 
 
 class LagSnapshot(NamedTuple):
@@ -126,8 +128,8 @@ class LagView(Protocol):
     def show(self, snapshot: LagSnapshot, progress: dict[GroupPartition, Progress]) -> None:
         """Show a new measurement."""
 
-    def show_outage(self, away: NoAnswerPeriod | None) -> None:
-        """Show that no broker answers, or for None that one does. Called at least every REDRAW_S seconds."""
+    def show_outage(self, outage: NoAnswerPeriod | None) -> None:
+        """Show the outage; None means that a broker answers. Called at least every REDRAW_S seconds."""
 
 
 class LineView:
@@ -136,7 +138,7 @@ class LineView:
     def __init__(self, bootstrap: str, json: bool) -> None:
         self._bootstrap = bootstrap
         self._json = json
-        self._is_away = False
+        self._outage_reported = False
 
     def __enter__(self) -> Self:
         return self
@@ -145,24 +147,26 @@ class LineView:
         sys.stdout.flush()
 
     def show(self, snapshot: LagSnapshot, progress: dict[GroupPartition, Progress]) -> None:
-        if self._is_away:
-            self._is_away = False
+        if self._outage_reported:
+            self._outage_reported = False
             print(f"{self._bootstrap} answers again.", file=sys.stderr)
         if self._json:
-            measurement = {"time": iso(time.time_ns() // 1_000_000), "lag": [*map(lag_json, snapshot.lags)]}
+            measurement = {"time": iso_time(time.time_ns() // 1_000_000), "lag": [*map(lag_json, snapshot.lags)]}
             print(json_line(measurement), flush=True)
         else:
             print_table(whole_table(snapshot.lags, progress))
             print(flush=True)
 
-    def show_outage(self, away: NoAnswerPeriod | None) -> None:
-        if away is not None and not self._is_away:
-            self._is_away = True
-            print(away.text(self._bootstrap, span(round(time.monotonic() - away.since_s))), file=sys.stderr)
+    def show_outage(self, outage: NoAnswerPeriod | None) -> None:
+        if outage is not None and not self._outage_reported:
+            self._outage_reported = True
+            print(
+                outage.text(self._bootstrap, duration_text(round(time.monotonic() - outage.since_s))), file=sys.stderr
+            )
 
 
 class LiveTableView:
-    """A table that is redrawn in place; above it, while no broker answers, a notice how old the figures are."""
+    """A table that is redrawn in place. While no broker answers, a notice above it says how old the figures are."""
 
     def __init__(self, bootstrap: str) -> None:
         from rich.live import Live
@@ -187,10 +191,10 @@ class LiveTableView:
         self._notice = ""
         self._draw()
 
-    def show_outage(self, away: NoAnswerPeriod | None) -> None:
+    def show_outage(self, outage: NoAnswerPeriod | None) -> None:
         notice = ""
-        if away is not None:
-            text = away.text(self._bootstrap, span(round(time.monotonic() - away.since_s)))
+        if outage is not None:
+            text = outage.text(self._bootstrap, duration_text(round(time.monotonic() - outage.since_s)))
             notice = f"{text} Figures of {self._measured_at}; Ctrl-C stops."
         if notice != self._notice:
             self._notice = notice
@@ -227,7 +231,7 @@ def rates_between(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -
 
 
 def growth(before: int | None, after: int | None) -> int:
-    """Return the difference, or 0 if it is negative: an offset may be reset to a lower one."""
+    """Return the difference; 0 if it is negative, because an offset may be reset to a lower one."""
     return max((after or 0) - (before or 0), 0)
 
 
@@ -238,16 +242,16 @@ def whole_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress]) -
 
 
 def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, height: int) -> Table:
-    """Return a table that takes at most `height` lines when it is drawn `width` cells wide.
+    """Return a table that has at most `height` lines when it is drawn `width` cells wide.
 
-    A group or topic that all rows have in common is in the title, and long names are shortened. If the rows do not
-    fit, the partitions with the least lag are summed up in one row.
+    If all rows have the same group or topic, its name is in the title instead of a column. Long names are shortened.
+    If not all rows fit, one row has the sum of the partitions with the least lag.
     """
     table = table_of_rows(lags, progress, width, height - FIXED_LINES)
     note = left_out_text(table, fit(table, width))
     if not note:
         return table
-    return table_of_rows(lags, progress, width, height - FIXED_LINES - len(wrapped(note, width)))
+    return table_of_rows(lags, progress, width, height - FIXED_LINES - len(wrap_lines(note, width)))
 
 
 def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, rows_max: int) -> Table:
@@ -267,7 +271,7 @@ def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress],
         [*(name for name, in_title in zip(r.names, [*common, ""], strict=True) if not in_title), *r.offsets, *r.numbers]
         for r in rows
     ]
-    # A sum has its name in the first column, even if that is the partition.
+    # The name of a sum is in the first column, even if that is the column of partitions.
     for cells_of_row, source_row in zip(cells, rows, strict=True):
         if source_row.offsets == NO_OFFSETS:
             cells_of_row[0] = source_row.names[0]
@@ -275,14 +279,15 @@ def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress],
         f"{kind} {name_text(str(lags[0].group_partition[index]))}" for index, kind in enumerate(common) if kind
     )
     styles = [source_row.style for source_row in rows[:-1]]
-    title = shortened(title, width)
+    title = shorten(title, width)
     return Table(columns, cells[:-1], title=title, footer=cells[-1], row_styles=styles, shorten=True)
 
 
 def split_to_fit(lags: Sequence[Lag], rows_max: int) -> tuple[list[Lag], list[Lag]]:
-    """Split the partitions into those that are shown, in their order, and those that are summed up in one more row.
+    """Split the partitions into those that have their own rows (in the given order), and those that share one row.
 
-    The largest lags are shown, then the partitions without a commit that have the highest end offset.
+    Partitions with the largest lags have their own rows first, then partitions without a commit that have the highest
+    end offsets.
     """
     if len(lags) <= rows_max:
         return list(lags), []
@@ -302,7 +307,7 @@ def row(lag: Lag, progress: dict[GroupPartition, Progress]) -> Row:
             behind_text(lag.behind_ms),
             *progress_cells(lag.records, progress.get(lag.group_partition)),
         ),
-        urgency(lag),
+        row_style(lag),
     )
 
 

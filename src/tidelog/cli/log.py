@@ -1,4 +1,6 @@
-"""`tidelog log`: dump and verify read files, without a broker; `log_dirs` has the command dirs, which asks brokers."""
+"""`tidelog log`: the commands dump and verify read files, without a broker. The command dirs, which sends requests to
+brokers, is in `log_dirs`.
+"""
 
 import os
 import re
@@ -14,7 +16,7 @@ from tidelog.cli.errors import CommandError, raise_together
 from tidelog.cli.log_dirs import dirs
 from tidelog.cli.records import headers_json, text_or_base64
 from tidelog.cli.tables import counted, json_line, print_json, printable, size
-from tidelog.cli.when import iso
+from tidelog.cli.when import iso_time
 
 if TYPE_CHECKING:
     from tidelog.log.dump import Entry
@@ -46,19 +48,20 @@ USUAL_VALUES = {
     "coordinator_epoch": -1,
     "transaction_start": -1,
 }
-"""Values of fields that a line for people leaves out: they are of interest only if they differ."""
+"""Usual values of fields. A line for people leaves out a field that has its usual value."""
 
 FIELDS_IN_HEAD = ("file", "kind", "position", "crc")
-"""Fields that are not repeated in a line for people. The CRC is not shown at all, because `crc_ok` is enough."""
+"""Fields that the list of fields in a line for people leaves out, because the line begins with them, or for `file` the
+heading shows it. The CRC is not shown at all, because `crc_ok` is enough."""
 
 
 @app.callback()
 def log() -> None:
-    """Dump and verify log files, show data directories: Tidelog's or Kafka's.
+    """Dump and verify log files and show data directories, of Tidelog or Kafka.
 
-    dump and verify read files, and never write. While a broker is running,
-    the last batch may be incomplete: stop the broker first, or work on a
-    copy.
+    dump and verify read files and never write. While a broker is running,
+    the last batch may be incomplete. Therefore stop the broker first, or
+    work on a copy.
 
     Examples:
 
@@ -70,7 +73,7 @@ def log() -> None:
 @app.command()
 def dump(
     paths: Paths,
-    records: Annotated[bool, typer.Option("--records", "-r", help="Print the records of each batch, too.")] = False,
+    records: Annotated[bool, typer.Option("--records", "-r", help="Also print the records of each batch.")] = False,
     json: AsJson = False,
 ) -> None:
     """Print the contents of log files: batches, index entries, checkpoints.
@@ -89,7 +92,7 @@ def dump(
     damaged = False
     for path in readable_paths:
         heading = None
-        for entry, file in entries(path, records):
+        for entry, file in read_entries(path, records):
             damaged |= entry["kind"] == "damage"
             if json:
                 print(json_line(entry_json(entry)))
@@ -99,28 +102,30 @@ def dump(
                 print(f"{printable(heading)}:")
             print(entry_text(entry))
     if damaged:
-        failures.append(CommandError("there is damage, see above (tidelog log verify finds all of it)"))
+        failures.append(CommandError("damage was found, see above; tidelog log verify finds all damage"))
     sys.stdout.flush()
     raise_together(failures)
 
 
-def entries(path: str, records: bool) -> "Iterator[tuple[Entry, str]]":
-    """Yield each entry with its file, as the user typed the path.
+def read_entries(path: str, records: bool) -> "Iterator[tuple[Entry, str]]":
+    """Yield each entry with the path of its file, which begins as the user typed it.
 
-    Raises CommandError if the log cannot be read. An OSError of the caller, when it prints an entry, is not caught
-    here and not reported as an error of the log.
+    Raises CommandError if the log cannot be read. An OSError that the caller raises when it prints an entry is not
+    caught here, because it is not an error of the log.
     """
     from tidelog.log.dump import dump
 
-    with reading(path) as (disk, full_path):
+    with open_log(path) as (disk, full_path):
         for entry in dump(disk, full_path, records=records):
-            yield entry, as_typed(str(entry["file"]), full_path, path)
+            yield entry, path_as_typed(str(entry["file"]), full_path, path)
 
 
 @app.command()
 def verify(
     paths: Paths,
-    records: Annotated[bool, typer.Option("--records/--no-records", help="Decode every record; slower.")] = True,
+    records: Annotated[
+        bool, typer.Option("--records/--no-records", help="Decode every record, which is slower.")
+    ] = True,
     json: AsJson = False,
 ) -> None:
     """Find every defect in log files.
@@ -128,8 +133,9 @@ def verify(
     Checks batches and their CRC, every record, indexes, snapshots and
     checkpoints. The exit code is 1 if there is damage; notes are not damage.
 
-    Similar findings in a file, and similar notes in a partition, are one line
-    with their number. Damage comes last. --json lists every finding.
+    Similar findings in a file, and similar notes in a partition, are printed
+    as one line with their number. Notes are printed before damage. --json
+    lists every finding.
 
     Examples:
 
@@ -143,18 +149,18 @@ def verify(
     readable_paths, failures = split_readable(paths)
     result = VerifyReport()
     for path in readable_paths:
-        with reading(path) as (disk, full_path), working(f"Verifying {full_path}"):
-            verified = verify(disk, full_path, records=records)
-        result.add(verified)
-        for finding, more, last in group_similar(verified.findings if not json else ()):
-            file = as_typed(finding.path, full_path, path)
+        with open_log(path) as (disk, full_path), show_activity(f"Verifying {full_path}"):
+            report = verify(disk, full_path, records=records)
+        result.add(report)
+        for finding, more, last in group_similar(report.findings if not json else ()):
+            file = path_as_typed(finding.path, full_path, path)
             similar = ""
             if more:
                 place = " in the same directory" if finding.severity == NOTE else f", the last at {last}"
                 similar = f" (and {counted(more, 'more', 'more')} of this kind{place})"
             print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{similar}"))
     if json:
-        print_json(verified_json(result))
+        print_json(report_json(result))
         sys.stdout.flush()
         raise_together(failures)
         raise typer.Exit(1 if result.damaged else 0)
@@ -171,8 +177,9 @@ def verify(
 def group_similar(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
     """Group similar findings in each file, and similar notes in each partition.
 
-    Return, for each group, its first finding, the number of the others, and the position of the last one; notes come
-    before damage. Findings are similar if their reasons differ only in numbers: one cause may lead to thousands.
+    Return for each group its first finding, the number of its other findings, and the position of the last one. Groups
+    of notes are before groups of damage. Findings are similar if their reasons differ only in numbers. They are grouped
+    because one cause may lead to thousands of findings.
     """
     from tidelog.log.file_kinds import partition_of
     from tidelog.log.verify import NOTE
@@ -189,15 +196,15 @@ def group_similar(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, in
 
 
 def split_readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
-    """Return the paths that can be read, and errors for the others, before a long command begins.
+    """Return the paths that can be read, and errors for all others, before a long command begins.
 
-    Raises CommandError for a path that does not exist or is not a log: most likely it was mistyped.
+    Raises CommandError for a path that does not exist or is not a log, because the user has probably mistyped it.
     """
     readable_paths: list[str] = []
     failures: list[CommandError] = []
     for path in paths:
         try:
-            with reading(path):
+            with open_log(path):
                 readable_paths.append(path)
         except CommandError as error:
             if not isinstance(error.__cause__, OSError) or isinstance(error.__cause__, FileNotFoundError):
@@ -207,15 +214,15 @@ def split_readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
 
 
 @contextmanager
-def reading(path: str) -> "Iterator[tuple[LocalDisk, str]]":
+def open_log(path: str) -> "Iterator[tuple[LocalDisk, str]]":
     """Yield a disk and the absolute path. Raises CommandError if the path cannot be read or is not a log.
 
-    An OSError in the block becomes a CommandError, too.
+    An OSError in the block also becomes a CommandError.
     """
     from tidelog.runtime.disk import LocalDisk
 
     disk = LocalDisk()
-    full_path = os.path.abspath(path)  # noqa: PTH100 - symbolic links stay, so that output shows the path as typed
+    full_path = os.path.abspath(path)  # noqa: PTH100 - symbolic links are not resolved: output shows the typed path
     try:
         if not is_log(disk, full_path):
             raise CommandError(
@@ -229,7 +236,7 @@ def reading(path: str) -> "Iterator[tuple[LocalDisk, str]]":
 
 
 def is_log(disk: "LocalDisk", path: str) -> bool:
-    """Return whether a broker wrote the file or directory, judging by file names: they determine the format.
+    """Return whether a broker wrote the file or directory. Only names are checked, because they determine the format.
 
     Raises OSError if it does not exist or cannot be listed.
     """
@@ -257,13 +264,13 @@ def _contains_log_file(disk: "LocalDisk", directory: str, is_log_file: Callable[
         return True
 
 
-def as_typed(file: str, full_path: str, path: str) -> str:
+def path_as_typed(file: str, full_path: str, path: str) -> str:
     """Return the path of a file below `full_path` with `path`, which the user typed, in place of `full_path`."""
     return path.rstrip("/") + file.removeprefix(full_path)
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
+def show_activity(text: str) -> Iterator[None]:
     """Show the text and an animation on stderr while the block runs, if it is a terminal."""
     if not sys.stderr.isatty():
         yield
@@ -275,7 +282,7 @@ def working(text: str) -> Iterator[None]:
 
 
 def entry_text(entry: "Entry") -> str:
-    """Return a line for people: `     4096  batch  base_offset=... ...`. A record's line has no position."""
+    """Return a line for people, such as `     4096  batch  base_offset=...`. A record's line has no position."""
     kind = str(entry["kind"])
     shown = {
         name: value
@@ -291,17 +298,17 @@ def entry_text(entry: "Entry") -> str:
 
 def value_text(name: str, value: object) -> str:
     if isinstance(value, bytes):
-        return quoted(value)
+        return quote(value)
     if isinstance(value, list):
         return "[" + " ".join(f"{printable(key)}={value_text('', data)}" for key, data in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and "timestamp" in name and value >= 0:
-        return iso(value)
+        return iso_time(value)
     return "null" if value is None else printable(str(value))
 
 
-def quoted(data: bytes) -> str:
+def quote(data: bytes) -> str:
     """Return the bytes as text in quotes, with escapes for control characters and for bytes that are not UTF-8."""
     return '"' + printable(data.decode(errors="backslashreplace")).replace('"', '\\"') + '"'
 
@@ -319,7 +326,7 @@ def entry_json(entry: "Entry") -> dict[str, Any]:
     return document
 
 
-def verified_json(result: "VerifyReport") -> dict[str, Any]:
+def report_json(result: "VerifyReport") -> dict[str, Any]:
     return {
         "files": result.files,
         "bytes": result.bytes,

@@ -9,7 +9,7 @@ import typer
 
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
 from tidelog.cli.errors import CommandError, UsageError, raise_together
-from tidelog.cli.own_client import ask, ask_each, broker_of, brokers, connected
+from tidelog.cli.own_client import ask, ask_each, broker_address, broker_addresses, connected
 from tidelog.cli.tables import Column, Table, cell, print_json, print_notes, print_table, size
 
 if TYPE_CHECKING:
@@ -20,35 +20,38 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 """Interval in which --wait checks the moves."""
 UNKNOWN_BYTES = -1
-"""In place of a size that the broker does not report."""
+"""Value of a size that the broker does not report."""
 EXAMPLE = "orders-0=/disk2/tidelog"
 
 Moves = Annotated[
     list[str],
     typer.Option(
-        "--move", metavar="PARTITION=DIR", show_default=False, help=f"Move a partition, as {EXAMPLE}; repeatable."
+        "--move",
+        metavar="PARTITION=DIR",
+        show_default=False,
+        help=f"Move a partition, for example {EXAMPLE}; repeatable.",
     ),
 ]
 
 
 class Replica(NamedTuple):
-    """A partition's log in one directory. The fields are keys of the JSON output."""
+    """A partition's log in one directory. The names of the fields are keys of the JSON output."""
 
     topic: str
     partition: int
     bytes: int
     offset_lag: int
-    """Number of offsets that a copy is behind the partition that moves."""
+    """By how many offsets an unfinished copy is behind the log that is copied."""
     future: bool
-    """Whether this is the copy of a partition that moves to this directory."""
+    """Whether this is the unfinished copy of a partition that is moved to this directory."""
 
 
 class LogDirectory(NamedTuple):
-    """A data directory of a broker. The fields are keys of the JSON output."""
+    """A data directory of a broker. The names of the fields are keys of the JSON output."""
 
     broker: int
     path: str | None
-    """None for a broker that did not answer which directories it has."""
+    """None for a broker that did not report its directories."""
     error: str
     """Why the directory is out of use, or why the broker did not answer; empty if the directory is in use."""
     total_bytes: int
@@ -78,9 +81,9 @@ def dirs(
     """Show the data directories of brokers; move partitions between them.
 
     A broker with several directories (log.dirs) puts a new partition into
-    the one with the fewest partitions. A move copies the partition's log
-    while clients write and read it. --partitions shows the progress; a move
-    to the directory where the partition is cancels it.
+    the directory with the fewest partitions. A move copies the partition's
+    log while clients write and read it. --partitions shows the progress. To
+    cancel a move, move the partition to the directory where it still is.
 
     Examples:
 
@@ -92,15 +95,15 @@ def dirs(
         if move:
             start_moves(client, [parse_move(text) for text in move], broker, wait=wait)
             return
-        listed = directories(client, topics, broker)
-    failures = [failure(directory) for directory in listed if directory.path is None]
+        directories = describe_directories(client, topics, broker)
+    failures = [no_answer_error(directory) for directory in directories if directory.path is None]
     if json:
-        print_json([directory_json(directory) for directory in listed])
+        print_json([directory_json(directory) for directory in directories])
     elif partitions:
-        print_table(partition_table(listed))
+        print_table(partition_table(directories))
     else:
-        print_table(directory_table(listed))
-    missing = [str(error) for error in missing_topics(listed, topics)]
+        print_table(directory_table(directories))
+    missing = [str(error) for error in missing_topic_errors(directories, topics)]
     if missing and failures:
         missing += map(str, failures)  # the missing topics may be on these brokers
     sys.stdout.flush()
@@ -110,31 +113,32 @@ def dirs(
     print_notes([str(error) for error in failures])
 
 
-def failure(directory: LogDirectory) -> CommandError:
+def no_answer_error(directory: LogDirectory) -> CommandError:
     """Return the error for a broker that did not answer, from its entry without a path."""
     return CommandError(f"broker {directory.broker} does not show its directories: {directory.error}")
 
 
-def missing_topics(listed: Sequence[LogDirectory], topics: Sequence[str]) -> list[CommandError]:
+def missing_topic_errors(directories: Sequence[LogDirectory], topics: Sequence[str]) -> list[CommandError]:
     """Return an error for each of `topics` that has no partition in these directories."""
-    topics_with_replicas = {replica.topic for directory in listed for replica in directory.replicas}
+    topics_with_replicas = {replica.topic for directory in directories for replica in directory.replicas}
     return [
-        CommandError(f"no directory holds a partition of {topic} (tidelog topic list shows the topics)")
+        CommandError(f"no directory has a partition of {topic}; tidelog topic list shows the topics")
         for topic in dict.fromkeys(topics)
         if topic not in topics_with_replicas
     ]
 
 
-def directories(client: "Client", topics: Sequence[str], broker: int | None = None) -> list[LogDirectory]:
-    """Return the directories of one broker, or of all brokers, with their replicas of `topics` (if empty, of all).
+def describe_directories(client: "Client", topics: Sequence[str], broker: int | None = None) -> list[LogDirectory]:
+    """Request the directories of one broker, or of all brokers, and return them with their replicas of `topics`.
 
-    A broker that does not answer has one entry without a path. Raises CommandError for an unknown broker.
+    If `topics` is empty, the replicas of all topics are returned. A broker that does not answer has one entry without a
+    path. Raises CommandError for an unknown broker.
     """
     from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 
-    addresses = brokers(client)
+    addresses = broker_addresses(client)
     if broker is not None:
-        addresses = {broker: broker_of(addresses, broker)}
+        addresses = {broker: broker_address(addresses, broker)}
     requests = [(address, DescribeLogDirsRequest(topics=None)) for address in addresses.values()]
     answers = ask_each(client, requests, DescribeLogDirsResponse)
     wanted = set(topics)
@@ -192,9 +196,10 @@ def parse_move(text: str) -> LogDirMove:
 
 
 def start_moves(client: "Client", moves: list[LogDirMove], broker: int | None, *, wait: bool) -> None:
-    """Request the moves from the brokers that have the partitions, or only from `broker`; with `wait`, await them.
+    """Request the moves from all brokers that have the partitions, or only from `broker`.
 
-    Raises CommandError for the first move that a broker refuses, and for a partition without a usable directory.
+    With `wait`, return only when the moves are done. Raises CommandError for the first move that a broker refuses, and
+    for a partition that is in no usable directory.
     """
     from tidelog.wire.messages.alter_replica_log_dirs import (
         AlterReplicaLogDir,
@@ -203,21 +208,23 @@ def start_moves(client: "Client", moves: list[LogDirMove], broker: int | None, *
         AlterReplicaLogDirTopic,
     )
 
-    addresses = brokers(client)
-    before = directories(client, [])
+    addresses = broker_addresses(client)
+    before = describe_directories(client, [])
     holders = {}
     for move in moves:
         holders[move] = [d.broker for d in directories_with(before, move) if broker in (None, d.broker)]
         if not holders[move]:
             where = "on any broker" if broker is None else f"on broker {broker}"
-            unanswered = "".join(f"; {failure(d)}" for d in before if d.path is None and broker in (None, d.broker))
-            raise CommandError(f"{move.name} is in no data directory {where} that can be used{unanswered}")
+            unanswered = "".join(
+                f"; {no_answer_error(d)}" for d in before if d.path is None and broker in (None, d.broker)
+            )
+            raise CommandError(f"{move.name} is in no usable data directory {where}{unanswered}")
     for number, address in addresses.items():
         own = [move for move in moves if number in holders[move]]
         if own:
             dirs = [AlterReplicaLogDir(m.path, [AlterReplicaLogDirTopic(m.topic, [m.partition])]) for m in own]
             [answer] = ask(client, [(address, AlterReplicaLogDirsRequest(dirs))], AlterReplicaLogDirsResponse)
-            check_accepted(answer, number, own, before)
+            check_move_results(answer, number, own, before)
     for move in moves:
         if not wait:
             print(f"Moving {move.name} to {move.path}.")
@@ -225,16 +232,18 @@ def start_moves(client: "Client", moves: list[LogDirMove], broker: int | None, *
         wait_for_moves(client, holders)
 
 
-def directories_with(listed: Iterable[LogDirectory], move: LogDirMove) -> list[LogDirectory]:
-    """Return the directories that contain the partition; directories with only a copy in progress do not count."""
+def directories_with(directories: Iterable[LogDirectory], move: LogDirMove) -> list[LogDirectory]:
+    """Return the directories that contain the partition's log. Directories with only an unfinished copy are not
+    returned.
+    """
     return [
         directory
-        for directory in listed
+        for directory in directories
         if any((r.topic, r.partition, r.future) == (move.topic, move.partition, False) for r in directory.replicas)
     ]
 
 
-def check_accepted(
+def check_move_results(
     answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[LogDirMove], before: list[LogDirectory]
 ) -> None:
     """Raise CommandError for the first move that the broker refused. `before` are the directories before the moves."""
@@ -246,13 +255,17 @@ def check_accepted(
         code = codes.get((move.topic, move.partition), 0)
         if code == ErrorCode.LOG_DIR_NOT_FOUND:
             existing = ", ".join(d.path for d in before if d.broker == broker and d.path is not None)
-            raise CommandError(f"{move.path} is no data directory of broker {broker}: it has {existing}")
+            raise CommandError(
+                f"{move.path} is not a data directory of broker {broker}; its data directories are {existing}"
+            )
         if code == ErrorCode.INVALID_REPLICA_ASSIGNMENT:
             raise CommandError(
                 f"{move.path} on broker {broker} is cordoned (cordoned.log.dirs): it accepts no new partitions"
             )
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
-            raise CommandError(f"{move.path} on broker {broker}, or the directory of {move.name}, is out of use")
+            raise CommandError(
+                f"{move.path} on broker {broker} is out of use, or the directory where {move.name} is now"
+            )
         if code:
             raise CommandError(f"{move.name}: {error_name(code)}")
 
@@ -264,13 +277,15 @@ def wait_for_moves(client: "Client", holders: dict[LogDirMove, list[int]]) -> No
     """
     pending = [(move, broker) for move, numbers in holders.items() for broker in numbers]
     while pending:
-        listed = directories(client, [])
+        directories = describe_directories(client, [])
         raise_together(
-            failure(d) for d in listed if d.path is None and any(d.broker == number for _, number in pending)
+            no_answer_error(d)
+            for d in directories
+            if d.path is None and any(d.broker == number for _, number in pending)
         )
         for move, broker in list(pending):
-            paths = [d.path for d in directories_with(listed, move) if d.broker == broker]
-            copies = [d for d in listed if d.broker == broker and any(_is_copy(r, move) for r in d.replicas)]
+            paths = [d.path for d in directories_with(directories, move) if d.broker == broker]
+            copies = [d for d in directories if d.broker == broker and any(_is_copy(r, move) for r in d.replicas)]
             if not copies:
                 if not paths:
                     # Brokers list no replicas of a directory that is out of use.
@@ -278,7 +293,7 @@ def wait_for_moves(client: "Client", holders: dict[LogDirMove, list[int]]) -> No
                     raise CommandError(f"{move.name} is in no data directory any more: {reason}")
                 if paths != [move.path]:
                     raise CommandError(
-                        f"{move.name} is still in {paths[0]}: the move failed, and the broker's log says why"
+                        f"{move.name} is still in {paths[0]}, because the move failed; the broker's log says why"
                     )
                 print(f"Moved {move.name} to {move.path}.")
                 pending.remove((move, broker))
@@ -294,7 +309,7 @@ def _is_copy(replica: Replica, move: LogDirMove) -> bool:
 # Showing
 
 
-def directory_table(listed: Sequence[LogDirectory]) -> Table:
+def directory_table(directories: Sequence[LogDirectory]) -> Table:
     columns = [
         Column("broker", right=True),
         Column("directory"),
@@ -308,18 +323,18 @@ def directory_table(listed: Sequence[LogDirectory]) -> Table:
             [
                 str(d.broker),
                 d.path or "?",
-                state(d),
+                directory_state(d),
                 cell(len(d.replicas)) if d.path is not None else "-",
                 size(sum(r.bytes for r in d.replicas)) if d.path is not None else "-",
                 "-" if d.usable_bytes == UNKNOWN_BYTES else size(d.usable_bytes),
                 "-" if d.total_bytes == UNKNOWN_BYTES else size(d.total_bytes),
             ]
-            for d in listed
+            for d in directories
         ],
     )
 
 
-def partition_table(listed: Sequence[LogDirectory]) -> Table:
+def partition_table(directories: Sequence[LogDirectory]) -> Table:
     columns = [
         Column("broker", right=True, spare=1),
         Column("directory", spare=1),
@@ -329,13 +344,13 @@ def partition_table(listed: Sequence[LogDirectory]) -> Table:
     ]
     rows = [
         [str(d.broker), d.path or "?", f"{r.topic}-{r.partition}", size(r.bytes), replica_state(r)]
-        for d in listed
+        for d in directories
         for r in d.replicas
     ]
     return Table(columns, rows)
 
 
-def state(directory: LogDirectory) -> str:
+def directory_state(directory: LogDirectory) -> str:
     if directory.path is None:
         return "no answer"
     if directory.error:

@@ -1,4 +1,4 @@
-"""The broker's log on stderr: one line per event, `TIME LEVEL LOGGER message`, even if the message contains line
+"""The broker's log on stderr. Each event is one line, `TIME LEVEL LOGGER message`, even if the message contains line
 breaks.
 """
 
@@ -13,30 +13,32 @@ LEVELS = ("debug", "info", "warning", "error")
 def configure_logging(level: str) -> None:
     """Send every logger of the process to stderr. `level` is one of LEVELS."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine())
+    handler.setFormatter(OneLineFormatter())
     logging.root.handlers = [handler]
     logging.root.setLevel(level.upper())
 
 
-class OneLine(logging.Formatter):
-    """Formats UTC time with milliseconds, escapes line breaks and control characters, and folds a traceback into one
-    field.
+class OneLineFormatter(logging.Formatter):
+    """Formats an event as one line: time in UTC with milliseconds, line breaks and control characters escaped, and a
+    traceback as one field.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         time_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = f"{time_text}.{int(record.msecs):03d}Z {record.levelname:<7} {record.name} {record.getMessage()}"
         if record.exc_info and record.exc_info[1] is not None:
-            line += f" {folded(record.exc_info[1])}"
-        return line if line.isprintable() else "".join(c if c.isprintable() else escaped(c) for c in line)
+            line += f" {error_text(record.exc_info[1])}"
+        return line if line.isprintable() else "".join(c if c.isprintable() else escape(c) for c in line)
 
 
-def escaped(character: str) -> str:
-    """Return a control character as Python's escape sequence: text from clients must not forge log lines or colours."""
+def escape(character: str) -> str:
+    """Return a control character as Python's escape sequence, so that text from clients cannot forge log lines or
+    colours.
+    """
     return character.encode("unicode_escape").decode()
 
 
-def folded(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the error and its call stack, innermost call last: `error="ValueError: x" trace="a.py:3 f > b.py:9 g"`."""
     frames = traceback.extract_tb(error.__traceback__)
     calls = " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)

@@ -1,4 +1,4 @@
-"""The entry point `tidelog`: runs `start` before any slow import, and every other command through the typer app."""
+"""The entry point `tidelog`: runs `start` without slow imports, and every other command through the typer app."""
 
 import os
 import sys
@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def open_standard_streams() -> None:
     """Open the null device for each standard stream that was closed when the process started (`>&-`).
 
-    Otherwise a log file would get that descriptor number, and messages for people would be written into it.
+    Otherwise a file of the log could get the stream's descriptor number, and messages for people would be written into
+    that file.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:

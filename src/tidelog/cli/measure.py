@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 SAMPLE_S = 0.1
 """Seconds between two points of the throughput curve."""
 TIMED_EVERY = 100
-"""One in this many records has its acknowledgement timed: timing all would slow down what is measured."""
+"""Of this many records, the acknowledgement of one is timed. Timing all of them would slow down the writing."""
 STUCK_S = 30.0
+"""A measurement fails after this many seconds in which no record arrives."""
 
 
 class Point(NamedTuple):
-    """A point of the throughput curve: the records and bytes up to this time since the start."""
+    """A point of the throughput curve: the numbers of records and bytes from the start until `seconds` after it."""
 
     seconds: float
     records: int
@@ -39,12 +40,12 @@ class Throughput(NamedTuple):
     seconds: float
     points: list[Point]
     latencies_ms: list[float]
-    """Time from the produce call to the acknowledgement, for a sample of records, sorted; empty when reading."""
+    """Times from the produce call to the acknowledgement for a sample of the records, sorted; empty when reading."""
 
 
 class Latency(NamedTuple):
     latencies_ms: list[float]
-    """Time from the moment a record was due to be written to its arrival at the consumer, sorted."""
+    """For each record, the time from the moment when it was due to its arrival at the consumer, sorted."""
     rate_wanted: float
     rate_reached: float
 
@@ -67,20 +68,21 @@ def temporary_topic(connection: ConnectionOptions, partitions: int) -> Iterator[
 def measure_produce(
     connection: ConnectionOptions, topic: str, records: int, value: bytes, settings: dict[str, Any], show: ShowPoint
 ) -> Throughput:
-    """Write `value` `records` times and wait for every acknowledgement. Raises CommandError when a record is
-    rejected.
+    """Write as many records as `records`, all with the same value, and wait for every acknowledgement.
+
+    Raises CommandError when a record is rejected.
     """
     producer = connection.producer({"queue.buffering.max.messages": 1_000_000, "linger.ms": 5, **settings})
     meter = ThroughputMeter(len(value), show)
     latencies: list[float] = []
     failures: list[KafkaError] = []
 
-    def delivered(error: "KafkaError | None", message: "Message") -> None:
+    def record_failure(error: "KafkaError | None", message: "Message") -> None:
         if error is not None:
             failures.append(error)
 
-    def timed(error: "KafkaError | None", message: "Message") -> None:
-        delivered(error, message)
+    def record_latency(error: "KafkaError | None", message: "Message") -> None:
+        record_failure(error, message)
         latency = message.latency() if error is None else None
         if latency is not None:
             latencies.append(latency * 1000)
@@ -89,16 +91,16 @@ def measure_produce(
     while written < records and not failures:
         is_timed = written % TIMED_EVERY == 0
         try:
-            producer.produce(topic, value, on_delivery=timed if is_timed else delivered)
+            producer.produce(topic, value, on_delivery=record_latency if is_timed else record_failure)
         except BufferError:
             producer.poll(SAMPLE_S / 10)
         else:
             written += 1
         if is_timed:
             producer.poll(0)
-            meter.at(written - len(producer))
+            meter.update(written - len(producer))
     while (unacknowledged := producer.flush(SAMPLE_S)) and not failures:
-        meter.at(written - unacknowledged)
+        meter.update(written - unacknowledged)
     if failures:
         producer.purge()
         raise kafka_error(failures[0], f"topic {topic}")
@@ -106,9 +108,9 @@ def measure_produce(
 
 
 def measure_consume(connection: ConnectionOptions, topic: str, records: int, show: ShowPoint) -> Throughput:
-    """Read `records` records of the topic from its beginning, or all readable records if there are fewer: compaction
-    and transactions leave offsets without records.
+    """Read at most `records` records from the beginning of the topic, and stop earlier at the end of its partitions.
 
+    The topic may have fewer records than offsets, because compaction and transactions leave offsets without records.
     Raises CommandError when there is no readable record, and when no record arrives for STUCK_S.
     """
     from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
@@ -132,8 +134,8 @@ def measure_consume(connection: ConnectionOptions, topic: str, records: int, sho
         last_arrival_s = 0.0
         while read < records and open_partitions:
             read_before = read
-            # consume() returns early only when it has all the records it asks for, so the wait is short: a long one
-            # would be counted for the last records.
+            # consume() waits until it has all requested records or its timeout ends. The timeout is short, because
+            # after the last records it is part of the measured time.
             for message in consumer.consume(min(10_000, records - read), SAMPLE_S / 10):
                 error = message.error()
                 if error is None:
@@ -149,11 +151,11 @@ def measure_consume(connection: ConnectionOptions, topic: str, records: int, sho
                 raise CommandError(
                     f"topic {topic}: {read} of {records} records were read, then none for {STUCK_S:.0f} s"
                 )
-            meter.at(read, size_bytes)
+            meter.update(read, size_bytes)
         if not read:
             raise CommandError(f"topic {topic} has no readable record")
-        # The end of a partition is reported after a fetch that waits for records; that wait is not part of the
-        # result.
+        # The end of a partition is reported after a fetch that waits for more records. This wait is not part of the
+        # result, which ends with the last record.
         return meter.result(read, [], size_bytes, last_arrival_s)
     finally:
         consumer.close()
@@ -168,9 +170,9 @@ def measure_latency(
     settings: dict[str, Any],
     show: ShowPoint,
 ) -> Latency:
-    """Write at a steady rate, and time each record until a consumer that is already waiting receives it.
+    """Write records at a steady rate, and measure the time until a waiting consumer receives each of them.
 
-    Each record is due at a fixed moment and is timed from that moment, so that a stall counts for every record that
+    Each record is due at a fixed moment and is timed from this moment. A stall therefore counts for every record that
     it delays.
     """
     from confluent_kafka import OFFSET_END, TopicPartition
@@ -196,7 +198,7 @@ def measure_latency(
                 while (wait_s := due - time.perf_counter()) > 0:
                     producer.poll(min(wait_s, SAMPLE_S))
                 produce_when_there_is_room(producer, topic, value, arrivals.key(due))
-                meter.at(number + 1)
+                meter.update(number + 1)
             seconds_taken = time.perf_counter() - start
             producer.flush(STUCK_S)
             arrivals.wait()
@@ -204,13 +206,14 @@ def measure_latency(
         consumer.close()
     if len(arrivals.latencies_ms) < arrivals.wanted:
         raise CommandError(
-            f"{len(arrivals.latencies_ms)} of {arrivals.wanted} records arrived within {STUCK_S:.0f} s of the last"
+            f"only {len(arrivals.latencies_ms)} of {arrivals.wanted} records had arrived {STUCK_S:.0f} s after the last"
+            " was written"
         )
     return Latency(sorted(arrivals.latencies_ms), rate, arrivals.wanted / seconds_taken)
 
 
 class Arrivals:
-    """Reads records in its own thread, and times each from the moment it was due, which is in its key."""
+    """Reads records in its own thread, and times each from the moment when it was due, which is in its key."""
 
     def __init__(self, consumer: "Consumer", wanted: int, deadline: float) -> None:
         self.wanted = wanted
@@ -218,7 +221,7 @@ class Arrivals:
         self._consumer = consumer
         self._deadline = deadline
         self._key_prefix = os.urandom(4).hex() + "@"
-        """Prefix of the keys of this run's records, because other producers may write to the topic too."""
+        """Prefix of the keys of this run's records. Other producers may also write to the topic."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, name="tidelog-bench-reader")
 
@@ -257,7 +260,10 @@ def produce_when_there_is_room(producer: "Producer", topic: str, value: bytes, k
 
 
 def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -> None:
-    """Write records until one of them is read: from then on the consumer reads at the end of the partition."""
+    """Write records until the consumer reads one of them. The consumer then waits at the end of the partition.
+
+    Raises CommandError if none is read within STUCK_S.
+    """
     deadline = time.monotonic() + STUCK_S
     mark = os.urandom(8)
     written = 0
@@ -268,7 +274,7 @@ def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -
         message = consumer.poll(1.0)
         if message is not None and message.error() is None and message.value() == mark:
             return
-    raise CommandError(f"topic {topic}: {written} records were written and none was read in {STUCK_S:.0f} s")
+    raise CommandError(f"topic {topic}: {written} records were written, but none was read within {STUCK_S:.0f} s")
 
 
 class ThroughputMeter:
@@ -285,8 +291,8 @@ class ThroughputMeter:
         """Seconds since the start."""
         return time.perf_counter() - self.start
 
-    def at(self, records: int, size_bytes: int | None = None) -> None:
-        """Report the number of records so far. Cheap unless a point is due."""
+    def update(self, records: int, size_bytes: int | None = None) -> None:
+        """Report the current number of records. Most calls are cheap: a point is added only once in SAMPLE_S."""
         seconds = self.seconds
         if seconds - self.points[-1].seconds >= SAMPLE_S:
             self.points.append(Point(seconds, records, self.bytes_of(records, size_bytes)))
@@ -308,8 +314,9 @@ class ThroughputMeter:
 
 
 def percentile(sorted_values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least `percent` percent of the values do not exceed. Raises ValueError if
-    there are none.
+    """Return the smallest value that at least `percent` percent of the values do not exceed.
+
+    Raises ValueError if there are no values.
     """
     if not sorted_values:
         raise ValueError("no values")

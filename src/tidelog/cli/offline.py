@@ -1,7 +1,7 @@
 """Find partitions without a leader and report them on stderr.
 
-A broker answers `LEADER_NOT_AVAILABLE` for a partition whose log cannot be used, and the cluster does the same for a
-broker that is down. Such a partition may hold records, so no command may report that it is empty.
+A broker answers `LEADER_NOT_AVAILABLE` for a partition whose log cannot be used. The cluster gives the same answer for
+the partitions of a broker that is down. Such a partition may contain records, so no command may report it as empty.
 """
 
 import sys
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 GROUPS_TOPIC = "__consumer_offsets"
 SHOWN_TOPICS = 5
 REMEDY = (
-    'Its broker\'s log says why (look for "offline"). Stop the broker and find the damage with\n'
-    "tidelog log verify DIRECTORY; the next start opens partitions that were repaired."
+    'The broker\'s log says why (search for "offline"). Stop the broker and find the damage with\n'
+    "tidelog log verify DIRECTORY. After a repair, the next start opens the partitions again."
 )
 
 Offline = Mapping[str, Sequence[int]]
@@ -40,7 +40,7 @@ def find_offline_partitions(client: "Client", topics: Sequence[str]) -> dict[str
 
 
 def coordinator_failure(client: "Client", group: str) -> CommandError | None:
-    """Return the error for a group whose partition of `__consumer_offsets` has no leader; None when it has a leader."""
+    """Return an error if the partition of `__consumer_offsets` where the group is stored has no leader; else None."""
     from tidelog.coordinator.group.hashing import partition_of
 
     described = cluster.describe(client, [GROUPS_TOPIC], skip_missing=True)
@@ -50,13 +50,15 @@ def coordinator_failure(client: "Client", group: str) -> CommandError | None:
     partition = partition_of(as_java_reads_it, len(described[0].partitions))
     if partition not in offline_partitions_of(described).get(GROUPS_TOPIC, ()):
         return None
-    return refuse({GROUPS_TOPIC: [partition]}, f"Group {name_text(group)} is stored there, and has no coordinator.")
+    return offline_error(
+        {GROUPS_TOPIC: [partition]}, f"Group {name_text(group)} is stored there and therefore has no coordinator."
+    )
 
 
 def warn_of_groups(client: "Client", topics: Iterable[str]) -> dict[str, list[int]]:
-    """Warn about groups and lags that a list of groups cannot show, for groups that read these topics.
+    """Warn about groups that a list of groups cannot show, and about unknown lags in these topics.
 
-    Returns the offline partitions that are the reason.
+    Return the offline partitions that are the reason.
     """
     offline_partitions = find_offline_partitions(client, [*dict.fromkeys(topics), GROUPS_TOPIC])
     warn_of_hidden_groups(offline_partitions)
@@ -70,13 +72,13 @@ def warn_of_hidden_groups(offline_partitions: Offline) -> None:
     )
     warn(
         {name: parts for name, parts in offline_partitions.items() if name != GROUPS_TOPIC},
-        "The lag of their readers is unknown.",
+        "The lag of the groups that read them is unknown.",
     )
 
 
 def partitions_text(offline: Offline) -> str:
-    """Return a text for people: `partitions 1-3,7 of orders`, topics separated by commas, at most SHOWN_TOPICS of
-    them.
+    """Return a text for people: `partitions 1-3,7 of orders`. At most SHOWN_TOPICS topics are named, separated by
+    commas.
     """
     parts = [
         f"partition{'s' * (len(partitions) > 1)} {ranges(partitions)} of {topic}"
@@ -87,12 +89,13 @@ def partitions_text(offline: Offline) -> str:
 
 
 def warn(offline: Offline, consequence: str) -> None:
-    """Print a warning on stderr, so that it is seen when stdout is redirected. Nothing is printed if no partition is
-    offline.
+    """Print a warning on stderr, where it is seen even if stdout is redirected.
+
+    Nothing is printed if no partition is offline.
     """
     if offline:
         print(f"Offline: {partitions_text(offline)}. {consequence}\n{REMEDY}", file=sys.stderr)
 
 
-def refuse(offline: Offline, consequence: str) -> CommandError:
+def offline_error(offline: Offline, consequence: str) -> CommandError:
     return CommandError(f"offline: {partitions_text(offline)}. {consequence}\n{REMEDY}")

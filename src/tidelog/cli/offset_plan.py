@@ -1,5 +1,6 @@
-"""Plans of new committed offsets for a group, shown before they are carried out, and the files that such plans are
-read from.
+"""Plan new committed offsets for a group, show the plan as a table or JSON, and read offsets from files.
+
+A plan is a list of `OffsetChange`, one for each partition. The user sees it before the offsets are committed.
 """
 
 import csv
@@ -8,12 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidelog.cli.cluster import Offsets
+from tidelog.cli.cluster import Offsets, TopicAndPartition
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.tables import Column, Table, cell
-
-Place = tuple[str, int]
-"""Topic, partition."""
 
 
 class OffsetChange(NamedTuple):
@@ -25,7 +23,7 @@ class OffsetChange(NamedTuple):
     """None if no offset was committed."""
     after: int
     note: str = ""
-    """Why `after` differs from the requested offset; empty if it does not."""
+    """Why `after` differs from the requested offset; empty if both are equal."""
 
     @property
     def difference(self) -> int | None:
@@ -44,20 +42,20 @@ def topics_and_partitions(texts: Iterable[str]) -> dict[str, list[int] | None]:
             continue
         partitions = wanted.setdefault(topic, [])
         if partitions is not None:
-            partitions += _numbers(numbers, text)
+            partitions += _partition_numbers(numbers, text)
     return {topic: None if parts is None else sorted(dict.fromkeys(parts)) for topic, parts in wanted.items()}
 
 
 PARTITIONS_MAX = 100_000
 
 
-def _numbers(text: str, whole: str) -> list[int]:
+def _partition_numbers(text: str, whole: str) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         ends = [first, last] if dash else [first, first]
         if not all(end.isascii() and end.isdigit() and len(end) < 10 for end in ends) or int(ends[0]) > int(ends[1]):
-            raise UsageError(f"--topic {whole}: {part!r} is not a partition or a range of them: write orders:0,3-5")
+            raise UsageError(f"--topic {whole}: {part!r} is not a partition or a range; example: orders:0,3-5")
         if int(ends[1]) - int(ends[0]) >= PARTITIONS_MAX:
             raise UsageError(f"--topic {whole}: more than {PARTITIONS_MAX} partitions")
         numbers += range(int(ends[0]), int(ends[1]) + 1)
@@ -65,29 +63,34 @@ def _numbers(text: str, whole: str) -> list[int]:
 
 
 def plan(
-    places: Sequence[Place], wanted: Mapping[Place, int], committed: Mapping[Place, int], logs: Mapping[Place, Offsets]
+    partitions: Sequence[TopicAndPartition],
+    wanted: Mapping[TopicAndPartition, int],
+    committed: Mapping[TopicAndPartition, int],
+    logs: Mapping[TopicAndPartition, Offsets],
 ) -> list[OffsetChange]:
-    """Return for each partition its move to the requested offset, or to the nearest offset that its log has."""
-    moves = []
-    for place in places:
-        log = logs[place]
-        after = min(max(wanted[place], log.earliest), log.latest)
+    """Return one change for each partition: to the requested offset, or to the nearest offset in its log."""
+    changes = []
+    for tp in partitions:
+        log = logs[tp]
+        after = min(max(wanted[tp], log.earliest), log.latest)
         note = ""
-        if wanted[place] < log.earliest:
-            note = f"{wanted[place]} is below the log's start"
-        elif wanted[place] > log.latest:
-            note = f"{wanted[place]} is above the log's end"
-        moves.append(OffsetChange(*place, committed.get(place), after, note))
-    return moves
+        if wanted[tp] < log.earliest:
+            note = f"{wanted[tp]} is below the log's start"
+        elif wanted[tp] > log.latest:
+            note = f"{wanted[tp]} is above the log's end"
+        changes.append(OffsetChange(*tp, committed.get(tp), after, note))
+    return changes
 
 
-def left_out(places: Iterable[Place], all_places: Iterable[Place]) -> list[Place]:
-    """Return the partitions of `all_places` that are not in `places`, sorted."""
-    planned = set(places)
-    return sorted(place for place in all_places if place not in planned)
+def omitted_partitions(
+    partitions: Iterable[TopicAndPartition], all_partitions: Iterable[TopicAndPartition]
+) -> list[TopicAndPartition]:
+    """Return the partitions of `all_partitions` that are not in `partitions`, sorted."""
+    planned = set(partitions)
+    return sorted(tp for tp in all_partitions if tp not in planned)
 
 
-def moves_table(moves: Sequence[OffsetChange]) -> Table:
+def changes_table(changes: Sequence[OffsetChange]) -> Table:
     columns = [
         Column("Topic"),
         Column("Partition", True, spare=-1),
@@ -97,44 +100,44 @@ def moves_table(moves: Sequence[OffsetChange]) -> Table:
     ]
     rows = [
         [
-            move.topic,
-            str(move.partition),
-            "-" if move.before is None else cell(move.before),
-            cell(move.after),
-            "" if not move.difference else ("+" if move.difference > 0 else "-") + cell(abs(move.difference)),
+            change.topic,
+            str(change.partition),
+            "-" if change.before is None else cell(change.before),
+            cell(change.after),
+            "" if not change.difference else ("+" if change.difference > 0 else "-") + cell(abs(change.difference)),
         ]
-        for move in moves
+        for change in changes
     ]
-    if any(move.note for move in moves):
+    if any(change.note for change in changes):
         columns.append(Column("Note", style="yellow", spare=3))
-        for row, move in zip(rows, moves, strict=True):
-            row.append(move.note)
+        for row, change in zip(rows, changes, strict=True):
+            row.append(change.note)
     return Table(columns, rows)
 
 
-def moves_json(moves: Sequence[OffsetChange]) -> list[dict[str, Any]]:
-    """Return the moves as JSON objects; `--from-file` reads the same form."""
+def changes_json(changes: Sequence[OffsetChange]) -> list[dict[str, Any]]:
+    """Return the changes as JSON objects, in the form that `--from-file` reads."""
     return [
         {
-            "topic": move.topic,
-            "partition": move.partition,
-            "committed": move.before,
-            "offset": move.after,
-            "note": move.note or None,
+            "topic": change.topic,
+            "partition": change.partition,
+            "committed": change.before,
+            "offset": change.after,
+            "note": change.note or None,
         }
-        for move in moves
+        for change in changes
     ]
 
 
 # Files
 
-FORMS = 'CSV lines "topic,partition,offset" (or with the group in front), or JSON as --json prints it'
+EXPECTED_FORMAT = 'CSV lines "topic,partition,offset" or "group,topic,partition,offset", or JSON as --json prints it'
 
 
-def read_offsets(path: str, group: str) -> dict[Place, int]:
-    """Return the offsets that a file states for a group.
+def read_offsets(path: str, group: str) -> dict[TopicAndPartition, int]:
+    """Read the offsets for a group from a file. Lines or items with the name of another group are skipped.
 
-    Raises CommandError with the file, the line or item, and the expected format.
+    Raises CommandError that names the file, the line or item, and the expected format.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -142,20 +145,24 @@ def read_offsets(path: str, group: str) -> dict[Place, int]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise CommandError(f"{path} cannot be read: {reason}") from error
     rows = _json_rows(path, text, group) if text.lstrip().startswith(("{", "[")) else _csv_rows(path, text, group)
-    offsets: dict[Place, int] = {}
-    for where, topic, partition, offset in rows:
-        number, target = _whole(partition), _whole(offset)
+    offsets: dict[TopicAndPartition, int] = {}
+    for location, topic, partition, offset in rows:
+        number, target = _whole_number(partition), _whole_number(offset)
         if not topic or number is None or target is None:
-            raise CommandError(f"{path}, {where}: {topic!r}, {partition!r}, {offset!r}; expected {FORMS}")
+            raise CommandError(
+                f"{path}, {location}: topic {topic!r}, partition {partition!r} and offset {offset!r} are not valid;"
+                f" expected {EXPECTED_FORMAT}"
+            )
         if (topic, number) in offsets:
-            raise CommandError(f"{path}, {where}: {topic}-{number} is given twice")
+            raise CommandError(f"{path}, {location}: {topic}-{number} occurs twice")
         offsets[topic, number] = target
     if not offsets:
-        raise CommandError(f"{path} has no offsets for group {group}; expected {FORMS}")
+        raise CommandError(f"{path} has no offsets for group {group}; expected {EXPECTED_FORMAT}")
     return offsets
 
 
-def _whole(value: Any) -> int | None:
+def _whole_number(value: Any) -> int | None:
+    """Return the value of a file as an integer; None if it is not a number of at most 19 digits."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     text = str(value).strip()
@@ -163,13 +170,14 @@ def _whole(value: Any) -> int | None:
 
 
 def _csv_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, Any]]:
+    """Return location, topic, partition and offset of each line for the group. Raises CommandError."""
     rows = []
     for number, fields in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
         fields = [field.strip() for field in fields]
         if not any(fields) or (number == 1 and fields[-1].lower() in ("offset", "new-offset")):
             continue
         if len(fields) not in (3, 4):
-            raise CommandError(f"{path}, line {number}: {len(fields)} fields; expected {FORMS}")
+            raise CommandError(f"{path}, line {number} has {len(fields)} fields; expected {EXPECTED_FORMAT}")
         if len(fields) == 4 and fields.pop(0) != group:
             continue
         rows.append((f"line {number}", fields[0], fields[1], fields[2]))
@@ -177,6 +185,7 @@ def _csv_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, Any
 
 
 def _json_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, Any]]:
+    """Return location, topic, partition and offset of each item for the group. Raises CommandError."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -184,7 +193,7 @@ def _json_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, An
     if isinstance(document, dict):
         document = document.get("offsets")
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
-        raise CommandError(f"{path}: expected {FORMS}")
+        raise CommandError(f"{path} is not a list of offsets; expected {EXPECTED_FORMAT}")
     return [
         (f"item {number}", str(item.get("topic") or ""), item.get("partition"), item.get("offset"))
         for number, item in enumerate(document, start=1)

@@ -5,5 +5,5 @@ import sys
 
 
 def drop_output() -> None:
-    """Point stdout at the null device, so that flushing its buffer at exit does not raise again."""
+    """Connect stdout to the null device, so that flushing its buffer at exit does not raise again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Requests to brokers by plain protocol messages, for which Tidelog's own client has no method.
+"""Send requests to brokers for which Tidelog's own client has no method, as plain protocol messages.
 
 The client is imported inside the functions, because most commands do not need it.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from tidelog.cli.connection import ConnectionOptions, reach
+from tidelog.cli.connection import ConnectionOptions, check_reachable
 from tidelog.cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -20,10 +20,11 @@ M = TypeVar("M", bound="Message")
 
 @contextmanager
 def connected(bootstrap: str) -> "Iterator[Client]":
-    """Open a client; its errors are reported in one line. Raises CommandError, at once if nothing listens at the
-    address.
+    """Open a client, after a check that one of the addresses accepts connections.
+
+    Raises NoAnswerError at once if none does. Errors of the client in the block become CommandError.
     """
-    reach(bootstrap)
+    check_reachable(bootstrap)
     with ConnectionOptions(bootstrap, {}).open() as client:
         yield client
 
@@ -36,7 +37,10 @@ def ask_any(client: "Client", request: "Message", kind: type[M]) -> M:
 
 
 def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M]:
-    """Return one response for each request, in their order. Raises CommandError when a broker cannot be reached."""
+    """Return one response for each request, in the order of the requests.
+
+    Raises CommandError when a broker cannot be reached.
+    """
     answers = []
     for answer in ask_each(client, requests, kind):
         if isinstance(answer, CommandError):
@@ -46,7 +50,7 @@ def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: t
 
 
 def ask_each(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M | CommandError]:
-    """Return one response, or the error that took its place, for each request, in their order."""
+    """Return one response or error for each request, in the order of the requests."""
     from tidelog.client.operations import Ask, Request
 
     deadline = client.deadline()
@@ -57,8 +61,8 @@ def ask_each(client: "Client", requests: "Sequence[tuple[Address, Message]]", ki
     ]
 
 
-def brokers(client: "Client") -> "dict[int, Address]":
-    """Return the address of each broker by its id, in ascending order of ids."""
+def broker_addresses(client: "Client") -> "dict[int, Address]":
+    """Request the brokers of the cluster, and return the address of each by its id, in ascending order of ids."""
     from tidelog.client.cluster import Address
     from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 
@@ -66,14 +70,14 @@ def brokers(client: "Client") -> "dict[int, Address]":
     return {broker.node_id: Address(broker.host, broker.port) for broker in sorted(nodes, key=lambda b: b.node_id)}
 
 
-def broker_of(addresses: "Mapping[int, Address]", number: int) -> "Address":
+def broker_address(addresses: "Mapping[int, Address]", number: int) -> "Address":
     """Return the address of the broker with this id. Raises CommandError if the cluster has no such broker."""
     if number not in addresses:
         raise CommandError(f"there is no broker {number}; the cluster has {', '.join(map(str, addresses))}")
     return addresses[number]
 
 
-def check(code: int, message: str | None) -> None:
+def raise_for_code(code: int, message: str | None) -> None:
     """Raise CommandError unless the error code is 0."""
     from tidelog.client.error_codes import error_name
 

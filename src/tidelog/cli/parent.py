@@ -1,12 +1,12 @@
 """Stop a broker when the program that started it has ended.
 
-The parent keeps the write end of a pipe open and never writes. When the parent ends, even by kill -9, the kernel
-closes that end, and the broker reads end-of-file. This works on every system.
+The parent holds the write end of a pipe open and never writes. When the parent ends, even by kill -9, the kernel
+closes the write end, and the broker reads end-of-file. This works on every system.
 
-A process that the parent forks inherits the write end and may live longer: forks made by Python close it at once
-(`runtime/forks.py`). For other forks there is, on Linux, the kernel's parent-death signal. The kernel sends it when
-the *thread* that started the broker ends, so the broker then checks whether its parent process has changed, and
-stops only if it has.
+The pipe alone is not enough: a process that the parent forks inherits the write end and may live longer than the
+parent. Forks made by Python close it at once (`runtime/forks.py`). For other forks, Linux has the parent-death signal.
+The kernel sends this signal when the *thread* that started the broker ends, even if its process continues. The broker
+therefore stops only if its parent process has changed.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def watch_parent(loop: asyncio.AbstractEventLoop, pipe: int, on_parent_end: Call
         loop.add_signal_handler(signal.SIGUSR1, check_parent)
         import ctypes
 
-        # Without prctl in the libc, only the pipe watches the parent.
+        # If the libc has no prctl, only the pipe reports the end of the parent.
         prctl = getattr(ctypes.CDLL(None), "prctl", None)
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)

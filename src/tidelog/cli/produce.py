@@ -24,7 +24,7 @@ from tidelog.cli.connection import (
 )
 from tidelog.cli.direct import DirectWriter, needs_our_client
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.interrupts import Interrupts, interrupts_noted
+from tidelog.cli.interrupts import Interrupts, record_interrupts
 from tidelog.cli.record_json import RecordJsonError, record_from_line
 from tidelog.cli.records import Headers, OutgoingRecord
 from tidelog.cli.tables import count, counted, size
@@ -40,36 +40,41 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 ACKS = ("all", "1", "0")
 PROGRESS_EVERY_S = 0.5
 STUCK_S = 5.0
-"""After this many seconds without an acknowledgement, the command looks for the reason."""
+"""After this many seconds without an acknowledgement, the command checks for the reason and reports it."""
 OFFLINE_TIMEOUT_MS = 10_000
-"""How long librdkafka tries to write a record while a partition is known to be offline. Its default is five minutes."""
-PARTING_S = 2.0
+"""How long librdkafka tries to write a record if a partition was offline at the start. Its default is five minutes."""
+INTERRUPT_GRACE_S = 2.0
 """How long the command waits after Ctrl-C for acknowledgements of records that were sent."""
 
 
 @app.command()
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Where to write.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Topic to write to.")],
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Separates key and value in a line.")
+        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Text between key and value in a line.")
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="The key of every record.")] = None,
     header: Annotated[
-        list[str], typer.Option("--header", "-H", metavar="KEY=VALUE", show_default=False, help="Repeatable.")
+        list[str],
+        typer.Option(
+            "--header", "-H", metavar="KEY=VALUE", show_default=False, help="A header of every record; repeatable."
+        ),
     ] = [],  # noqa: B006 - typer copies it
     partition: Annotated[
         int | None,
-        typer.Option("--partition", "-p", min=0, max=PARTITION_MAX, metavar="N", help="Default: by the key's hash."),
+        typer.Option(
+            "--partition", "-p", min=0, max=PARTITION_MAX, metavar="N", help="Partition; default: by the key's hash."
+        ),
     ] = None,
     null_marker: Annotated[
         str | None, typer.Option("--null-marker", metavar="TEXT", help="This text as a key or value means null.")
     ] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="Lines are JSON, as from consume --json.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Read lines as consume --json prints them.")] = False,
     keep_partitions: Annotated[
         bool, typer.Option("--keep-partitions", help="With --json: write to the partitions that the lines name.")
     ] = False,
     acks: Annotated[
-        str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Which replicas must have a record.")
+        str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Replicas that must acknowledge a record.")
     ] = "all",
     compression: Annotated[
         str, typer.Option("--compression", "-z", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.")
@@ -79,13 +84,15 @@ def produce(
 ) -> None:
     r"""Write the lines of stdin to a topic, one record per line.
 
-    Records are sent as you type; a summary is printed to stderr at the
-    end. A key goes to the partition that Kafka's Java client would choose.
+    Records are sent as you type. A summary is printed to stderr at the end.
+    A record with a key is written to the partition that Kafka's Java client
+    would choose.
 
-    With --json a record keeps key, value, headers and timestamp; nulls
-    stay nulls. key_base64 and value_base64 hold bytes that are not UTF-8,
-    also in headers. The key decides the partition; with --keep-partitions
-    the line's "partition" does. A line with an unknown field is an error.
+    With --json, a line has the key, value, headers and timestamp of a
+    record, which may be null. The fields key_base64 and value_base64 are
+    for bytes that are not UTF-8, also in headers. The key decides the
+    partition, or with --keep-partitions the line's field "partition". A
+    line with an unknown field is an error.
 
     Examples:
 
@@ -96,15 +103,15 @@ def produce(
         | tidelog produce copy --json
     """
     if acks not in ACKS:
-        raise UsageError(f"--acks is one of {', '.join(ACKS)}, not {acks!r}")
+        raise UsageError(f"--acks must be one of {', '.join(ACKS)}, not {acks!r}")
     if compression not in CODECS:
-        raise UsageError(f"--compression is one of {', '.join(CODECS)}, not {compression!r}")
+        raise UsageError(f"--compression must be one of {', '.join(CODECS)}, not {compression!r}")
     if key is not None and key_separator is not None:
-        raise UsageError("--key and --key-separator exclude each other: every record has one key")
+        raise UsageError("--key and --key-separator cannot be used together, because a record has only one key")
     if json_lines and (key_separator is not None or null_marker is not None):
         raise UsageError("--json lines have their own keys and nulls: leave out --key-separator and --null-marker")
     if keep_partitions and (not json_lines or partition is not None):
-        raise UsageError("--keep-partitions takes the partitions of --json lines: add --json, leave out --partition")
+        raise UsageError("--keep-partitions uses the partitions in --json lines: add --json, leave out --partition")
     headers = [
         (key, value.encode()) for key, value in (key_value(each, "--header", "source=import") for each in header)
     ]
@@ -114,17 +121,17 @@ def produce(
         parse = text_parser(key_separator, key, headers, null_marker)
     connection = connect(bootstrap, client)
     settings = {"acks": acks, "compression.type": compression}
-    with connection.open() as cluster_client, interrupts_noted(second_raises=False) as interrupts:
+    with connection.open() as cluster_client, record_interrupts(second_raises=False) as interrupts:
         writer = Writer(connection, cluster_client, topic, partition, settings, interrupts)
-        writer.write_all(parse(number, line) for number, line in enumerate(lines(interrupts), 1))
+        writer.write_all(parse(number, line) for number, line in enumerate(stdin_lines(interrupts), 1))
 
 
-def lines(interrupts: Interrupts) -> Iterator[bytes]:
-    """Yield the lines of stdin without their line ends. Raises KeyboardInterrupt."""
+def stdin_lines(interrupts: Interrupts) -> Iterator[bytes]:
+    """Yield the lines of stdin without their line ends. Raises KeyboardInterrupt at a signal."""
     if sys.stdin.isatty():
         print("Type one record per line; Ctrl-D ends.", file=sys.stderr)
     read = sys.stdin.buffer.readline
-    while line := interrupts.during(read):
+    while line := interrupts.call_interruptibly(read):
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -134,7 +141,8 @@ Parser = Callable[[int, bytes], OutgoingRecord]
 def text_parser(separator: str | None, key: str | None, headers: Headers, null_marker: str | None) -> Parser:
     """Return a function that makes a record from a line's number and bytes.
 
-    The function raises CommandError for a line without the separator. Raises UsageError if the separator is empty.
+    The function raises CommandError for a line without the separator. `text_parser` itself raises UsageError if the
+    separator is empty.
     """
     split = separator.encode() if separator is not None else None
     null = null_marker.encode() if null_marker is not None else None
@@ -191,9 +199,7 @@ class Writer:
         settings: dict[str, str],
         interrupts: Interrupts,
     ) -> None:
-        """Raises CommandError for an illegal topic name, and when every partition that the records may go to is
-        offline.
-        """
+        """Raises CommandError for an illegal topic name, and if every partition that could get records is offline."""
         self.topic = topic
         self.partition = partition
         self.interrupts = interrupts
@@ -203,20 +209,20 @@ class Writer:
         self.failed: dict[str, int] = {}
         """Reason -> the number of records that were not written because of it."""
         self.keyless_rejected = False
-        """Whether the broker rejected a record without a key as invalid. The missing key may be the reason, or
-        something else."""
+        """Whether the broker rejected a record without a key as invalid. The missing key may or may not be the
+        reason."""
         self.started_s = time.monotonic()
         self.progress_shown_s = self.started_s
         self.last_change = (self.started_s, 0)
-        """When the number of finished records (written or failed) last changed, and that number."""
-        self.live = sys.stderr.isatty() and not sys.stdin.isatty()
+        """When the number of finished records (written or failed) last changed, and the number itself."""
+        self.shows_progress = sys.stderr.isatty() and not sys.stdin.isatty()
         self.outage = Outage()
         self.client = client
-        self.direct = DirectWriter(client, topic, settings["acks"])
+        self.direct_writer = DirectWriter(client, topic, settings["acks"])
         self.offline_partitions: list[int] = []
         self.online_partitions: Iterator[int] | None = None
-        """Round robin over the online partitions, for records without a key. None leaves the choice to librdkafka,
-        which does not know that a partition is offline."""
+        """Yields the online partitions in turn, for records without a key. Used if a partition is offline, because
+        librdkafka does not know this. Otherwise None, and librdkafka chooses the partition."""
         self.find_offline_partitions()
         self.producer: Producer = connection.producer(
             {
@@ -233,8 +239,8 @@ class Writer:
     def find_offline_partitions(self) -> None:
         """Find offline partitions, warn about them, and exclude them for records without a key.
 
-        A topic that does not exist is not an error: brokers may create it on the first record. Raises CommandError
-        as `__init__`.
+        A topic that does not exist is not an error, because brokers may create it on the first record. Raises
+        CommandError like `__init__`.
         """
         described = cluster.describe(self.client, [self.topic], skip_missing=True)
         offline_by_topic = offline.offline_partitions_of(described)
@@ -243,19 +249,20 @@ class Writer:
         self.offline_partitions = offline_by_topic[self.topic]
         online = [part.partition for part in described[0].partitions if part.partition not in self.offline_partitions]
         if not online or self.partition in self.offline_partitions:
-            raise offline.refuse(offline_by_topic, "Nobody can write there.")
+            raise offline.offline_error(offline_by_topic, "No records can be written there.")
         if self.partition is None:
             self.online_partitions = cycle(online)
-            offline.warn(offline_by_topic, "Records whose key belongs there cannot be written; all others are.")
+            offline.warn(offline_by_topic, "Records whose key belongs there cannot be written; all others can.")
 
     def write_all(self, records: Iterable[OutgoingRecord]) -> None:
-        """Write the records and print the summary. Raises CommandError when a record was not written, and
-        KeyboardInterrupt.
+        """Write the records and print the summary.
+
+        Raises CommandError when a record was not written, and KeyboardInterrupt at a signal.
         """
         try:
             for record in records:
                 self.write(record)
-                if self.live:
+                if self.shows_progress:
                     self.show_progress()
         except (KeyboardInterrupt, CommandError):
             self.finish()
@@ -268,8 +275,9 @@ class Writer:
             raise CommandError(reasons + (self.missing_key_advice() if self.keyless_rejected else ""))
 
     def missing_key_advice(self) -> str:
-        """Return advice in case the topic is compacted, which the broker's error for a missing key does not mention;
-        else "".
+        """Return advice for a compacted topic: the broker's error for a missing key does not mention compaction.
+
+        Return "" for any other topic.
         """
         try:
             topic_settings = cluster.settings(self.client, self.topic)
@@ -280,7 +288,7 @@ class Writer:
             return ""
         return (
             f"; topic {self.topic} is compacted (cleanup.policy={policy}), so each record needs a key:"
-            ' --key-separator TEXT splits it off the line, --key TEXT sets one for all, a line of --json has "key"'
+            ' use --key-separator TEXT to read it from each line, --key TEXT for one key, or "key" in a line of --json'
         )
 
     def write(self, record: OutgoingRecord) -> None:
@@ -303,7 +311,7 @@ class Writer:
                     record.value,
                     record.key,
                     partition,
-                    on_delivery=self.delivered,
+                    on_delivery=self.on_delivery,
                     timestamp=record.timestamp_ms or 0,
                     headers=headers or None,
                 )
@@ -320,8 +328,9 @@ class Writer:
             return
 
     def write_directly(self, record: OutgoingRecord, partition: int) -> None:
-        """Write one record with Tidelog's own client, after all records that librdkafka holds, so that a partition
-        keeps its order.
+        """Write one record with Tidelog's own client.
+
+        Before this, wait until librdkafka has written all its records, so that the order of the records is preserved.
         """
         from tidelog.client.errors import ClientError
         from tidelog.wire.errors import ApiError, ErrorCode
@@ -331,7 +340,7 @@ class Writer:
                 raise KeyboardInterrupt
             self.report_trouble()
         try:
-            self.interrupts.during(lambda: self.direct.write(record, partition))
+            self.interrupts.call_interruptibly(lambda: self.direct_writer.write(record, partition))
         except (ApiError, ClientError) as error:
             reason = str(client_error(error, f"topic {self.topic}"))
             is_refused = isinstance(error, ApiError) and error.code == ErrorCode.INVALID_RECORD
@@ -341,7 +350,7 @@ class Writer:
             self.written_records += 1
             self.written_bytes += len(record.value or b"") + len(record.key or b"")
 
-    def delivered(self, error: "KafkaError | None", message: "Message") -> None:
+    def on_delivery(self, error: "KafkaError | None", message: "Message") -> None:
         if error is None:
             self.written_records += 1
             self.written_bytes += len(message.value() or b"") + len(message.key() or b"")
@@ -358,14 +367,14 @@ class Writer:
         self.failed[reason] = self.failed.get(reason, 0) + 1
 
     def report_trouble(self) -> None:
-        """Say once why records are not acknowledged while librdkafka keeps trying."""
-        self.outage.tell()
+        """Print once why records are not acknowledged, while librdkafka keeps trying."""
+        self.outage.report()
         now, finished = time.monotonic(), self.written_records + sum(self.failed.values())
         changed_s, finished_before = self.last_change
         if finished != finished_before or finished == self.read_records:
             self.last_change = now, finished
         elif now - changed_s > STUCK_S and not self.outage.all_brokers_down:
-            self.last_change = float("inf"), finished  # no second message until another record is finished
+            self.last_change = float("inf"), finished  # no further message until another record is finished
             newly_offline = set(offline.find_offline_partitions(self.client, [self.topic]).get(self.topic, ())) - set(
                 self.offline_partitions
             )
@@ -380,25 +389,27 @@ class Writer:
                 )
 
     def finish(self) -> None:
-        """Wait for the acknowledgements, at most PARTING_S after Ctrl-C; print how many records were written."""
+        """Wait for the acknowledgements (after Ctrl-C at most INTERRUPT_GRACE_S), and print how many records were
+        written.
+        """
         deadline: float | None = None
         while self.producer.flush(0.2):
             if self.interrupts():
                 # A user who saw the message that no broker answers, or who pressed Ctrl-C again, does not want to
                 # wait longer.
-                patience = 0 if self.outage.all_brokers_down or self.interrupts.count > 1 else PARTING_S
+                patience = 0 if self.outage.all_brokers_down or self.interrupts.count > 1 else INTERRUPT_GRACE_S
                 deadline = min(deadline or float("inf"), time.monotonic() + patience)
                 if time.monotonic() >= deadline:
                     break
             self.report_trouble()
-            if self.live:
+            if self.shows_progress:
                 self.show_progress()
-        if self.live:
+        if self.shows_progress:
             print("\r\x1b[K", end="", file=sys.stderr)
         unknown = len(self.producer)
         if unknown:
             self.producer.purge()
-            print(f"{counted(unknown, 'record')} not acknowledged; may have been written.", file=sys.stderr)
+            print(f"{counted(unknown, 'record')} not acknowledged, but possibly written.", file=sys.stderr)
         seconds = max(time.monotonic() - self.started_s, 1e-6)
         if (self.failed or unknown) and not self.written_records:
             return

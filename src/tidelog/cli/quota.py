@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, split_key_value
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.own_client import ask_any, check, connected
-from tidelog.cli.tables import Column, Table, print_json, print_table, size
+from tidelog.cli.own_client import ask_any, connected, raise_for_code
+from tidelog.cli.tables import Column, Table, comma_separated, print_json, print_table, size
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -22,30 +22,40 @@ EXAMPLE = "producer_byte_rate=1MiB"
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BYTE_RATES = ("producer_byte_rate", "consumer_byte_rate")
 
-WHOSE = "Whose quotas"
+ENTITY_PANEL = "Whose quotas"
 User = Annotated[
     str | None,
-    typer.Option("--user", metavar="NAME", show_default=False, help="A user; ANONYMOUS without authentication.",
-                 rich_help_panel=WHOSE),
-]  # fmt: skip
+    typer.Option(
+        "--user",
+        metavar="NAME",
+        show_default=False,
+        help="A user; without authentication, every client is ANONYMOUS.",
+        rich_help_panel=ENTITY_PANEL,
+    ),
+]
 ClientId = Annotated[
     str | None,
-    typer.Option("--client-id", metavar="NAME", show_default=False, help="A client id.", rich_help_panel=WHOSE),
+    typer.Option("--client-id", metavar="NAME", show_default=False, help="A client id.", rich_help_panel=ENTITY_PANEL),
 ]
 Ip = Annotated[
     str | None,
     typer.Option(
-        "--ip", metavar="ADDRESS", show_default=False, help="An IP address of clients.", rich_help_panel=WHOSE
+        "--ip",
+        metavar="ADDRESS",
+        show_default=False,
+        help="Clients with this IP address.",
+        rich_help_panel=ENTITY_PANEL,
     ),
 ]
 DefaultUser = Annotated[
-    bool, typer.Option("--default-user", help="Users without quotas of their own.", rich_help_panel=WHOSE)
+    bool, typer.Option("--default-user", help="Users without quotas of their own.", rich_help_panel=ENTITY_PANEL)
 ]
 DefaultClientId = Annotated[
-    bool, typer.Option("--default-client-id", help="Client ids without quotas of their own.", rich_help_panel=WHOSE)
+    bool,
+    typer.Option("--default-client-id", help="Client ids without quotas of their own.", rich_help_panel=ENTITY_PANEL),
 ]
 DefaultIp = Annotated[
-    bool, typer.Option("--default-ip", help="Addresses without quotas of their own.", rich_help_panel=WHOSE)
+    bool, typer.Option("--default-ip", help="Addresses without quotas of their own.", rich_help_panel=ENTITY_PANEL)
 ]
 
 
@@ -59,10 +69,11 @@ class Quota(NamedTuple):
 def quota() -> None:
     """Show and change quotas: limits on what clients may use.
 
-    producer_byte_rate and consumer_byte_rate are bytes per second,
-    request_percentage is the share of the broker's thread in percent,
-    controller_mutation_rate is partitions created or deleted per second,
-    connection_creation_rate is new connections per second.
+    producer_byte_rate and consumer_byte_rate limit the bytes per second.
+    request_percentage limits the share of the broker's thread, in percent.
+    controller_mutation_rate limits the partitions that are created or
+    deleted per second.
+    connection_creation_rate limits the new connections per second.
 
     Examples:
 
@@ -83,9 +94,9 @@ def list_quotas(
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """List all quotas, or those of the user, client id or address.
+    """List all quotas, or only those of a user, a client id or an address.
 
-    --user also lists the quotas of that user's client ids.
+    --user also lists the quotas of this user's client ids.
 
     Examples:
 
@@ -93,13 +104,13 @@ def list_quotas(
     $ tidelog quota list --default-client-id
     $ tidelog quota list --json | jq '.[].quotas'
     """
-    wanted = chosen(user, client_id, ip, default_user, default_client_id, default_ip)
+    wanted = entity_from_options(user, client_id, ip, default_user, default_client_id, default_ip)
     with connected(bootstrap) as client:
-        quotas = described(client, wanted, strict=False)
+        quotas = describe_quotas(client, wanted, strict=False)
     if json:
-        print_json(as_json(quotas))
+        print_json(quotas_json(quotas))
     elif not quotas:
-        print(f"No quotas. One is set with: tidelog quota set --client-id NAME {EXAMPLE}", file=sys.stderr)
+        print(f"No quotas are set. To set one: tidelog quota set --client-id NAME {EXAMPLE}", file=sys.stderr)
     else:
         print_table(quota_table(quotas))
 
@@ -117,9 +128,9 @@ def set_quotas(
     default_ip: DefaultIp = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Set quotas of a user, a client id, a client of a user, or an address.
+    """Set quotas of a user, a client id, a user's client id, or an address.
 
-    Values accept KiB, MiB and GiB. They take effect at once, also for
+    A value may end in KiB, MiB or GiB. It takes effect at once, also for
     clients that are already connected.
 
     Examples:
@@ -128,17 +139,17 @@ def set_quotas(
     $ tidelog quota set --user ANONYMOUS --default-client-id request_percentage=50
     $ tidelog quota set --default-ip connection_creation_rate=20
     """
-    entity = required(chosen(user, client_id, ip, default_user, default_client_id, default_ip))
-    values = dict(parsed(text) for text in quotas)
+    entity = require_entity(entity_from_options(user, client_id, ip, default_user, default_client_id, default_ip))
+    values = dict(parse_quota(text) for text in quotas)
     with connected(bootstrap) as client:
-        alter(client, entity, dict(values))
-    print(f"Set {', '.join(values)} of {named(entity)}.")
+        alter_quotas(client, entity, dict(values))
+    print(f"{comma_separated(values)} {'is' if len(values) == 1 else 'are'} now set for {entity_text(entity)}.")
 
 
 @app.command()
 def remove(
     keys: Annotated[
-        list[str], typer.Argument(metavar="[QUOTA...]", show_default=False, help="Default: all its quotas.")
+        list[str], typer.Argument(metavar="[QUOTA...]", show_default=False, help="Which quotas; default: all.")
     ] = [],  # noqa: B006 - typer copies it
     user: User = None,
     client_id: ClientId = None,
@@ -148,29 +159,30 @@ def remove(
     default_ip: DefaultIp = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Remove quotas.
+    """Remove quotas, so that they no longer limit clients.
 
     Examples:
 
     $ tidelog quota remove --client-id importer
     $ tidelog quota remove --client-id importer producer_byte_rate
     """
-    entity = required(chosen(user, client_id, ip, default_user, default_client_id, default_ip))
+    entity = require_entity(entity_from_options(user, client_id, ip, default_user, default_client_id, default_ip))
     with connected(bootstrap) as client:
-        present = [quota.key for quota in described(client, entity, strict=True)]
+        present = [quota.key for quota in describe_quotas(client, entity, strict=True)]
         missing = [key for key in keys if key not in present]
         if missing or not present:
             absent = missing[0] if missing else "quotas"
-            raise CommandError(f"{named(entity)} has no {absent} (tidelog quota list shows all quotas)")
+            raise CommandError(f"{entity_text(entity)} has no {absent}; tidelog quota list shows all quotas")
         removed = keys or present
-        alter(client, entity, dict.fromkeys(removed))
-    print(f"Removed {', '.join(removed)} of {named(entity)}.")
+        alter_quotas(client, entity, dict.fromkeys(removed))
+    verb = "is" if len(removed) == 1 else "are"
+    print(f"{comma_separated(removed)} {verb} no longer set for {entity_text(entity)}.")
 
 
 # The entity that quotas belong to
 
 
-def chosen(
+def entity_from_options(
     user: str | None,
     client_id: str | None,
     ip: str | None,
@@ -178,33 +190,40 @@ def chosen(
     default_client_id: bool,
     default_ip: bool,
 ) -> "Entity":
-    """Return the entity that the options name, in parts; empty if no option is given. Raises UsageError."""
+    """Return the entity that the options name: the types and names of its parts. It is empty if no option is used.
+
+    The name None means the default entity. Raises UsageError for options that cannot be used together.
+    """
     parts: list[tuple[str, str | None]] = []
     for kind, name, default in (
         ("client-id", client_id, default_client_id), ("user", user, default_user), ("ip", ip, default_ip),
     ):  # fmt: skip
         if name is not None and default:
-            raise UsageError(f"--{kind} and --default-{kind} exclude each other")
+            raise UsageError(f"--{kind} and --default-{kind} cannot be used together")
         if name is not None or default:
             parts.append((kind, name))
     if len(parts) > 1 and any(kind == "ip" for kind, _ in parts):
-        raise UsageError("--ip cannot be combined with --user or --client-id")
+        raise UsageError("--ip and --default-ip cannot be used together with options for users or client ids")
     return tuple(parts)
 
 
-def required(entity: "Entity") -> "Entity":
+def require_entity(entity: "Entity") -> "Entity":
+    """Return the entity. Raises UsageError if it is empty."""
     if not entity:
-        raise UsageError("whose quotas? Give --client-id, --user, both, --ip, or a --default-... option (see --help)")
+        raise UsageError(
+            "no user, client id or address: add --client-id, --user, both, --ip, or a --default-... option (see --help)"
+        )
     return entity
 
 
-def named(entity: "Entity") -> str:
+def entity_text(entity: "Entity") -> str:
+    """Return the entity in words: `the default client-id, user alice`."""
     return ", ".join(f"the default {kind}" if name is None else f"{kind} {name}" for kind, name in entity)
 
 
-def parsed(text: str) -> tuple[str, float]:
+def parse_quota(text: str) -> tuple[str, float]:
     """Parse QUOTA=VALUE into the quota's name and number. Raises UsageError."""
-    key, value = key_value(text, "QUOTA=VALUE", EXAMPLE)
+    key, value = split_key_value(text, f"expected QUOTA=VALUE, for example {EXAMPLE}")
     number, factor = value, 1
     for unit, unit_factor in UNITS.items():
         if value.endswith(unit):
@@ -213,14 +232,19 @@ def parsed(text: str) -> tuple[str, float]:
         return key, float(number) * factor
     except ValueError:
         raise UsageError(
-            f"{key} takes a number, optionally with KiB, MiB or GiB, for example {EXAMPLE}, not {value!r}"
+            f"{key} takes a number that may end in KiB, MiB or GiB, for example {EXAMPLE}, not {value!r}"
         ) from None
 
 
 # The cluster
 
 
-def described(client: "Client", wanted: "Entity", *, strict: bool) -> list[Quota]:
+def describe_quotas(client: "Client", wanted: "Entity", *, strict: bool) -> list[Quota]:
+    """Request the quotas of the entity and return them, sorted.
+
+    Without `strict`, the quotas of entities that have more parts are returned too: for a user, those of the user's
+    client ids.
+    """
     from tidelog.wire.messages.describe_client_quotas import (
         ComponentData,
         DescribeClientQuotasRequest,
@@ -232,7 +256,7 @@ def described(client: "Client", wanted: "Entity", *, strict: bool) -> list[Quota
     ]
     request = DescribeClientQuotasRequest(components=components, strict=strict)
     answer = ask_any(client, request, DescribeClientQuotasResponse)
-    check(answer.error_code, answer.error_message)
+    raise_for_code(answer.error_code, answer.error_message)
     quotas = [
         Quota(tuple((part.entity_type, part.entity_name) for part in entry.entity), value.key, value.value)
         for entry in answer.entries or ()
@@ -241,7 +265,8 @@ def described(client: "Client", wanted: "Entity", *, strict: bool) -> list[Quota
     return sorted(quotas, key=lambda quota: ([(kind, name or "") for kind, name in quota.entity], quota.key))
 
 
-def alter(client: "Client", entity: "Entity", values: dict[str, float | None]) -> None:
+def alter_quotas(client: "Client", entity: "Entity", values: dict[str, float | None]) -> None:
+    """Set the quotas that have a value, and remove those with None. Raises CommandError."""
     from tidelog.wire.messages.alter_client_quotas import (
         AlterClientQuotasRequest,
         AlterClientQuotasResponse,
@@ -255,7 +280,7 @@ def alter(client: "Client", entity: "Entity", values: dict[str, float | None]) -
         ops=[OpData(key=key, value=value or 0.0, remove=value is None) for key, value in values.items()],
     )
     for result in ask_any(client, AlterClientQuotasRequest(entries=[entry]), AlterClientQuotasResponse).entries:
-        check(result.error_code, result.error_message)
+        raise_for_code(result.error_code, result.error_message)
 
 
 # Output
@@ -267,11 +292,12 @@ def quota_table(quotas: Sequence[Quota]) -> Table:
     for entity, key, value in quotas:
         parts = dict(entity)
         names = [(parts[kind] or DEFAULT) if kind in parts else "-" for kind in ("user", "client-id", "ip")]
-        rows.append([*names, key, shown(key, value)])
+        rows.append([*names, key, value_text(key, value)])
     return Table([*columns, Column("value", right=True, spare=-1)], rows)
 
 
-def shown(key: str, value: float) -> str:
+def value_text(key: str, value: float) -> str:
+    """Return the value: with its unit at a terminal, as a plain number in a pipe."""
     if not sys.stdout.isatty():
         return f"{value:.15g}"
     if key in BYTE_RATES:
@@ -279,8 +305,8 @@ def shown(key: str, value: float) -> str:
     return f"{value:.15g} %" if key == "request_percentage" else f"{value:.15g}/s"
 
 
-def as_json(quotas: Sequence[Quota]) -> list[dict[str, object]]:
-    """Return one object for each entity that has quotas; the name null is the default entity."""
+def quotas_json(quotas: Sequence[Quota]) -> list[dict[str, object]]:
+    """Return one object for each entity that has quotas. The name null means the default entity."""
     by_entity: dict[Entity, dict[str, float]] = {}
     for entity, key, value in quotas:
         by_entity.setdefault(entity, {})[key] = value

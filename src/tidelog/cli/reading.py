@@ -1,5 +1,4 @@
-"""The reading loop of `tidelog consume`: read from given offsets or as a member of a group, until there is a reason
-to stop.
+"""The reading loop of `tidelog consume`: read from given offsets, or as a member of a group, until a reason to stop.
 
 Tidelog's own client fetches the records, because librdkafka truncates or rejects header keys that contain a NUL or
 are not UTF-8. In a group, librdkafka is the member: it joins, receives partitions and commits offsets, but fetches
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.cli import cluster, offline
-from tidelog.cli.connection import NO_BROKER, ConnectionOptions, client_error, in_one_line, kafka_error
+from tidelog.cli.connection import NO_BROKER, ConnectionOptions, client_error, kafka_error, one_line_errors
 from tidelog.cli.errors import CommandError
 from tidelog.cli.interrupts import Interrupts
 from tidelog.cli.records import IncomingRecord
@@ -31,7 +30,7 @@ JOINING_NOTICE_S = 0.5
 """After this many seconds of waiting for partitions of a group, a message on the terminal says so."""
 FETCH_BYTES_MAX = 16 << 20
 PARTITION_BYTES_MAX = 1 << 20
-"""Limit per partition and fetch response. A single batch that is larger is still returned whole."""
+"""Upper bound on the bytes of a partition in a fetch response. A single larger batch is nevertheless returned whole."""
 
 
 class RecordSink(Protocol):
@@ -41,8 +40,8 @@ class RecordSink(Protocol):
 
 
 class TopicReader:
-    """Prints records of one topic until Ctrl-C, the limit of records, or the end offsets of the moment when it
-    started.
+    """Prints records of one topic until Ctrl-C, until the maximum number of records, or with `until_end` until the end
+    offsets that the partitions had at the start.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class TopicReader:
         self.member: GroupMember | None = None
         self.failures: list[str] = []
         """One line for each partition or range of offsets that was requested and could not be read."""
-        self.missing: dict[str, list[int]] = {}
+        self.offline_by_topic: dict[str, list[int]] = {}
         """Partitions that were requested and are offline, by topic."""
         self.offline_checked_s = 0.0
         self.outage_reported = False
@@ -86,25 +85,24 @@ class TopicReader:
         self.hint_shown = not (sys.stderr.isatty() and sys.stdout.isatty())
 
     def join(self, group: str, reset: str) -> None:
-        """Read as a member of `group`. `reset` is the policy for partitions without a commit: "earliest" or
-        "latest".
+        """Read as a member of `group`. `reset` is the policy for partitions without a commit: "earliest" or "latest".
 
         Raises CommandError when the topic does not exist or the group's coordinator is offline.
         """
         offline_partitions = offline.offline_partitions_of(cluster.describe(self.client, [self.topic]))
         if coordinator_failure := offline.coordinator_failure(self.client, group):
             raise coordinator_failure
-        self.note_offline(offline_partitions.get(self.topic, []))
+        self.report_offline(offline_partitions.get(self.topic, []))
         self.member = GroupMember(self.connection, self.client, group, self.topic, reset)
 
-    def note_offline(self, offline_partitions: Sequence[int]) -> None:
-        """Warn once about each offline partition, and do not wait for its end."""
-        reported = self.missing.setdefault(self.topic, []) if offline_partitions else []
+    def report_offline(self, offline_partitions: Sequence[int]) -> None:
+        """Warn once about each offline partition, and no longer wait until it is read to its end."""
+        reported = self.offline_by_topic.setdefault(self.topic, []) if offline_partitions else []
         new = [index for index in offline_partitions if index not in reported]
         reported += new
         for index in new:
             self.pending_ends.pop(index, None)
-        offline.warn({self.topic: new} if new else {}, "Their records are not read; all other partitions are.")
+        offline.warn({self.topic: new} if new else {}, "They are not read; all other partitions are read.")
 
     def run(self, interrupted: Interrupts) -> None:
         """Print records until there is a reason to stop.
@@ -112,16 +110,16 @@ class TopicReader:
         Raises KeyboardInterrupt, and CommandError when some of the requested records could not be read.
         """
         started_s = time.monotonic()
-        while not self.finished():
+        while not self.is_finished():
             if interrupted():
                 raise KeyboardInterrupt
             self.step(interrupted, time.monotonic() - started_s)
-        if self.until_end and self.missing and self.remaining_records != 0:
-            self.failures.append(f"{offline.partitions_text(self.missing)} could not be read to the end")
+        if self.until_end and self.offline_by_topic and self.remaining_records != 0:
+            self.failures.append(f"{offline.partitions_text(self.offline_by_topic)} could not be read to the end")
         if self.failures:
             raise CommandError("; ".join(self.failures))
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         if self.remaining_records == 0:
             return True
         if self.member is not None:
@@ -130,7 +128,7 @@ class TopicReader:
         return not self.reader.positions or (self.until_end and not self.pending_ends)
 
     def step(self, interrupted: Interrupts, seconds: float) -> None:
-        """Print the records of one fetch, or say why there are none. `seconds` is the time since the start."""
+        """Print the records of one fetch, or report why there are none. `seconds` is the time since the start."""
         from tidelog.client.reader import Chunk
 
         if self.member is not None:
@@ -138,9 +136,9 @@ class TopicReader:
         now_s = time.monotonic()
         wait_s = self.reader.due_in_s(now_s) if self.reader.positions else FETCH_WAIT_S
         if wait_s > 0:
-            interrupted.during(lambda: time.sleep(min(wait_s, FETCH_WAIT_S)))
-        with in_one_line():
-            events = interrupted.during(lambda: self.reader.poll(time.monotonic()))
+            interrupted.call_interruptibly(lambda: time.sleep(min(wait_s, FETCH_WAIT_S)))
+        with one_line_errors():
+            events = interrupted.call_interruptibly(lambda: self.reader.poll(time.monotonic()))
         printed = False
         for event in events:
             if isinstance(event, Chunk):
@@ -153,11 +151,11 @@ class TopicReader:
             self.offline_checked_s = seconds
             return
         self.sink.check()
-        self.say_why_it_waits(seconds)
+        self.report_waiting(seconds)
         if self.pending_ends and seconds - self.offline_checked_s > OFFLINE_CHECK_S and not self.reader.unreachable():
             self.offline_checked_s = seconds
             offline_partitions = offline.find_offline_partitions(self.client, [self.topic]).get(self.topic, [])
-            self.note_offline([index for index in offline_partitions if index in self.pending_ends])
+            self.report_offline([index for index in offline_partitions if index in self.pending_ends])
 
     def print_chunk(self, chunk: "Chunk") -> bool:
         """Print the records of one chunk, then store the new position. Return whether anything was printed."""
@@ -190,13 +188,13 @@ class TopicReader:
                 position = min(position, end) if end is not None else position
                 self.member.store(tp.partition, position)
         if end is not None and chunk.end_offset >= 0 and position >= min(end, chunk.end_offset):
-            # Transaction markers and compaction leave offsets without records, so compare positions, not record
-            # offsets.
+            # Positions are compared, not offsets of records, because transaction markers and compaction leave offsets
+            # without records.
             del self.pending_ends[tp.partition]
         return bool(records)
 
     def report_failure(self, event: "Skipped | Stopped") -> None:
-        """Report on stderr what cannot be read of a partition, and add it to `failures`."""
+        """Report on stderr which records of a partition cannot be read, and add the message to `failures`."""
         from tidelog.client.reader import Skipped
 
         tp = event.partition
@@ -218,13 +216,13 @@ class TopicReader:
         self.failures.append(line)
 
     def report_outage(self) -> None:
-        """Say once, while no broker can be reached, that the command keeps trying."""
+        """Print once, while no broker can be reached, that the command keeps trying."""
         if self.reader.unreachable() and not self.outage_reported:
             self.outage_reported = True
             print(NO_BROKER, file=sys.stderr)
 
-    def say_why_it_waits(self, seconds: float) -> None:
-        """Print each reason for waiting once, and only on a terminal. No message is needed once records arrive."""
+    def report_waiting(self, seconds: float) -> None:
+        """Print each reason for waiting once, only on a terminal, and only until the first record arrives."""
         if self.member is not None and not self.member.assigned:
             self.member.report_joining(seconds)
         elif not self.hint_shown and seconds > HINT_AFTER_S:
@@ -257,11 +255,11 @@ class TopicReader:
             )
             for (_, number), end in ends.items():
                 if (
-                    number not in self.missing.get(self.topic, ())
+                    number not in self.offline_by_topic.get(self.topic, ())
                     and assigned[TopicPartition(self.topic, number)] < end
                 ):
                     self.pending_ends[number] = end
-            self.failures += [f"{failure}" for failure in failures.values() if not self.missing]
+            self.failures += [f"{failure}" for failure in failures.values() if not self.offline_by_topic]
 
     def close(self) -> None:
         """Leave the group and commit the offsets of the printed records."""
@@ -270,7 +268,9 @@ class TopicReader:
 
 
 class GroupMember:
-    """The group membership, held by librdkafka: which partitions this process reads, and what it commits."""
+    """The membership of this process in a group, by a consumer of librdkafka: receives the partitions that the process
+    reads, and commits offsets.
+    """
 
     def __init__(self, connection: ConnectionOptions, client: "Client", group: str, topic: str, reset: str) -> None:
         self.client = client
@@ -287,7 +287,7 @@ class GroupMember:
         settings: dict[str, Any] = {
             "group.id": group,
             "enable.auto.commit": True,
-            "enable.auto.offset.store": False,  # only offsets of printed records may be committed
+            "enable.auto.offset.store": False,  # `store` does it, so that only printed records are committed
         }
         self._consumer: Consumer = connection.consumer(settings)
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke)
@@ -297,8 +297,8 @@ class GroupMember:
         from confluent_kafka import KafkaError
 
         message = self._consumer.poll(0)
-        if paused := self._consumer.assignment():
-            self._consumer.pause(paused)  # Tidelog's own client fetches
+        if assignment := self._consumer.assignment():
+            self._consumer.pause(assignment)  # because Tidelog's own client fetches the records
         error = message.error() if message is not None else None
         temporary_codes = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._PARTITION_EOF)
         if error is not None and not error.retriable() and error.code() not in temporary_codes:
@@ -315,15 +315,16 @@ class GroupMember:
             self.seen.discard(part.partition)
 
     def _starts(self, partitions: list[int]) -> dict[int, int]:
-        """Return the committed offset of each partition; for a partition without one, the start offset by the reset
-        policy.
+        """Return the offset where reading begins in each partition.
+
+        It is the committed offset, or if there is none, the earliest or the latest offset, by the reset policy.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition
 
         if not partitions:
             return {}
-        with in_one_line():
+        with one_line_errors():
             committed = self.client.committed_offsets([self.group])[self.group]
             if isinstance(committed, Exception):
                 raise client_error(committed, f"group {self.group}")
@@ -346,12 +347,12 @@ class GroupMember:
         try:
             self._consumer.store_offsets(offsets=[TopicPartition(self.topic, partition, offset)])
         except KafkaException:
-            return  # the partition was revoked in the meantime: another member reads these records again
+            return  # the partition was revoked in the meantime, and another member will read these records again
 
     def report_joining(self, seconds: float) -> None:
         if not self._joining_reported and seconds > JOINING_NOTICE_S:
             self._joining_reported = True
-            print(f"Joining {self.group}: a new group waits a few seconds for more members.", file=sys.stderr)
+            print(f"Joining group {self.group}; a new group waits a few seconds for more members.", file=sys.stderr)
 
     def close(self) -> None:
         self._consumer.close()

@@ -1,7 +1,8 @@
 """Parse a line of `produce --json`: JSON that `records.to_json` wrote, or that was written by hand.
 
-A key or value that is not a string keeps its exact text: a number of 30 digits, `1.50`, spaces and repeated names
-within an object. So this module parses the outer object itself, and leaves only its members to the standard library.
+A key or value may be any JSON, for example a number or an object. Its exact text becomes the record's key or value: a
+number of 30 digits, `1.50`, spaces and repeated names within an object are preserved. This module therefore parses the
+outer object itself, and uses the standard library only for its members.
 """
 
 import base64
@@ -18,13 +19,14 @@ FIELDS = (
     *("topic", "partition", "offset", "timestamp", "timestamp_ms"),
     *("key", "key_base64", "value", "value_base64", "headers"),
 )
-"""The fields of a line of `consume --json`, which `produce --json` accepts too."""
+"""The fields of a line of `consume --json`. `produce --json` accepts the same fields."""
 HEADER_FIELDS = ("key", "key_base64", "value", "value_base64")
 EXACT_TEXT_FIELDS = ("key", "value")
 TIMESTAMP_MAX = (1 << 63) - 1
 DIGITS_MAX = 25
-"""A longer number is read as infinity: Python needs long to convert thousands of digits, and rejects more than
-4,300."""
+"""A number with more digits is parsed as infinity, because Python is slow to convert thousands of digits, and rejects
+more than 4,300. The value of so long a number does not matter: a key or value uses the exact text, and in any other
+field it is out of range or ignored."""
 
 SPACE = re.compile(r"[ \t\n\r]*").match
 COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
@@ -51,17 +53,17 @@ def record_from_line(line: bytes) -> OutgoingRecord:
     RecordJsonError if it is not a record.
     """
     try:
-        return record_from_json(parsed(line.decode("utf-8-sig")))
+        return record_from_json(parse_json(line.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         raise RecordJsonError(f"byte {error.start + 1} is not UTF-8") from None
     except RecursionError:
         raise RecordJsonError("it is nested too deeply") from None
 
 
-def parsed(text: str) -> object:
-    """Return the parsed JSON, with `ExactText` in place of keys and values that are neither strings nor null."""
+def parse_json(text: str) -> object:
+    """Return the parsed JSON. A key or value that is neither a string nor null becomes an `ExactText`."""
     try:
-        document: Any = WHOLE.decode(text)
+        document: Any = WHOLE_DECODER.decode(text)
         if not isinstance(document, dict) or not needs_exact_text(document):
             return document  # most lines take this fast path
     except RepeatedError:
@@ -69,13 +71,13 @@ def parsed(text: str) -> object:
     at = SPACE(text, 0).end()  # type: ignore[union-attr]
     if text[at : at + 1] != "{":
         return DECODER.decode(text)
-    document, at = members(text, at + 1)
+    document, at = scan_object(text, at + 1)
     if (at := SPACE(text, at).end()) < len(text):  # type: ignore[union-attr]
         raise JSONDecodeError("Extra data", text, at)
     return document
 
 
-def members(text: str, at: int) -> tuple[dict[str, Any], int]:
+def scan_object(text: str, at: int) -> tuple[dict[str, Any], int]:
     """Return the members of the object whose brace is just before `at`, and the position after the object."""
     object_members: dict[str, Any] = {}
     at = SPACE(text, at).end()  # type: ignore[union-attr]
@@ -84,12 +86,12 @@ def members(text: str, at: int) -> tuple[dict[str, Any], int]:
     while True:
         if text[at : at + 1] != '"':
             raise JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
-        name, at = scan(text, at)
+        name, at = scan_value(text, at)
         if name in object_members:
-            raise RecordJsonError(f"{json.dumps(name)} is given twice")
+            raise RecordJsonError(f"{json.dumps(name)} occurs twice")
         if (colon := COLON(text, at)) is None:
             raise JSONDecodeError("Expecting ':' delimiter", text, at)
-        object_members[name], at = member(text, colon.end(), name)
+        object_members[name], at = scan_member(text, colon.end(), name)
         if (end := AFTER_MEMBER(text, at)) is None:
             raise JSONDecodeError("Expecting ',' delimiter", text, at)
         if end[1] == "}":
@@ -97,27 +99,27 @@ def members(text: str, at: int) -> tuple[dict[str, Any], int]:
         at = end.end()
 
 
-def member(text: str, at: int, name: str) -> tuple[Any, int]:
+def scan_member(text: str, at: int, name: str) -> tuple[Any, int]:
     """Return the value of the member with this name, and the position after it."""
     if name == "headers" and text[at : at + 1] == "[":
-        return items(text, at + 1)
-    value, end = scan(text, at)
+        return scan_list(text, at + 1)
+    value, end = scan_value(text, at)
     if name in EXACT_TEXT_FIELDS and value is not None and not isinstance(value, str):
         value = ExactText(text[at:end].encode())
     return value, end
 
 
-def items(text: str, at: int) -> tuple[list[Any], int]:
+def scan_list(text: str, at: int) -> tuple[list[Any], int]:
     """Return the items of the list whose bracket is just before `at`, and the position after the list.
 
-    Items that are objects are parsed by `members`.
+    Items that are objects are parsed by `scan_object`.
     """
     list_items: list[Any] = []
     at = SPACE(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] == "]":
         return list_items, at + 1
     while True:
-        item, at = members(text, at + 1) if text[at : at + 1] == "{" else scan(text, at)
+        item, at = scan_object(text, at + 1) if text[at : at + 1] == "{" else scan_value(text, at)
         list_items.append(item)
         if (end := AFTER_ITEM(text, at)) is None:
             raise JSONDecodeError("Expecting ',' delimiter", text, at)
@@ -126,7 +128,7 @@ def items(text: str, at: int) -> tuple[list[Any], int]:
         at = end.end()
 
 
-def scan(text: str, at: int) -> tuple[Any, int]:
+def scan_value(text: str, at: int) -> tuple[Any, int]:
     """Return the value that begins at `at`, and the position after it."""
     try:
         value_and_end: tuple[Any, int] = SCAN(text, at)
@@ -149,22 +151,24 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def whole_number(digits: str) -> int | float:
+def parse_integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= DIGITS_MAX else float("inf")
 
 
-def refuse_constant(constant: str) -> NoReturn:
+def reject_constant(constant: str) -> NoReturn:
     raise RecordJsonError(f"JSON has no {constant}")
 
 
-DECODER = json.JSONDecoder(parse_int=whole_number, parse_constant=refuse_constant)
+DECODER = json.JSONDecoder(parse_int=parse_integer, parse_constant=reject_constant)
 SCAN = DECODER.scan_once  # type: ignore[attr-defined]
-"""The function under JSONDecoder.raw_decode, implemented in C."""
-WHOLE = json.JSONDecoder(object_pairs_hook=without_repeats, parse_int=whole_number, parse_constant=refuse_constant)
+"""The function that JSONDecoder.raw_decode calls; it is implemented in C."""
+WHOLE_DECODER = json.JSONDecoder(
+    object_pairs_hook=without_repeats, parse_int=parse_integer, parse_constant=reject_constant
+)
 
 
 def record_from_json(document: object) -> OutgoingRecord:
-    """Convert the result of `parsed`. Raises RecordJsonError."""
+    """Convert the result of `parse_json`. Raises RecordJsonError."""
     if not isinstance(document, dict) or not ({"value", "value_base64"} & set(document)):
         raise RecordJsonError('it must be an object with "value"')
     check_names(document, FIELDS, "field")
@@ -185,7 +189,7 @@ HEADERS_EXPECTED = '"headers" must be a list of objects with "key" (or "key_base
 
 
 def header_from_json(header: object) -> tuple[str, bytes | None]:
-    """Return key and value. In the key, lone surrogates stand for bytes that are not UTF-8 ("surrogateescape")."""
+    """Return key and value. In the key, lone surrogates represent bytes that are not UTF-8 ("surrogateescape")."""
     if not isinstance(header, dict) or not isinstance(header.get("key", header.get("key_base64")), str):
         raise RecordJsonError(HEADERS_EXPECTED)
     check_names(header, HEADER_FIELDS, "field of a header")
@@ -209,12 +213,15 @@ def number_from_json(document: dict[str, Any], name: str, maximum: int) -> int |
 
 
 def timestamp_from_json(document: dict[str, Any]) -> int | None:
-    """Return the timestamp; None leaves it to librdkafka, which then writes the present time, as it does for 0."""
+    """Return the timestamp. If it is None, librdkafka writes the present time.
+
+    Raises RecordJsonError for 0 and less: for 0, librdkafka would also write the present time.
+    """
     number, text = number_from_json(document, "timestamp_ms", TIMESTAMP_MAX), document.get("timestamp")
     if number is not None or text is not None:
         number = number if number is not None else timestamp_from_text(text)
         if number <= 0:
-            raise RecordJsonError("the timestamp must be after 1970-01-01T00:00:00.000Z: change it, or leave it out")
+            raise RecordJsonError("the timestamp must be after 1970-01-01T00:00:00.000Z: change it or leave it out")
     return number
 
 
@@ -230,20 +237,20 @@ def timestamp_from_text(text: Any) -> int:
 
 def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
     if {name, f"{name}_base64"} <= set(document):
-        raise RecordJsonError(f'"{name}" and "{name}_base64" do not go together')
+        raise RecordJsonError(f'"{name}" and "{name}_base64" cannot be used together')
     if f"{name}_base64" in document:
         try:
             return base64.b64decode(document[f"{name}_base64"], validate=True)
         except (TypeError, ValueError):
             raise RecordJsonError(f'"{name}_base64" is not base64') from None
     data: str | ExactText | None = document.get(name)
-    # A value that is not a string keeps its exact text: a line made by hand need not quote its JSON twice.
+    # A value that is not a string is an ExactText, so that in a line written by hand, JSON need not be quoted.
     if isinstance(data, str):
-        return utf8(data, name)
+        return encode_text(data, name)
     return None if data is None else bytes(data)
 
 
-def utf8(text: str, name: str) -> bytes:
+def encode_text(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -1,11 +1,11 @@
-"""Records as text: the template of `consume --format`, and JSON. `record_json` parses that JSON."""
+"""Convert records to text: by the template of `consume --format`, or to JSON, which `record_json` parses."""
 
 import base64
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tidelog.cli.tables import json_text
-from tidelog.cli.when import iso
+from tidelog.cli.when import iso_time
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "timestamp_ms", "key", "value", "headers")
 ALL_FIELDS = " ".join(f"{{{field}}}" for field in FIELDS)
@@ -13,11 +13,11 @@ KCAT_FIELDS = {
     "t": "{topic}", "p": "{partition}", "o": "{offset}", "k": "{key}", "s": "{value}", "h": "{headers}",
     "T": "{timestamp_ms}",
 }  # fmt: skip
-"""The placeholders of `kcat -f`, after the percent sign, and their fields here."""
+"""Placeholder of `kcat -f`, without the percent sign -> the field with the same meaning in our templates."""
 ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 Headers = Sequence[tuple[str, bytes | None]]
-"""Keys and values. In a key, lone surrogates stand for bytes that are not UTF-8 ("surrogateescape")."""
+"""Keys and values. In a key, lone surrogates represent bytes that are not UTF-8 ("surrogateescape")."""
 
 
 class IncomingRecord(NamedTuple):
@@ -49,14 +49,14 @@ class OutgoingRecord(NamedTuple):
 
 
 class TemplateError(ValueError):
-    """The format names an unknown field, or is cut off."""
+    """The format names an unknown field, or a brace is not closed."""
 
 
-def template(text: str, null: bytes) -> RenderRecord:
-    r"""Return a function that renders a record by `text`: fields in braces ({key}, {value}, ...), `{{`, `}}` and
-    `%%` for the characters themselves, and \n \t \r \0 \\.
+def parse_template(text: str, null: bytes) -> RenderRecord:
+    r"""Return a function that renders a record by the template `text`. Raises TemplateError.
 
-    A null key or value is written as `null`. All other bytes are written unchanged. Raises TemplateError.
+    Fields are in braces ({key}, {value}, ...). `{{`, `}}` and `%%` are the characters themselves, and \n \t \r \0 \\
+    are escapes. A null key or value is written as the text `null`. All other bytes are written unchanged.
     """
     parts: list[bytes | RenderRecord] = []
     position = 0
@@ -69,12 +69,12 @@ def template(text: str, null: bytes) -> RenderRecord:
             end = text.find("}", position)
             name = text[position + 1 : end]
             if end < 0 or name not in FIELDS:
-                raise TemplateError(f"{text[position : end + 1 or None]!r} is not a field: {ALL_FIELDS}")
-            parts.append(field(name, null))
+                raise TemplateError(f"{text[position : end + 1 or None]!r} is not a field. Fields: {ALL_FIELDS}")
+            parts.append(field_renderer(name, null))
             position = end + 1
         elif two[0] == "%" and two[1:].isascii() and two[1:].isalpha():
-            meant = f"; here it is {KCAT_FIELDS[two[1:]]}" if two[1:] in KCAT_FIELDS else ""
-            raise TemplateError(f"{two!r} is not a field{meant}: {ALL_FIELDS}, and %% is a percent sign")
+            remedy = f"; use {KCAT_FIELDS[two[1:]]}" if two[1:] in KCAT_FIELDS else ""
+            raise TemplateError(f"{two!r} is not a field{remedy}. Fields: {ALL_FIELDS}; %% is a percent sign")
         elif two[0] == "\\" and two[1:] in ESCAPES and len(two) == 2:
             parts.append(ESCAPES[two[1:]])
             position += 2
@@ -86,7 +86,7 @@ def template(text: str, null: bytes) -> RenderRecord:
     return lambda record: b"".join(part if isinstance(part, bytes) else part(record) for part in parts)
 
 
-def field(name: str, null: bytes) -> RenderRecord:
+def field_renderer(name: str, null: bytes) -> RenderRecord:
     match name:
         case "key":
             return lambda record: null if record.key is None else record.key
@@ -94,35 +94,36 @@ def field(name: str, null: bytes) -> RenderRecord:
             return lambda record: null if record.value is None else record.value
         case "headers":
             return lambda record: b",".join(
-                octets(key) + b"=" + (null if value is None else value) for key, value in record.headers
+                name_bytes(key) + b"=" + (null if value is None else value) for key, value in record.headers
             )
         case "timestamp":
             return lambda record: time_text(record).encode()
         case "timestamp_ms":
             return lambda record: str(-1 if record.timestamp_ms is None else record.timestamp_ms).encode()
         case "topic":
-            return lambda record: octets(record.topic)
+            return lambda record: name_bytes(record.topic)
         case "partition":
             return lambda record: str(record.partition).encode()
     return lambda record: str(record.offset).encode()
 
 
-def octets(name: str) -> bytes:
+def name_bytes(name: str) -> bytes:
     """Return the bytes that the broker sent for this name."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def time_text(record: IncomingRecord) -> str:
     """Return the timestamp as ISO 8601 in UTC; empty when the record has no timestamp."""
-    return "" if record.timestamp_ms is None else iso(record.timestamp_ms)
+    return "" if record.timestamp_ms is None else iso_time(record.timestamp_ms)
 
 
 def to_json(record: IncomingRecord) -> bytes:
-    """Return the record as one line of JSON. Bytes that are not UTF-8 are base64 under `key_base64` or
-    `value_base64`, in headers too.
+    """Return the record as one line of JSON.
+
+    Keys and values that are not UTF-8, also those of headers, are base64 in the fields `key_base64` and `value_base64`.
     """
     document: dict[str, Any] = {
-        **text_or_base64("topic", octets(record.topic)),
+        **text_or_base64("topic", name_bytes(record.topic)),
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": time_text(record) or None,
@@ -135,7 +136,7 @@ def to_json(record: IncomingRecord) -> bytes:
 
 
 def headers_json(headers: Headers) -> list[dict[str, Any]]:
-    return [{**text_or_base64("key", octets(key)), **text_or_base64("value", value)} for key, value in headers]
+    return [{**text_or_base64("key", name_bytes(key)), **text_or_base64("value", value)} for key, value in headers]
 
 
 def text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:

@@ -1,29 +1,31 @@
-"""Fit a table to the width of a terminal: names give way, numbers never do, and a note lists the columns left out.
+"""Fit a table to the width of a terminal: names may fold, numbers never do, and a note lists the columns left out.
 
-The steps, in this order, until the rest fits:
+These steps are done in this order, until the table fits:
 
-1. Names fold into several lines, at least `NAME_WIDTH_MIN` wide, and so do titles of several words. (In a table that
-has to keep its height, names are shortened in the middle instead, and titles stay.) 2. A column with the same value
-in every row becomes a fact above the table. (Not in a table that has to keep its height.) 3. Columns are left out:
-those with the highest `spare` first, and of equal ones the rightmost.
+1. Names, and titles of several words, fold into several lines that are at least `NAME_WIDTH_MIN` wide. If each row must
+remain one line (`Table.shorten`), names are shortened in the middle instead, and titles do not fold.
+
+2. A column with the same value in every row becomes a fact above the table, unless each row must remain one line.
+
+3. Columns are left out: first the column with the highest `spare`; of columns with equal `spare`, the rightmost one.
 """
 
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, takes_utf8
+from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, stdout_is_utf8
 
 GAP = 2
 """Cells between two columns."""
 NUMBER = re.compile(r"[(+-]?\d[\d.,:+-]*\)?")
 """Matches words that are numbers rather than names."""
 NUMBER_WIDTH_MAX = 27
-"""The width of -(2^63 - 1) with commas and a bracket. A longer word is a list of numbers, and may fold."""
+"""The width of -(2^63 - 1) with commas and a bracket. A longer word is a list of numbers, which may fold."""
 
 
 class TableFit(NamedTuple):
-    """Which columns of a table are shown, how wide, and what happens to the others."""
+    """Which columns of a table are shown, their widths, and which columns are not shown in the table."""
 
     shown: list[int]
     """Indices of the columns that are shown."""
@@ -60,11 +62,11 @@ def fit(table: Table, width: int) -> TableFit:
 
 
 def above_lines(table: Table, fitted: TableFit, width: int) -> list[str]:
-    """Return the facts that all rows have in common, as many on each line as fit."""
+    """Return lines with the facts that all rows have in common. Each line has as many facts as fit."""
     lines: list[str] = []
     for index in fitted.above:
         fact = f"{table.columns[index].title} {printable(table.rows[0][index]) or '-'}"
-        if lines and cells(lines[-1]) + GAP + cells(fact) <= width:
+        if lines and cell_width(lines[-1]) + GAP + cell_width(fact) <= width:
             lines[-1] += " " * GAP + fact
         else:
             lines.append(fact)
@@ -80,7 +82,7 @@ def left_out_text(table: Table, fitted: TableFit) -> str:
     return f"Left out: {names}. A terminal of {fitted.full_width} columns{json} shows all."
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap_lines(text: str, width: int) -> list[str]:
     """Return the lines of the text on a terminal."""
     from rich.console import Console
     from rich.text import Text
@@ -97,28 +99,30 @@ def has_one_value(table: Table, index: int) -> bool:
     return table.columns[index].spare >= 0 and not has_total and len({row[index] for row in table.rows}) == 1
 
 
-def texts(table: Table, index: int) -> list[str]:
+def column_texts(table: Table, index: int) -> list[str]:
     """Return the texts of a column below its title."""
     footer = [table.footer[index]] if table.footer else []
     return [printable(text) for text in (*(row[index] for row in table.rows), *footer)]
 
 
 def natural_width(table: Table, index: int) -> int:
-    return max(map(cells, (table.columns[index].title, *texts(table, index))))
+    return max(map(cell_width, (table.columns[index].title, *column_texts(table, index))))
 
 
 def least_width(table: Table, index: int) -> int:
-    """Return the least width of a column: numbers are never cut; a text needs NAME_WIDTH_MIN, and room for every
-    number in it.
+    """Return the least width of a column.
+
+    A column of numbers is wide enough for the widest one. A column of text has at least NAME_WIDTH_MIN cells (fewer if
+    all its texts are shorter), and room for its title and for every number in the texts.
     """
     column = table.columns[index]
-    title = column.title if table.shorten else max(column.title.split(), key=cells, default="")
+    title = column.title if table.shorten else max(column.title.split(), key=cell_width, default="")
     if column.right:
-        return max(map(cells, (title, *texts(table, index))))
-    words = [] if table.shorten else " ".join(texts(table, index)).split()
+        return max(map(cell_width, (title, *column_texts(table, index))))
+    words = [] if table.shorten else " ".join(column_texts(table, index)).split()
     numbers = filter(is_number, words)
     text_width = min(NAME_WIDTH_MIN, natural_width(table, index))
-    return max(text_width, cells(title), max(map(cells, numbers), default=0))
+    return max(text_width, cell_width(title), max(map(cell_width, numbers), default=0))
 
 
 def is_number(word: str) -> bool:
@@ -126,8 +130,8 @@ def is_number(word: str) -> bool:
 
 
 def column_widths(least_widths: Sequence[int], natural_widths: Sequence[int], width: int) -> list[int]:
-    """Return a width for each column: its natural width if all fit; otherwise the widest columns shrink to equal
-    widths.
+    """Return a width for each column: its natural width if all columns fit. Otherwise the widest columns shrink until
+    they fit or reach their least widths.
     """
     widths = list(natural_widths)
     while (excess := total_width(widths) - width) > 0:
@@ -144,21 +148,21 @@ def total_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def cells(text: str) -> int:
+def cell_width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """Shorten a text to at most `width` cells by cutting the middle, because names usually differ at their ends.
 
     A Chinese character takes two cells, so the result may be one cell narrower.
     """
-    if cells(text) <= width:
+    if cell_width(text) <= width:
         return text
     front = width // 2
-    if not takes_utf8():
+    if not stdout_is_utf8():
         return f"{fitting_start(text, front)}~{fitting_start(text[::-1], width - front - 1)[::-1]}"
     return f"{fitting_start(text, front)}…{fitting_start(text[::-1], width - front - 1)[::-1]}"
 
@@ -166,7 +170,7 @@ def shortened(text: str, width: int) -> str:
 def fitting_start(text: str, width: int) -> str:
     """Return the longest start of the text that fits into `width` cells."""
     for end, character in enumerate(text):
-        width -= cells(character)
+        width -= cell_width(character)
         if width < 0:
             return text[:end]
     return text

@@ -1,4 +1,4 @@
-"""TLS and SASL for Tidelog's own client, from librdkafka's settings (-X)."""
+"""Configure TLS and SASL of Tidelog's own client from librdkafka's settings (-X)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -22,18 +22,19 @@ SASL = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 
 
 def security_of(settings: Mapping[str, str]) -> "Security":
-    """Return how to protect connections. Raises UsageError for an unsupported setting or value, CommandError for
-    unusable files.
+    """Return the TLS context and the SASL credentials for connections.
+
+    Raises UsageError for an unsupported setting or value, and CommandError for unusable files.
     """
     from tidelog.client.security import Security
 
     protocol = settings.get("security.protocol", "plaintext").lower()
     if protocol not in PROTOCOLS:
-        raise UsageError(f"-X security.protocol is one of {', '.join(PROTOCOLS)}, not {protocol!r}")
+        raise UsageError(f"-X security.protocol must be one of {', '.join(PROTOCOLS)}, not {protocol!r}")
     for name in settings:
         if name.startswith(("ssl.", "sasl.")) and name not in (*FILES, HOST_NAME, *SASL):
             raise UsageError(
-                f"-X {name} is not supported; supported are {', '.join((*FILES, HOST_NAME, VERIFY, *SASL))}"
+                f"-X {name} is not supported; supported settings: {', '.join((*FILES, HOST_NAME, VERIFY, *SASL))}"
             )
     tls = None
     if protocol.endswith("ssl"):
@@ -49,7 +50,8 @@ def security_of(settings: Mapping[str, str]) -> "Security":
                 f"{name}={settings[name]}" for name in FILES if name.endswith(".location") and name in settings
             )
             raise CommandError(
-                f"the certificate files for TLS cannot be used: {error}; used were {given or 'the files of the system'}"
+                f"the certificate files for TLS cannot be used: {error}; the files are"
+                f" {given or 'those of the operating system'}"
             ) from error
     return Security(tls, _sasl(settings) if protocol.startswith("sasl") else None)
 
@@ -59,7 +61,7 @@ def _sasl(settings: Mapping[str, str]) -> "Sasl":
 
     mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", "")).upper()
     if mechanism not in MECHANISMS:
-        raise UsageError(f"-X sasl.mechanism is one of {', '.join(MECHANISMS)}, not {mechanism!r}")
+        raise UsageError(f"-X sasl.mechanism must be one of {', '.join(MECHANISMS)}, not {mechanism!r}")
     missing = [name for name in ("sasl.username", "sasl.password") if name not in settings]
     if missing:
         raise UsageError(f"-X {missing[0]}=... is missing: {mechanism} needs it")

@@ -1,5 +1,5 @@
-"""Run the broker of `tidelog start` once its flags are parsed: settings, event loop, signals, the ready line,
-failures.
+"""Run the broker of `tidelog start` after its flags are parsed: load settings, choose the event loop, handle signals,
+print the ready line, report failures.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ log = logging.getLogger("tidelog.cli")
 ORPHAN_GRACE_S = 5.0
 """Seconds that a broker may take for an orderly stop after its parent has ended."""
 SWITCH_INTERVAL_S = 0.0005
-"""The interpreter's thread switch interval: how long the event loop waits at most for a thread that computes (for
-example a checkpoint of 10,000 partitions). Python's default of 5 ms would show in the tail latency."""
+"""The interpreter's thread switch interval: the event loop waits at most this long for a thread that computes (for
+example one that makes a checkpoint of 10,000 partitions). Python's default of 5 ms would increase the tail latency."""
 
 
 class RunningBroker(Protocol):
@@ -47,7 +47,7 @@ MakeBroker = Callable[[BrokerConfig, Runtime], RunningBroker]
 
 
 def serve(options: Options) -> int:
-    """Run a broker until a signal asks it to stop, in this process's main thread. Return the exit code."""
+    """Run a broker in this process's main thread until a signal stops it. Return the exit code."""
     configure_logging(options.log_level)
     try:
         config = load_config(options, os.environ)
@@ -66,8 +66,9 @@ def serve(options: Options) -> int:
 
 
 def load_config(options: Options, environment: Mapping[str, str]) -> BrokerConfig:
-    """Return the settings, with absolute data directories. Raises ConfigError, and OSError when the file cannot be
-    read.
+    """Return the settings, with absolute data directories.
+
+    Raises ConfigError, and OSError when the configuration file cannot be read.
     """
 
     def load(flags: Mapping[str, str]) -> BrokerConfig:
@@ -92,50 +93,50 @@ def read_file(path: str) -> bytes:
 async def run_broker(
     config: BrokerConfig, make_broker: MakeBroker, make_runtime: Callable[[], Runtime], parent_pipe: int | None
 ) -> int:
-    """Start, print the address, wait for a signal or the end of the parent, then stop.
+    """Start the broker, print its address, wait for a signal or the end of the parent, then stop. Return the exit code.
 
-    A second signal ends the process at once. To the log that is a crash, from which the next start recovers.
+    A second signal ends the process at once, as in a crash. The next start then recovers the log.
     """
     loop = asyncio.get_running_loop()
-    asked_to_stop = asyncio.Event()
+    stop_requested = asyncio.Event()
 
     def on_signal(number: int) -> None:
-        if asked_to_stop.is_set():
+        if stop_requested.is_set():
             log.warning("stop=immediate signal=%s", signal.Signals(number).name)
             os._exit(128 + number)
         log.info("stop=requested signal=%s", signal.Signals(number).name)
-        asked_to_stop.set()
+        stop_requested.set()
 
     def on_orphaned() -> None:
         loop.call_later(ORPHAN_GRACE_S, os._exit, FAILED)
-        asked_to_stop.set()
+        stop_requested.set()
 
     def on_raw_signal(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(on_signal, number)
 
-    # A signal that is ignored at the start stays ignored: nohup or a shell's background job wants it so.
+    # A signal that is ignored at the start remains ignored, because nohup and background jobs of shells rely on it.
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    # Not with add_signal_handler: uvloop may report one signal twice when another signal came just before it.
-    previous_handlers = {number: signal.signal(number, on_raw_signal) for number in handled}
+    handled_signals = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    # add_signal_handler is not used, because uvloop may report a signal twice when another signal came just before it.
+    previous_handlers = {number: signal.signal(number, on_raw_signal) for number in handled_signals}
     if parent_pipe is not None:
         from tidelog.cli.parent import watch_parent
 
         watch_parent(loop, parent_pipe, on_orphaned)
-    # A program that started this broker as its child gave host, port and data directory in Python.
+    # If a program started this broker as its child, the program chose host, port and data directory in Python code.
     remedies = ON_THE_COMMAND_LINE if parent_pipe is None else IN_PYTHON
     runtime = make_runtime()
     try:
         broker = make_broker(config, runtime)
-        starting = loop.create_task(broker.start())
-        stopping = loop.create_task(asked_to_stop.wait())
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            # A signal arrived while the broker was recovering its log. A killed recovery can be repeated, so stop
-            # without waiting.
-            starting.cancel()
+        start_task = loop.create_task(broker.start())
+        stop_task = loop.create_task(stop_requested.wait())
+        await asyncio.wait((start_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
+        if not start_task.done():
+            # A signal arrived while the broker was recovering its log. Stop without waiting for the end, because the
+            # next start can repeat the recovery.
+            start_task.cancel()
             return 0
-        await starting
+        await start_task
         try:
             print(ready_line(broker, ", ".join(config.data_directories)), flush=True)
         except OSError as error:
@@ -144,12 +145,12 @@ async def run_broker(
             drop_output()
             await broker.stop()
             return fail(f"the line with the broker's address cannot be written to stdout: {error.strerror}")
-        failed = loop.create_task(broker.wait_for_failure())
-        await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
+        failure_task = loop.create_task(broker.wait_for_failure())
+        await asyncio.wait((stop_task, failure_task), return_when=asyncio.FIRST_COMPLETED)
         await broker.stop()
-        if failed.done():
-            return fail(failed.result())
-        failed.cancel()
+        if failure_task.done():
+            return fail(failure_task.result())
+        failure_task.cancel()
     except Exception as error:
         host, port = config.endpoints[0].host, config.endpoints[0].port
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

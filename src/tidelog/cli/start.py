@@ -1,7 +1,7 @@
-"""`tidelog start`: run one broker in the foreground. Imports neither typer, rich, argparse nor librdkafka, to start
-fast.
+"""`tidelog start`: run one broker in the foreground.
 
-`cli/start_help.py` prints its help and lists the same flags.
+To start fast, this module does not import typer, rich, argparse or librdkafka. `cli/start_help.py` prints the help of
+the command and has the same list of flags.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tidelog.cli.logs import LEVELS
 
 FAILED, MISUSED = 1, 2
-"""Exit codes. 0 means that the broker was asked to stop and stopped in order."""
+"""Exit codes. 0 means that a signal stopped the broker and that it shut down cleanly."""
 
 FLAGS = {
     "--config": "FILE",
@@ -33,11 +33,11 @@ FOREIGN_OPTIONS = {
     **dict.fromkeys(("--verbose", "-v"), "--log-level"),
     "-c": "--config",
 }
-"""Options of other brokers and other commands -> the flag with the same meaning here."""
+"""Options of other brokers and of other commands -> our flag with the same meaning."""
 
 
 class MisusedError(Exception):
-    """The command line itself is wrong. The text is one line that says what to type instead."""
+    """The command line is malformed. The text is one line that says what to type instead."""
 
 
 class Options(NamedTuple):
@@ -61,8 +61,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Parse `--flag VALUE` and `--flag=VALUE`. If `--set` is repeated for a key, the last one counts. Raises
-    MisusedError.
+    """Parse `--flag VALUE` and `--flag=VALUE`. If `--set` is repeated for a key, its last value is used.
+
+    Raises MisusedError.
     """
     values: dict[str, str] = {}
     settings: dict[str, str] = {}
@@ -70,7 +71,7 @@ def parse(arguments: Sequence[str]) -> Options:
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
         if flag not in FLAGS:
-            raise MisusedError(unknown(flag))
+            raise MisusedError(unknown_flag_message(flag))
         if not equals:
             if not rest:
                 raise MisusedError(f"{flag} needs a value: {flag} {FLAGS[flag]}")
@@ -81,52 +82,55 @@ def parse(arguments: Sequence[str]) -> Options:
                 raise MisusedError(f"--set takes KEY=VALUE, for example --set num.partitions=3, not {value!r}")
             settings[key.strip()] = setting.strip()
         elif flag in values:
-            raise MisusedError(f"{flag} is given twice")
+            raise MisusedError(f"{flag} occurs twice")
         else:
             values[flag] = value
-    for flag, key, convert in (("--data", "log.dirs", data_directory), ("--listen", "listeners", listener)):
+    for flag, key, convert in (
+        ("--data", "log.dirs", absolute_directories),
+        ("--listen", "listeners", listener_setting),
+    ):
         if flag in values:
             if key in settings:
-                raise MisusedError(f"{flag} and --set {key} are both given, and are the same setting")
+                raise MisusedError(f"{flag} and --set {key} cannot be used together, because they are the same setting")
             settings[key] = convert(values[flag])
     return Options(values.get("--config"), settings, log_level(values), parent_pipe(values))
 
 
-def unknown(flag: str) -> str:
+def unknown_flag_message(flag: str) -> str:
     if not flag.startswith("-"):
-        return f"unexpected argument {flag!r}" + ("; a file is given with --config FILE" if "." in flag else "")
+        return f"unexpected argument {flag!r}" + ("; to use a file, add --config FILE" if "." in flag else "")
     if flag in FOREIGN_OPTIONS:
-        return f"no such option: {flag}; it is {FOREIGN_OPTIONS[flag]} {FLAGS[FOREIGN_OPTIONS[flag]]}"
+        return f"no such option: {flag}; use {FOREIGN_OPTIONS[flag]} {FLAGS[FOREIGN_OPTIONS[flag]]}"
     from tidelog.config.keys import BROKER_KEYS
 
     if (name := flag.lstrip("-")) in BROKER_KEYS:
-        return f"no such option: {flag}; it is --set {name}=VALUE"
+        return f"no such option: {flag}; use --set {name}=VALUE"
     import difflib
 
     close_matches = difflib.get_close_matches(flag, [name for name in FLAGS if name != "--parent-pipe"], n=1)
     return f"no such option: {flag}" + (f"; did you mean {close_matches[0]}?" if close_matches else "")
 
 
-def data_directory(text: str) -> str:
+def absolute_directories(text: str) -> str:
     if not text:
         raise MisusedError("--data needs a directory")
     return ",".join(os.path.abspath(path) for path in text.split(","))  # noqa: PTH100 - pathlib costs start-up time
 
 
-def listener(text: str) -> str:
+def listener_setting(text: str) -> str:
     """Return `HOST:PORT` as a value of `listeners`. An IPv6 host must be in brackets. Raises MisusedError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise MisusedError(f"--listen takes HOST:PORT, for example 127.0.0.1:9092, not {text!r}")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise MisusedError(f"--listen takes an IPv6 host in brackets: [{host}]:{port}")
+        raise MisusedError(f"--listen takes an IPv6 host in brackets, for example [{host}]:{port}")
     return f"PLAINTEXT://{host}:{port}"
 
 
 def log_level(values: dict[str, str]) -> str:
     level = values.get("--log-level", "info").lower()
     if level not in LEVELS:
-        raise MisusedError(f"--log-level is one of {', '.join(LEVELS)}, not {level!r}")
+        raise MisusedError(f"--log-level must be one of {', '.join(LEVELS)}, not {level!r}")
     return level
 
 

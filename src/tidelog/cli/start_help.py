@@ -14,9 +14,11 @@ def start(
         str, typer.Option(metavar="FILE", show_default=False, help="Settings, one KEY=VALUE per line.")
     ] = "",
     data: Annotated[
-        str, typer.Option(metavar="DIR,...", help="Where the data lives, one directory or several; created if missing.")
+        str, typer.Option(metavar="DIR,...", help="Data directories, one or several; created if missing.")
     ] = "./tidelog-data",
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 picks a free one.")] = "127.0.0.1:9092",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address; port 0 means any free port.")
+    ] = "127.0.0.1:9092",
     set: Annotated[
         list[str],
         typer.Option(metavar="KEY=VALUE", show_default=False, help="A setting, by Kafka's name; repeatable."),
@@ -27,12 +29,12 @@ def start(
 ) -> None:
     r"""Run a broker in the foreground.
 
-    It prints one line with its address once it accepts connections.
+    When the broker accepts connections, it prints one line with its address.
     SIGTERM or Ctrl-C shuts it down cleanly.
 
-    Settings have Kafka's names. They come from the file, then from the
-    environment (TIDELOG_NUM_PARTITIONS is num.partitions), then from the
-    command line; later ones override earlier ones.
+    Settings have Kafka's names. Settings in the environment, for example
+    TIDELOG_NUM_PARTITIONS for num.partitions, override those in the file.
+    Settings on the command line override both.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""Output for people and for programs: tables at a terminal, plain columns in a pipe, and JSON on request."""
+"""Print results: as tables at a terminal, as plain columns in a pipe, and as JSON on request."""
 
 import base64
 import json
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 NAME_WIDTH_MIN = 8
-"""Width, in cells, to which a column of text may shrink; longer text folds into several lines."""
+"""Least width, in cells, to which a column of text may shrink. Longer text folds into several lines."""
 
 
 class Column(NamedTuple):
     title: str
     right: bool = False
-    """Whether the texts are aligned right, as numbers are."""
+    """Whether the texts are aligned to the right, as numbers are."""
     style: str | None = None
     spare: int = 0
-    """How soon the column is left out of a narrow table: the highest value first; a negative one never."""
+    """Order in which columns are left out of a narrow table: the highest value first. A negative value means never."""
 
 
 class Table(NamedTuple):
@@ -33,14 +33,14 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     title: str = ""
     footer: Sequence[str] = ()
-    """A last row, set apart from the others; empty if there is none."""
+    """The last row, for totals; empty if there is none."""
     row_styles: Sequence[str] = ()
     """Styles of the rows at a terminal; empty if they have none."""
     shorten: bool = False
-    """Whether long names are cut in the middle so that every row is one line. Otherwise they fold into several
+    """Whether long names are shortened in the middle so that every row is one line. Otherwise they fold into several
     lines."""
     json: bool = True
-    """Whether the command has --json, to which the note about columns left out can point."""
+    """Whether the command has the option --json, which the note about omitted columns then names."""
 
 
 def print_json(document: Any) -> None:
@@ -49,16 +49,16 @@ def print_json(document: Any) -> None:
 
 
 def json_line(document: Any, indent: int | None = None) -> str:
-    """Return the document as JSON that stdout can encode: only ASCII on a stream that is not UTF-8.
+    """Return the document as JSON that stdout can encode: only ASCII if stdout is not UTF-8.
 
-    Characters that control a terminal, or that some readers take for a line end (U+2028), are escaped.
+    Characters that control a terminal, or that some readers interpret as a line end (U+2028), are escaped.
     """
     return json_text(json_ready(document), indent)
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """Like `json_line`, for a document in which every string is valid text."""
-    text = _encoder(indent, not takes_utf8()).encode(document)
+    """Return the document as JSON like `json_line`, but every string in it must be valid text."""
+    text = _encoder(indent, not stdout_is_utf8()).encode(document)
     return text if text.isprintable() else NOT_ASCII.sub(_printable_or_escape, text)
 
 
@@ -68,7 +68,7 @@ def _encoder(indent: int | None, ensure_ascii: bool) -> json.JSONEncoder:
 
 
 NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
-"""Characters that JSON allows only inside strings."""
+"""Matches characters that are not printable ASCII or a line feed. JSON allows such characters only inside strings."""
 
 
 def _printable_or_escape(match: re.Match[str]) -> str:
@@ -78,34 +78,34 @@ def _printable_or_escape(match: re.Match[str]) -> str:
     return "".join(f"\\u{int.from_bytes(units[at : at + 2], 'big'):04x}" for at in range(0, len(units), 2))
 
 
-def takes_utf8() -> bool:
-    """Whether stdout's encoding has every character. Streams with another encoding (ASCII, Latin-1) get escapes."""
+def stdout_is_utf8() -> bool:
+    """Whether stdout's encoding is UTF-8. Other encodings (ASCII, Latin-1) lack characters, which are then escaped."""
     return (sys.stdout.encoding or "").lower().replace("_", "-") in ("utf-8", "utf8")
 
 
 def json_ready(document: Any) -> Any:
-    """Return the document with base64 in place of names whose bytes are not UTF-8.
+    """Return the document with base64 in place of strings whose bytes are not UTF-8.
 
-    `"group"` becomes `"group_base64"`, and a string in a list becomes `{"base64": ...}`. In such strings, lone
-    surrogates stand for the bytes ("surrogateescape").
+    The value of a field `"group"` then becomes base64 in a field `"group_base64"`, and a string in a list becomes
+    `{"base64": ...}`. In the given strings, lone surrogates represent these bytes ("surrogateescape").
     """
     if isinstance(document, dict):
         ready: dict[str, Any] = {}
         for name, value in document.items():
-            if isinstance(value, str) and not is_text(value):
+            if isinstance(value, str) and not is_utf8(value):
                 ready[f"{name}_base64"] = base64_text(value)
             else:
                 ready[name] = json_ready(value)
         return ready
     if isinstance(document, list):
         return [json_ready(item) for item in document]
-    if isinstance(document, str) and not is_text(document):
+    if isinstance(document, str) and not is_utf8(document):
         return {"base64": base64_text(document)}
     return document
 
 
-def is_text(text: str) -> bool:
-    """Whether the bytes that a broker sent for this text were UTF-8."""
+def is_utf8(text: str) -> bool:
+    """Whether the text contains no lone surrogates, which represent bytes from a broker that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -118,10 +118,9 @@ def base64_text(text: str) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table: with borders and colours at a terminal (no colours if NO_COLOR is set), as plain aligned
-    columns in a pipe.
+    """Print a table: at a terminal with rules and colours (none if NO_COLOR is set), in a pipe as aligned columns.
 
-    In a pipe all columns are printed, whatever their width.
+    In a pipe, all columns are printed, even if the lines are long.
     """
     if sys.stdout.isatty():
         screen = console()
@@ -144,22 +143,23 @@ def console(stderr: bool = False) -> "Console":
 
     class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
-            """Raise, where rich would end the process: only `app` decides how a closed pipe ends a command."""
+            """Raise BrokenPipeError, which `app` handles. Otherwise rich would end the process itself."""
             raise BrokenPipeError
 
     return PipeConsole(stderr=stderr, highlight=False)
 
 
 def rich_table(table: Table, width: int) -> "Group":
-    """Return a table that is at most `width` cells wide (`room` says what is shortened), and a note about columns
-    left out.
+    """Return the table, at most `width` cells wide, with a note about columns that are left out.
+
+    `room` describes how a table is fitted.
     """
     from rich import box
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from tidelog.cli.room import above_lines, fit, left_out_text, shortened
+    from tidelog.cli.room import above_lines, fit, left_out_text, shorten
 
     fitted = fit(table, width)
     drawn = RichTable(
@@ -177,7 +177,7 @@ def rich_table(table: Table, width: int) -> "Group":
 
     def text(cell: str, cells: int) -> Text:
         # A Text object shows a name such as [red] unchanged; a str would be read as markup.
-        return Text(shortened(printable(cell), cells) if table.shorten else printable(cell))
+        return Text(shorten(printable(cell), cells) if table.shorten else printable(cell))
 
     for index, cells in zip(fitted.shown, fitted.widths, strict=True):
         column = table.columns[index]
@@ -205,7 +205,7 @@ def rich_table(table: Table, width: int) -> "Group":
     return Group(*parts)
 
 
-def heading(line: str, *facts: str) -> None:
+def print_heading(line: str, *facts: str) -> None:
     """Print a name, and facts about it on the same line."""
     if sys.stdout.isatty():
         from rich.text import Text
@@ -231,7 +231,7 @@ def printable(text: str) -> str:
             pass
         else:
             return text
-    return "".join(c if c.isprintable() and _has_character(encoding, c) else escaped(c) for c in text)
+    return "".join(c if c.isprintable() and _has_character(encoding, c) else escape(c) for c in text)
 
 
 def _has_character(encoding: str, character: str) -> bool:
@@ -242,8 +242,8 @@ def _has_character(encoding: str, character: str) -> bool:
     return True
 
 
-def escaped(character: str) -> str:
-    r"""Return Python's escape of a character (\n \x1b \u20ac). \xff also stands for a byte that is not UTF-8."""
+def escape(character: str) -> str:
+    r"""Return Python's escape of a character (\n \x1b \u20ac). \x80 to \xff mean a byte that is not UTF-8."""
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
@@ -256,9 +256,10 @@ ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})
 PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 
 
-def unescaped(text: str) -> str:
-    """Return the name that `printable` shows as `text`; a backslash is written twice. Raises ValueError for another
-    escape.
+def unescape(text: str) -> str:
+    """Return the name for which `printable` returns `text`, except that `text` has each backslash twice.
+
+    Raises ValueError for an unknown escape.
     """
 
     def character(match: re.Match[str]) -> str:
@@ -269,7 +270,9 @@ def unescaped(text: str) -> str:
         if short is not None or long is not None:
             return chr(int(short or long, 16))
         if letter is None:
-            raise ValueError(f"{text!r}: a backslash begins \\n, \\r, \\t, \\0, \\xHH, \\uHHHH or is written twice")
+            raise ValueError(
+                f"{text!r} has an unknown escape; use \\n, \\r, \\t, \\0, \\xHH or \\uHHHH, or write a backslash twice"
+            )
         return PLAIN_ESCAPES[letter]
 
     decoded = ESCAPE.sub(character, text)
@@ -277,7 +280,7 @@ def unescaped(text: str) -> str:
 
 
 def name_text(name: str) -> str:
-    """Return a printable name; `""` for the empty name, which would be invisible."""
+    """Return a printable name. For the empty name, which would be invisible, return `""` in quotes."""
     return printable(name) if name else '""'
 
 
@@ -287,8 +290,9 @@ def count(number: int) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: 1 record, 0 records, 1,204,000 records. `plural` is for irregular nouns: 2
-    batches.
+    """Return a number with its noun: 1 record, 0 records, 1,204,000 records.
+
+    `plural` is the plural of a noun that does not end in -s: batches.
     """
     return f"{count(number)} {noun if number == 1 else plural or noun + 's'}"
 
@@ -298,7 +302,7 @@ def is_terminal() -> bool:
 
 
 def cell(number: int) -> str:
-    """Format a number for a table: as `count` at a terminal, bare digits for a program that reads the columns."""
+    """Format a number for a table: with commas at a terminal, only digits in a pipe, because a program reads it."""
     return count(number) if sys.stdout.isatty() else str(number)
 
 

@@ -25,15 +25,15 @@ from tidelog.cli.tables import (
     cell,
     comma_separated,
     counted,
-    heading,
     name_text,
+    print_heading,
     print_json,
     print_notes,
     print_table,
     printable,
     size,
 )
-from tidelog.cli.when import span
+from tidelog.cli.when import duration_text
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -67,13 +67,23 @@ def create(
     partitions: Annotated[
         int | None,
         typer.Option(
-            "--partitions", "-p", min=1, max=PARTITIONS_MAX, metavar="N", help="How many; default: the broker's."
+            "--partitions",
+            "-p",
+            min=1,
+            max=PARTITIONS_MAX,
+            metavar="N",
+            help="How many partitions; default: the broker's.",
         ),
     ] = None,
     replicas: Annotated[
         int | None,
         typer.Option(
-            "--replicas", "-r", min=1, max=REPLICAS_MAX, metavar="N", help="Copies of each; default: the broker's."
+            "--replicas",
+            "-r",
+            min=1,
+            max=REPLICAS_MAX,
+            metavar="N",
+            help="Copies of each partition; default: the broker's.",
         ),
     ] = None,
     set: Settings = [],  # noqa: B006 - typer copies it
@@ -103,12 +113,12 @@ def create(
 def warn_of_differences(
     client: "Client", name: str, partitions: int | None, replicas: int | None, settings: dict[str, str]
 ) -> None:
-    """Report how an existing topic differs from the requested one, and the commands that would change it."""
+    """Print how an existing topic differs from the request, and the commands that would change the topic."""
     (topic,) = cluster.describe(client, [name])
     current = {setting.name: setting.value for setting in cluster.settings(client, name)} if settings else {}
     differences, remedies = topic_differences(topic, current, partitions, replicas, settings)
     if differences:
-        print(f"Warning: it was not changed, and differs: {'; '.join(differences)}.", file=sys.stderr)
+        print(f"Warning: topic {name} differs and was not changed: {'; '.join(differences)}.", file=sys.stderr)
     for remedy in remedies:
         print(f"  {remedy}", file=sys.stderr)
 
@@ -135,8 +145,8 @@ def topic_differences(
     changed = {key: value for key, value in settings.items() if current.get(key) != value}
     differences += [f"{key}={current.get(key, '')}, not {value}" for key, value in changed.items()]
     if changed:
-        given = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in changed.items())
-        remedies.append(f"tidelog topic config {topic.name} {given}")
+        set_options = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in changed.items())
+        remedies.append(f"tidelog topic config {topic.name} {set_options}")
     return differences, remedies
 
 
@@ -179,7 +189,9 @@ def list_topics(
 
 
 def records_json(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets) -> dict[str, int]:
-    """Return the number of records, and how many partitions it leaves out because their offsets are unknown."""
+    """Return the number of records, and the number of partitions that it does not include because their offsets are
+    unknown.
+    """
     partition_offsets = [known_offsets.offsets.get((topic.name, part.partition)) for part in topic.partitions]
     return {
         "records": sum(offsets.records for offsets in partition_offsets if offsets is not None),
@@ -188,8 +200,8 @@ def records_json(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets)
 
 
 def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> Table:
-    """Return the table of topics. "12+" records means at least 12: partitions with a leader that did not answer are
-    missing.
+    """Return the table of topics. "12+" records means at least 12: some partitions are not included, because their
+    leader did not answer.
     """
     columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True, spare=1), Column("Records", True)]
     rows = []
@@ -205,13 +217,13 @@ def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownO
 
 
 def replicas_text(topic: cluster.TopicState) -> str:
-    """Return the number of replicas of the partitions; a range if it differs."""
+    """Return the number of replicas per partition; a range such as 1-3 if partitions differ."""
     counts = sorted({len(part.replicas) for part in topic.partitions})
     return "-".join(map(str, counts[:1] + counts[1:][-1:]))
 
 
 def trouble(topic: cluster.TopicState) -> str:
-    """Return what an operator should check; empty when all is well."""
+    """Return a text about partitions that an operator should check; empty if there are none."""
     leaderless = sum(part.leader < 0 for part in topic.partitions)
     behind = sum(len(part.isr) < len(part.replicas) for part in topic.partitions)
     parts = [f"{leaderless} without a leader"] * bool(leaderless) + [f"{behind} under-replicated"] * bool(behind)
@@ -241,7 +253,7 @@ def describe(
         known_offsets = cluster.offsets(cluster_client, described)
         for topic in described:
             try:
-                settings[topic.name] = shown_settings(cluster_client, topic.name, all_settings)
+                settings[topic.name] = settings_to_show(cluster_client, topic.name, all_settings)
             except CommandError as error:
                 failures[topic.name] = error
     if json:
@@ -256,7 +268,7 @@ def describe(
             print("\n" * bool(number), end="")
             show_topic(topic, known_offsets, settings.get(topic.name))
     print_notes([str(failure) for failure in known_offsets.failures.values()])
-    tell_offline(described, known_offsets)
+    report_offline(described, known_offsets)
     raise_together((refused | failures).values())
 
 
@@ -264,18 +276,18 @@ def show_topic(
     topic: cluster.TopicState, known_offsets: cluster.KnownOffsets, settings: list[cluster.Setting] | None
 ) -> None:
     """Print one topic. `settings` is None if the settings cannot be read."""
-    heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
+    print_heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
     print_table(partitions_table(topic, known_offsets.offsets))
     print()
     if settings:
         print_table(settings_table(settings))
     elif settings is None:
-        print("Its settings cannot be read.")
+        print("The settings of this topic cannot be read.")
     else:
-        print("All settings have their defaults (--all shows them).")
+        print("All settings have their default values; --all shows them.")
 
 
-def tell_offline(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> None:
+def report_offline(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> None:
     """Warn about the partitions that the tables show with "?", unless another note has already named the reason."""
     answered_or_reported = {*known_offsets.offsets, *known_offsets.failures}
     unknown = {
@@ -284,11 +296,11 @@ def tell_offline(topics: list[cluster.TopicState], known_offsets: cluster.KnownO
     sys.stdout.flush()
     offline.warn(
         {name: partitions for name, partitions in unknown.items() if partitions},
-        "Nobody can read or write there.",
+        "No records can be read or written there.",
     )
 
 
-def shown_settings(client: "Client", topic: str, every: bool) -> list[cluster.Setting]:
+def settings_to_show(client: "Client", topic: str, every: bool) -> list[cluster.Setting]:
     return [setting for setting in cluster.settings(client, topic) if every or setting.origin != cluster.DEFAULT]
 
 
@@ -326,14 +338,14 @@ def settings_table(settings: list[cluster.Setting]) -> Table:
 
 
 def value_text(name: str, value: str) -> str:
-    """Return the value as it is set; at a terminal also in readable units, where that helps."""
+    """Return the value as it was set. At a terminal, a large number is also given in readable units."""
     if not sys.stdout.isatty() or not value.removeprefix("-").isdigit():
         return value
     number = int(value)
     if number == NO_LIMIT or (number == -1 and name.startswith("retention.")):
         return f"{value} (no limit)"
     if name.endswith(".ms") and number >= 1000:
-        return f"{value} ({span(number / 1000)})"
+        return f"{value} ({duration_text(number / 1000)})"
     if name.endswith(".bytes") and number >= 1024:
         return f"{value} ({size(number)})"
     return value
@@ -371,9 +383,9 @@ def delete(
 ) -> None:
     """Delete topics and every record in them.
 
-    Asks about every topic before it deletes any. After a no, nothing is
-    deleted and the exit code is 0, as with kubectl and rpk. If some topics
-    cannot be deleted, they are reported, and all others are deleted.
+    The command first asks about every topic. If one answer is no, nothing
+    is deleted and the exit code is 0, as with kubectl and rpk. If some
+    topics cannot be deleted, they are reported, and all others are deleted.
 
     Examples:
 
@@ -382,7 +394,7 @@ def delete(
     """
     with connect(bootstrap, client).open() as cluster_client:
         described, failures = cluster.describe_each(cluster_client, topics)
-        if described and not yes and not all_confirmed(cluster_client, described):
+        if described and not yes and not confirm_all(cluster_client, described):
             print("Nothing was deleted.")
             return
         results = cluster.delete_topics(cluster_client, [topic.name for topic in described]) if described else {}
@@ -395,10 +407,13 @@ def delete(
     raise_together(failures.values())
 
 
-def all_confirmed(client: "Client", topics: list[cluster.TopicState]) -> bool:
-    """Ask about each topic, until the first no. Raises UsageError when stdin is not a terminal."""
+def confirm_all(client: "Client", topics: list[cluster.TopicState]) -> bool:
+    """Ask about each topic until the first no. Return whether every answer was yes.
+
+    Raises UsageError when stdin is not a terminal.
+    """
     if not sys.stdin.isatty():
-        raise UsageError("stdin is not a terminal, so nobody can confirm: add --yes to delete")
+        raise UsageError("the deletion cannot be confirmed, because stdin is not a terminal: add --yes to delete")
     known_offsets = cluster.offsets(client, topics)
     for topic in topics:
         records = counted(records_json(topic, known_offsets)["records"], "record")
@@ -423,8 +438,8 @@ def add_partitions(
 
     TOTAL is the number after the change, not the number to add.
 
-    Existing records stay where they are. New records of a key may go to
-    a different partition than its old ones.
+    Existing records remain in their partitions. New records of a key may
+    be written to another partition than existing records of the same key.
 
     Examples:
 
@@ -435,7 +450,8 @@ def add_partitions(
         current = len(topic.partitions)
         if total <= current:
             raise CommandError(
-                f"topic {name} has {counted(current, 'partition')}: give a larger number, partitions cannot be removed"
+                f"topic {name} has {counted(current, 'partition')}: use a larger number, because partitions cannot be"
+                " removed"
             )
         cluster.set_partitions(cluster_client, name, total)
     print(f"Topic {name} now has {counted(total, 'partition')} (it had {current}).")
@@ -455,7 +471,7 @@ def configure(
 ) -> None:
     """Change a topic's settings, then show them.
 
-    --unset reports a setting that was not set.
+    A setting of --unset that was not set is reported; this is no error.
 
     Examples:
 
@@ -465,26 +481,25 @@ def configure(
     """
     changes = key_values(set, "--set", "retention.ms=86400000")
     if both := [key for key in unset if key in changes]:
-        raise UsageError(f"{both[0]} is set and unset at once: use either --set or --unset for it")
+        raise UsageError(f"--set and --unset cannot be used together for {both[0]}")
     with connect(bootstrap, client).open() as cluster_client:
         cluster.describe(cluster_client, [name])
-        unset = own_settings(cluster_client, name, unset) if unset else []
+        unset = settings_to_unset(cluster_client, name, unset) if unset else []
         if changes or unset:
             cluster.change_settings(cluster_client, name, changes, unset)
-        settings = shown_settings(cluster_client, name, all_settings)
+        settings = settings_to_show(cluster_client, name, all_settings)
     if json:
         print_json(settings_json(settings))
     elif settings:
         print_table(settings_table(settings))
     else:
-        print(f"All settings of topic {name} have their defaults (--all shows them).", file=sys.stderr)
+        print(f"All settings of topic {name} have their default values; --all shows them.", file=sys.stderr)
 
 
-def own_settings(client: "Client", topic: str, names: list[str]) -> list[str]:
-    """Return those of `names` that the topic itself sets, once each, and say of the others that there is nothing to
-    unset.
+def settings_to_unset(client: "Client", topic: str, names: list[str]) -> list[str]:
+    """Return the settings of `names` that are set on the topic itself, without duplicates.
 
-    Raises CommandError for an unknown name.
+    Report the settings that are not set on the topic. Raises CommandError for an unknown name.
     """
     from tidelog.config.keys import TOPIC_KEYS
 
@@ -493,19 +508,23 @@ def own_settings(client: "Client", topic: str, names: list[str]) -> list[str]:
         # Kafka does not list every setting that is not set, so a known name that is missing is not an error.
         if name not in topic_settings and name not in TOPIC_KEYS:
             raise CommandError(f"there is no topic setting {name}{setting_hint(name, topic_settings)}")
-    set_here = []
+    own_names = []
     for name in dict.fromkeys(names):
         if name in topic_settings and topic_settings[name].origin == cluster.TOPIC:
-            set_here.append(name)
+            own_names.append(name)
             continue
         origin = topic_settings[name].origin if name in topic_settings else cluster.DEFAULT
         more = "" if origin == cluster.DEFAULT else f" (its value, {topic_settings[name].value}, is from {origin})"
         print(f"{name} was not set on topic {topic}; nothing to do{more}.", file=sys.stderr)
-    return set_here
+    return own_names
 
 
 def setting_hint(name: str, known_names: Iterable[str]) -> str:
-    """Return a suggestion: the topic setting whose default is the broker setting `name`, or the nearest name."""
+    """Return a suggestion to be appended to the error for an unknown setting; empty if there is none.
+
+    If `name` is a broker setting that is the default of a topic setting, this topic setting is suggested; otherwise the
+    most similar name.
+    """
     from tidelog.config.keys import TOPIC_KEYS, nearest
 
     same_setting = (key.name for key in TOPIC_KEYS.values() if any(of_broker == name for of_broker, _ in key.synonyms))

@@ -1,7 +1,7 @@
 """Poll a cluster in a thread while the caller shows the results, also during an outage of the cluster.
 
-One call of `look` waits for an answer for up to `ANSWER_MS`. The caller does not wait that long: it can report for
-how long there has been no answer, and it can stop at once.
+One request may wait up to `ANSWER_MS` for an answer. The caller does not wait for the request: it can report for how
+long there has been no answer, and it can stop at once.
 """
 
 import threading
@@ -17,7 +17,8 @@ from tidelog.cli.errors import CommandError, NoAnswerError
 T = TypeVar("T")
 
 PATIENCE_S = 3.0
-"""A call that runs longer than this is reported, unless the call before it took more than half of that time."""
+"""A request that takes longer than this is reported as an outage. If the previous request took more than half of this
+time, the limit is twice the previous duration instead."""
 
 
 class PollResult(NamedTuple, Generic[T]):
@@ -27,7 +28,7 @@ class PollResult(NamedTuple, Generic[T]):
 
 
 class NoAnswerPeriod(NamedTuple):
-    """The cluster does not answer: the last call failed, or the present one has been running for too long."""
+    """The cluster does not answer: the last call failed, or the present call has been running for too long."""
 
     since_s: float
     """When the last successful call ended, on the monotonic clock."""
@@ -35,17 +36,17 @@ class NoAnswerPeriod(NamedTuple):
     """Why the last call failed; None while a call is still running."""
 
     def text(self, bootstrap: str, seconds: str) -> str:
-        """Return the message. `seconds` is the text for how long there has been no answer."""
+        """Return the message. `seconds` is the duration of the outage as text."""
         if self.error is None or isinstance(self.error, NoAnswerError):
             return f"No answer from {bootstrap} for {seconds}; still trying."
         return f"{self.error}; failing for {seconds}, still trying."
 
 
 class Poller(Generic[T]):
-    """Calls `look` again and again, `interval_s` after the previous call, and queues the results."""
+    """Calls `request` again and again, `interval_s` after the previous call, and queues the results."""
 
-    def __init__(self, look: Callable[[], T], interval_s: float) -> None:
-        self._look = look
+    def __init__(self, request: Callable[[], T], interval_s: float) -> None:
+        self._request = request
         self._interval_s = interval_s
         self._results: SimpleQueue[PollResult[T] | Exception] = SimpleQueue()
         self._stop = threading.Event()
@@ -58,7 +59,7 @@ class Poller(Generic[T]):
         while not self._stop.is_set():
             started_s = self._call_started_s = time.monotonic()
             try:
-                value = self._look()
+                value = self._request()
             except Exception as error:
                 self._call_started_s = None
                 self._results.put(error)
@@ -73,10 +74,9 @@ class Poller(Generic[T]):
         self._stop.set()
 
     def next(self, timeout_s: float) -> PollResult[T] | None:
-        """Return a new result; None if none arrives in time, or if a call failed because the cluster does not
-        answer.
+        """Return a new result; None if none arrives within the timeout, or if a call failed because of the cluster.
 
-        Raises the error of the very first call, and any error that does not come from the cluster.
+        Raises any error before the first result, and any error that is not an error of the cluster.
         """
         try:
             result = self._results.get(timeout=timeout_s)
@@ -91,7 +91,7 @@ class Poller(Generic[T]):
         self._error = command_error
         return None
 
-    def away(self) -> NoAnswerPeriod | None:
+    def outage(self) -> NoAnswerPeriod | None:
         """Return the present outage; None if there is none, and before the first result."""
         if self._last_success_s is None:
             return None
@@ -103,12 +103,13 @@ class Poller(Generic[T]):
 
 
 @contextmanager
-def polling(look: Callable[[], T], interval_s: float) -> Iterator[Poller[T]]:
-    """Call `look` in a thread during the block. A call that hangs at the end of the block is abandoned: it ends with
-    the process.
+def polling(request: Callable[[], T], interval_s: float) -> Iterator[Poller[T]]:
+    """Call `request` repeatedly in a thread during the block.
+
+    The end of the block does not wait for a call that hangs; this call ends with the process.
     """
-    poller = Poller(look, interval_s)
-    threading.Thread(target=poller.run, name="looks", daemon=True).start()
+    poller = Poller(request, interval_s)
+    threading.Thread(target=poller.run, name="poller", daemon=True).start()
     try:
         yield poller
     finally:

@@ -34,17 +34,18 @@ def parse_duration_s(text: str) -> float:
         part = PART.match(rest, position)
         unit = part and (UNITS_S.get(part[2]) or UNITS_S.get(part[2].removesuffix("s")))
         if part is None or not unit:
-            raise NotATimeError(f"{text!r} is not a duration: write 90s, 1h30m or 2 days")
+            raise NotATimeError(f"{text!r} is not a duration; examples: 90s, 1h30m, 2 days")
         total += float(part[1]) * unit
         position = part.end()
     if position == 0:
-        raise NotATimeError("a duration is missing: write 90s, 1h30m or 2 days")
+        raise NotATimeError("a duration is missing; examples: 90s, 1h30m, 2 days")
     return total
 
 
 def parse_time_ms(text: str, now: datetime) -> int:
-    """Return `text` as milliseconds since the Unix epoch. `now` is the present local time, without a zone; times
-    without a zone are local.
+    """Return `text` as milliseconds since the Unix epoch.
+
+    `now` is the present local time, without a zone. A time in `text` that has no zone is local time.
 
     Accepts a duration with or without "ago", now, today, yesterday, an ISO 8601 date or time, and milliseconds since
     the epoch (11 to 18 digits). A time before the epoch becomes 0: no record is older, and in ListOffsets a negative
@@ -60,31 +61,31 @@ def _since_epoch_ms(text: str, now: datetime) -> int:
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     day_time = {"now": now, "today": midnight, "yesterday": midnight - timedelta(days=1)}.get(lowered)
     if day_time is not None:
-        return milliseconds(day_time)
+        return epoch_ms(day_time)
     if words.isascii() and words.isdigit() and 11 <= len(words) <= 18:
         return int(words)
     if lowered.endswith("ago"):
-        return milliseconds(now) - round(parse_duration_s(lowered.removesuffix("ago")) * 1000)
+        return epoch_ms(now) - round(parse_duration_s(lowered.removesuffix("ago")) * 1000)
     try:
-        return milliseconds(datetime.fromisoformat(words))
-    except (ValueError, OverflowError):  # OverflowError: the zone moves a date beyond the ends of the calendar
+        return epoch_ms(datetime.fromisoformat(words))
+    except (ValueError, OverflowError):  # OverflowError: converted to UTC, the date is outside the calendar
         pass
     try:
-        return milliseconds(now) - round(parse_duration_s(lowered) * 1000)
+        return epoch_ms(now) - round(parse_duration_s(lowered) * 1000)
     except NotATimeError:
         raise NotATimeError(
-            f'{text!r} is not a time: write "10 minutes ago", 1h30m, yesterday, 2026-03-01T12:00 or epoch milliseconds'
+            f'{text!r} is not a time; examples: "10 minutes ago", 1h30m, yesterday, 2026-03-01T12:00, 1767225600000'
         ) from None
 
 
-def milliseconds(moment: datetime) -> int:
-    """Return milliseconds since the epoch, rounded down. A time without a zone is local time, by the rules of that
-    day.
+def epoch_ms(moment: datetime) -> int:
+    """Return milliseconds since the epoch, rounded down. A time without a zone is local time on that day (summer or
+    winter time).
     """
     return (moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
-def iso(timestamp_ms: int) -> str:
+def iso_time(timestamp_ms: int) -> str:
     """Return a timestamp as ISO 8601 in UTC with milliseconds; the plain number if it is outside Python's calendar."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
@@ -93,7 +94,7 @@ def iso(timestamp_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def span(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration for people, in its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"

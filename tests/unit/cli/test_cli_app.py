@@ -134,13 +134,13 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["bench", "latency", "--rate", "nan"], "--rate and --seconds take finite numbers"),
         (["bench", "latency", "--seconds", "1e400"], "--rate and --seconds take finite numbers"),
         (["produce", "x", "-p", "9999999999"], "Invalid value for '--partition' / '-p'"),
-        (["produce", "x", "--acks", "2"], "--acks is one of all, 1, 0, not '2'"),
-        (["produce", "x", "-z", "zip"], "--compression is one of none, gzip, snappy, lz4, zstd, not 'zip'"),
-        (["produce", "x", "-k", "a", "-K", ":"], "--key and --key-separator exclude each other"),
+        (["produce", "x", "--acks", "2"], "--acks must be one of all, 1, 0, not '2'"),
+        (["produce", "x", "-z", "zip"], "--compression must be one of none, gzip, snappy, lz4, zstd, not 'zip'"),
+        (["produce", "x", "-k", "a", "-K", ":"], "--key and --key-separator cannot be used together"),
         (["produce", "x", "-H", "a"], "--header takes KEY=VALUE, for example --header source=import, not 'a'"),
         (["produce", "x", "--json", "-K", ":"], "--json lines have their own keys and nulls"),
-        (["produce", "x", "--keep-partitions"], "--keep-partitions takes the partitions of --json lines"),
-        (["produce", "x", "--json", "--keep-partitions", "-p", "0"], "--keep-partitions takes the partitions"),
+        (["produce", "x", "--keep-partitions"], "--keep-partitions uses the partitions in --json lines"),
+        (["produce", "x", "--json", "--keep-partitions", "-p", "0"], "--keep-partitions uses the partitions"),
         (["consume", "x", "-B", "--since", "1h"], "only one of --from-beginning, --offset and --since"),
         (["consume", "x", "-B", "-o", "latest"], "only one of --from-beginning, --offset and --since"),
         (["consume", "x", "-o", "first"], "--offset takes a number, beginning or end, not 'first'"),
@@ -150,13 +150,19 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["consume", "x", "--since", "soon"], "--since: 'soon' is not a time"),
         (["consume", "x", "-g", "a", "-o", "1"], "--group continues from the group's commits"),
         (["consume", "x", "-f", "{valeu}"], "--format: '{valeu}' is not a field"),
-        (["consume", "x", "--json", "-f", "{key}"], "--json and --format do not go together"),
+        (["consume", "x", "--json", "-f", "{key}"], "--json and --format cannot be used together"),
         (["topic", "list", "-b", "host:port"], "--bootstrap takes HOST:PORT, for example localhost:9092"),
         (["topic", "list", "-b", "http://h:1"], "--bootstrap takes HOST:PORT without http://, that is h:1, not 'http:"),
         (["log", "dirs", "-b", "tcp://h:1"], "--bootstrap takes HOST:PORT without tcp://, that is h:1, not 'tcp:"),
         (["topic", "list", "-b", " , "], "--bootstrap takes HOST:PORT, for example localhost:9092, not ' , '"),
         (["topic", "list", "-X", "security.protocol"], "-X takes KEY=VALUE"),
-        (["bench", "produce", "--acks", "x"], "--acks is one of all, 1, 0, not 'x'"),
+        (
+            ["quota", "set", "x", "--client-id", "a"],
+            "expected QUOTA=VALUE, for example producer_byte_rate=1MiB, not",
+        ),
+        (["quota", "list", "--user", "a", "--default-user"], "--user and --default-user cannot be used together"),
+        (["quota", "set", "request_percentage=1"], "no user, client id or address: add --client-id"),
+        (["bench", "produce", "--acks", "x"], "--acks must be one of all, 1, 0, not 'x'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
@@ -192,7 +198,7 @@ def test_no_broker_is_one_line_that_says_how_to_start_one(
     assert main([*arguments, "--bootstrap", unused_address]) == 1
     assert capsys.readouterr().err == (
         f"Error: nothing listens on {unused_address}: is a broker running? Start one with: tidelog start"
-        " (or name another with --bootstrap)\n"
+        " (or name another broker with --bootstrap)\n"
     )
 
 

@@ -5,7 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidelog.cli.broker_settings import BrokerSetting, Layer, in_unit_of, shown_value, start_place, with_replacement
+from tidelog.cli.broker_settings import (
+    BrokerSetting,
+    Layer,
+    convert_value,
+    start_place,
+    value_or_hidden,
+    with_replacement,
+)
 from tidelog.cli.main import main
 from tidelog.testing import Broker
 
@@ -61,7 +68,7 @@ def test_what_others_fall_back_on_stands_for_itself() -> None:
     ],
 )
 def test_units(name: str, other: str, value: str | None, expected: str | None) -> None:
-    assert in_unit_of(name, other, value) == expected
+    assert convert_value(name, other, value) == expected
 
 
 def test_the_place_of_a_start_setting_stands_at_the_end_of_its_documentation() -> None:
@@ -123,7 +130,7 @@ def test_what_a_topic_has_from_its_broker_is_shown_with_it(bootstrap: str, capsy
 
 
 def test_a_secret_that_was_set_is_not_printed() -> None:
-    assert shown_value("sasl.jaas.config", "hush") == "(hidden)"
-    assert shown_value("listener.name.sasl_ssl.plain.sasl.jaas.config", "hush") == "(hidden)"
-    assert shown_value("log.retention.ms", "5") == "5"
-    assert shown_value("retention.ms", "5") == "5"
+    assert value_or_hidden("sasl.jaas.config", "hush") == "(hidden)"
+    assert value_or_hidden("listener.name.sasl_ssl.plain.sasl.jaas.config", "hush") == "(hidden)"
+    assert value_or_hidden("log.retention.ms", "5") == "5"
+    assert value_or_hidden("retention.ms", "5") == "5"

@@ -46,4 +46,4 @@ def test_offsets_of_what_has_gone(broker: Broker) -> None:
     assert found == {("kept", 0): 0}
     assert str(failures["gone", 0]).startswith("gone-0: no such topic")
     with pytest.raises(CommandError, match="gone-0: no such topic"):
-        cluster.all_or_nothing((found, failures))
+        cluster.offsets_or_raise((found, failures))

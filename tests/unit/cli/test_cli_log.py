@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from tidelog.cli.log import entry_json, entry_text, group_similar, quoted
+from tidelog.cli.log import entry_json, entry_text, group_similar, quote
 from tidelog.cli.main import main
 from tidelog.log.verify import Finding
 from tidelog.testing import Broker
@@ -169,7 +169,7 @@ def test_a_dump_meets_damage(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["log", "dump", str(path)]) == 1
     printed = capsys.readouterr()
     assert " damage  reason=" in printed.out.splitlines()[-1]
-    assert printed.err == "Error: there is damage, see above (tidelog log verify finds all of it)\n"
+    assert printed.err == "Error: damage was found, see above; tidelog log verify finds all damage\n"
 
 
 @pytest.mark.parametrize("command", ["dump", "verify"])
@@ -217,7 +217,7 @@ def test_lines_say_what_is_unusual() -> None:
 
 @pytest.mark.parametrize(("data", "text"), [(b'a"b', '"a\\"b"'), (b"\x00\xff\xc3\xa9", '"\\x00\\xffé"'), (b"", '""')])
 def test_bytes_in_quotes(data: bytes, text: str) -> None:
-    assert quoted(data) == text
+    assert quote(data) == text
 
 
 def test_json_of_other_values() -> None:

@@ -77,11 +77,11 @@ def test_moving(tidelog: Running) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--move", "refused-0=/no/such"], "/no/such is no data directory of broker 1: it has "),
-        (["--move", "refused-7=/no/such"], "refused-7 is in no data directory on any broker"),
-        (["--move", "refused-0=/no/such", "--broker", 5], "refused-0 is in no data directory on broker 5"),
+        (["--move", "refused-0=/no/such"], "/no/such is not a data directory of broker 1; its data directories are "),
+        (["--move", "refused-7=/no/such"], "refused-7 is in no usable data directory on any broker"),
+        (["--move", "refused-0=/no/such", "--broker", 5], "refused-0 is in no usable data directory on broker 5"),
         (["--broker", 5], "there is no broker 5; the cluster has 1"),
-        (["--topic", "nothing"], "no directory holds a partition of nothing"),
+        (["--topic", "nothing"], "no directory has a partition of nothing"),
     ],
 )
 def test_what_is_refused(tidelog: Running, arguments: list[object], line: str) -> None:
@@ -101,7 +101,7 @@ def test_a_partition_that_goes_while_its_move_is_waited_for(monkeypatch: pytest.
         a, b = next(looks)
         return [LogDirectory(1, "/a", "", -1, -1, False, a), LogDirectory(1, "/b", "", -1, -1, False, b)]
 
-    monkeypatch.setattr(log_dirs, "directories", directories)
+    monkeypatch.setattr(log_dirs, "describe_directories", directories)
     with pytest.raises(CommandError, match="t-0 is in no data directory any more: its topic was deleted"):
         log_dirs.wait_for_moves(None, {LogDirMove("t", 0, "/b"): [1]})  # type: ignore[arg-type]
     with pytest.raises(CommandError, match="t-0 is still in /a"):

@@ -25,8 +25,8 @@ SETTINGS = {"num.partitions": 3, "offsets.topic.num.partitions": 2}
 LOST_GROUP, OTHER_GROUP = sorted("ab", key=lambda group: partition_of(group, 2), reverse=True)
 """The first is kept in __consumer_offsets-1, the second in __consumer_offsets-0."""
 REMEDY = (
-    'Its broker\'s log says why (look for "offline"). Stop the broker and find the damage with\n'
-    "tidelog log verify DIRECTORY; the next start opens partitions that were repaired.\n"
+    'The broker\'s log says why (search for "offline"). Stop the broker and find the damage with\n'
+    "tidelog log verify DIRECTORY. After a repair, the next start opens the partitions again.\n"
 )
 OF_ORDERS = "Offline: partition 1 of orders. "
 OF_GROUPS = "Offline: partition 1 of __consumer_offsets. Groups that are stored there are not shown.\n"
@@ -89,7 +89,7 @@ def test_topic_list_tells_of_trouble(tidelog: Run) -> None:
 def test_topic_describe_marks_the_partition(tidelog: Run) -> None:
     ran = tidelog("topic", "describe", "orders")
     assert re.search(r"^ +1 +none .* \? +\? +\?$", ran.stdout, re.MULTILINE)
-    assert ran.stderr == f"{OF_ORDERS}Nobody can read or write there.\n{REMEDY}"
+    assert ran.stderr == f"{OF_ORDERS}No records can be read or written there.\n{REMEDY}"
     [described] = json.loads(tidelog("topic", "describe", "orders", "--json").stdout)
     assert [part["offline"] for part in described["partitions"]] == [False, True, False]
     assert "first_offset" not in described["partitions"][1]
@@ -99,7 +99,7 @@ def test_consume_reads_the_others_and_does_not_call_it_the_end(tidelog: Run) -> 
     ran = tidelog("consume", "orders", "-B", "-e", code=1)
     assert len(ran.stdout.splitlines()) == 20
     assert ran.stderr == (
-        f"{OF_ORDERS}Their records are not read; all other partitions are.\n{REMEDY}"
+        f"{OF_ORDERS}They are not read; all other partitions are read.\n{REMEDY}"
         "Error: partition 1 of orders could not be read to the end\n"
     )
     assert tidelog("consume", "orders", "-B", "-n", 20).stderr.startswith(OF_ORDERS)
@@ -113,7 +113,8 @@ def test_consume_reads_the_others_and_does_not_call_it_the_end(tidelog: Run) -> 
 
 def test_a_group_reads_the_others_or_learns_that_it_is_kept_nowhere(tidelog: Run) -> None:
     refused = tidelog("consume", "orders", "-g", LOST_GROUP, code=1).stderr
-    line = f"offline: partition 1 of __consumer_offsets. Group {LOST_GROUP} is stored there, and has no coordinator."
+    reason = f"Group {LOST_GROUP} is stored there and therefore has no coordinator."
+    line = f"offline: partition 1 of __consumer_offsets. {reason}"
     assert refused == f"Error: {line}\n{REMEDY}"
     ran = tidelog("consume", "orders", "-g", OTHER_GROUP, "-B", "-e", code=1)
     assert ran.stderr.startswith(OF_ORDERS)
@@ -122,11 +123,14 @@ def test_a_group_reads_the_others_or_learns_that_it_is_kept_nowhere(tidelog: Run
 
 def test_produce_writes_what_can_be_written(tidelog: Run) -> None:
     named_one = tidelog("produce", "inbox", "-p", 1, input="x\n", code=1).stderr
-    assert named_one == f"Error: offline: partition 1 of inbox. Nobody can write there.\n{REMEDY}"
-    assert "partitions 0-2 of lost. Nobody can write there." in tidelog("produce", "lost", input="x", code=1).stderr
+    assert named_one == f"Error: offline: partition 1 of inbox. No records can be written there.\n{REMEDY}"
+    assert (
+        "partitions 0-2 of lost. No records can be written there."
+        in tidelog("produce", "lost", input="x", code=1).stderr
+    )
     ran = tidelog("produce", "inbox", input="x\n" * 10)
     assert ran.stderr.startswith(
-        "Offline: partition 1 of inbox. Records whose key belongs there cannot be written; all others are.\n"
+        "Offline: partition 1 of inbox. Records whose key belongs there cannot be written; all others can.\n"
     )
     assert ran.stderr.endswith("10 records, 10 B, to inbox\n")
 
@@ -146,7 +150,7 @@ def test_groups_are_shown_as_far_as_they_can_be(tidelog: Run) -> None:
     ran = tidelog("group", "list")
     assert [line.split() for line in ran.stdout.splitlines()[1:]] == [[OTHER_GROUP, "empty", "0", lag_of(ran.stdout)]]
     assert lag_of(ran.stdout).endswith("+")
-    unknown = f"{OF_ORDERS}The lag of their readers is unknown.\n{REMEDY}"
+    unknown = f"{OF_ORDERS}The lag of the groups that read them is unknown.\n{REMEDY}"
     assert ran.stderr == f"{OF_GROUPS}{REMEDY}{unknown}"
     assert tidelog("group", "list", "--names").stderr == f"{OF_GROUPS}{REMEDY}"
 

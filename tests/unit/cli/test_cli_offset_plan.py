@@ -6,12 +6,12 @@ import pytest
 
 from tidelog.cli.cluster import Offsets
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.group_offsets import ResetTarget, partitions_to_reset, tell_left_out
+from tidelog.cli.group_offsets import ResetTarget, partitions_to_reset, report_omitted_partitions
 from tidelog.cli.offset_plan import (
     OffsetChange,
-    left_out,
-    moves_json,
-    moves_table,
+    changes_json,
+    changes_table,
+    omitted_partitions,
     plan,
     read_offsets,
     topics_and_partitions,
@@ -35,15 +35,15 @@ def test_what_is_no_topic_or_partition(text: str) -> None:
 def test_a_move_goes_no_further_than_the_log() -> None:
     places = [("t", 0), ("t", 1), ("t", 2)]
     logs = dict.fromkeys(places, Offsets(10, 20))
-    moves = plan(places, dict(zip(places, (5, 15, 25), strict=True)), {("t", 1): 12}, logs)
-    assert moves == [
+    changes = plan(places, dict(zip(places, (5, 15, 25), strict=True)), {("t", 1): 12}, logs)
+    assert changes == [
         OffsetChange("t", 0, None, 10, "5 is below the log's start"),
         OffsetChange("t", 1, 12, 15),
         OffsetChange("t", 2, None, 20, "25 is above the log's end"),
     ]
-    assert [move.difference for move in moves] == [None, 3, None]
-    assert moves_table(moves).rows[1] == ["t", "1", "12", "15", "+3", ""]
-    assert [column.title for column in moves_table(moves[1:2]).columns] == [
+    assert [change.difference for change in changes] == [None, 3, None]
+    assert changes_table(changes).rows[1] == ["t", "1", "12", "15", "+3", ""]
+    assert [column.title for column in changes_table(changes[1:2]).columns] == [
         "Topic",
         "Partition",
         "Committed",
@@ -80,10 +80,10 @@ def test_files_of_offsets(tmp_path: Path, text: str, found: object) -> None:
     [
         ("", "has no offsets for group g"),
         ("x,t,0,1", "has no offsets for group g"),
-        ("t,0", "line 1: 2 fields"),
-        ("t,0,5\nt,zero,5", "line 2: 't', 'zero', '5'"),
+        ("t,0", "line 1 has 2 fields"),
+        ("t,0,5\nt,zero,5", "line 2: topic 't', partition 'zero' and offset '5' are not valid"),
         ("t,0,-5", "line 1"),
-        ("t,0,5\nt,0,6", "line 2: t-0 is given twice"),
+        ("t,0,5\nt,0,6", "line 2: t-0 occurs twice"),
         ("[1]", "expected CSV"),
         ("{}", "expected CSV"),
         ("[{", "is not JSON"),
@@ -112,9 +112,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_what_json_prints_is_what_a_file_may_say(tmp_path: Path) -> None:
     import json
 
-    moves = [OffsetChange("t", 0, 3, 5), OffsetChange("u", 1, None, 7, "why")]
+    changes = [OffsetChange("t", 0, 3, 5), OffsetChange("u", 1, None, 7, "why")]
     path = tmp_path / "offsets"
-    path.write_text(json.dumps({"group": "g", "executed": False, "offsets": moves_json(moves)}))
+    path.write_text(json.dumps({"group": "g", "executed": False, "offsets": changes_json(changes)}))
     assert read_offsets(str(path), "g") == {("t", 0): 5, ("u", 1): 7}
 
 
@@ -128,10 +128,10 @@ def test_there_is_one_way_to_say_where() -> None:
 
 def test_partitions_that_a_plan_leaves_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     there = [(topic, partition) for topic in ("orders", "a") for partition in (2, 1, 0)]
-    others = left_out([("orders", 1), ("a", 0), ("a", 1), ("a", 2)], there)
+    others = omitted_partitions([("orders", 1), ("a", 0), ("a", 1), ("a", 2)], there)
     assert others == [("orders", 0), ("orders", 2)]
-    assert left_out(there, there) == []
-    tell_left_out(others, "billing", "add --topic orders to set them, too")
+    assert omitted_partitions(there, there) == []
+    report_omitted_partitions(others, "billing", "add --topic orders to set them, too")
     assert capsys.readouterr().err == (
         "Left out: 2 partitions without a commit of billing (partitions 0,2 of orders);"
         " add --topic orders to set them, too.\n"

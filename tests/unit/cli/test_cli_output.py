@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_topic
-from tidelog.cli.connection import host_port, host_ports, joined
+from tidelog.cli.connection import address_text, host_port, host_ports
 from tidelog.cli.errors import UsageError
-from tidelog.cli.lag import Lag, behind_text, lag_table, total, urgency
+from tidelog.cli.lag import Lag, behind_text, lag_table, row_style, total
 from tidelog.cli.lag_watch import Progress, rates_between, split_to_fit, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
 from tidelog.cli.plots import line_plot, short_number
-from tidelog.cli.room import shortened
+from tidelog.cli.room import shorten
 from tidelog.cli.tables import Column, Table, print_table, printable, ranges, size
 from tidelog.cli.topic import replicas_text, topic_differences, trouble, value_text
 
@@ -136,7 +136,7 @@ def test_an_address_has_no_scheme(address: str, plain: str) -> None:
 def test_an_ipv6_address_stands_in_brackets() -> None:
     with pytest.raises(UsageError, match=r"in brackets, for example \[::1\]:9092, not '::1'"):
         host_ports("::1")
-    assert [joined(*address) for address in host_ports("[::1]:1, h")] == ["[::1]:1", "h:9092"]
+    assert [address_text(*address) for address in host_ports("[::1]:1, h")] == ["[::1]:1", "h:9092"]
 
 
 # Topics
@@ -266,8 +266,8 @@ def test_what_was_deleted_before_it_was_read_is_no_lag() -> None:
 )
 def test_time_behind(monkeypatch: pytest.MonkeyPatch, behind_ms: int | None, text: str, colour: str) -> None:
     one = Lag("g", "t", 0, 5, 20, "", 0, behind_ms)
-    assert urgency(one) == colour
-    assert urgency(one._replace(committed=20, behind_ms=0)) == "green"
+    assert row_style(one) == colour
+    assert row_style(one._replace(committed=20, behind_ms=0)) == "green"
     assert behind_text(behind_ms) == ("-" if behind_ms is None else str(behind_ms // 1000))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert behind_text(behind_ms) == text
@@ -407,15 +407,15 @@ def test_a_watched_table_fits_a_terminal(lags: list[Lag], width: int, height: in
 
 @given(st.text(st.sampled_from("a漢é字"), max_size=30), st.integers(1, 20))
 def test_a_shortened_name_fits_in_cells(text: str, width: int) -> None:
-    short = shortened(text, width)
+    short = shorten(text, width)
     assert cell_len(short) <= width
     assert short == text or cell_len(short) >= width - 2
 
 
 def test_names_are_shortened_in_the_middle() -> None:
-    assert shortened("訂單處理群組一號", 9) == "訂單…一號"
-    assert shortened("orders", 6) == "orders"
-    assert shortened("orders-of-today-7", 9) == "orde…ay-7"
+    assert shorten("訂單處理群組一號", 9) == "訂單…一號"
+    assert shorten("orders", 6) == "orders"
+    assert shorten("orders-of-today-7", 9) == "orde…ay-7"
 
 
 # Measurements

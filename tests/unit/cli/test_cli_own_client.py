@@ -2,9 +2,9 @@
 
 import pytest
 
-from tidelog.cli.connection import in_one_line, open_client
+from tidelog.cli.connection import one_line_errors, open_client
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.own_client import check
+from tidelog.cli.own_client import raise_for_code
 from tidelog.client.cluster import Address
 from tidelog.client.errors import NoBrokerReachable
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -36,15 +36,15 @@ def test_addresses_are_those_of_every_command(bootstrap: str, addresses: list[Ad
     ],
 )
 def test_what_the_client_raises_is_one_line(raised: Exception, line: str) -> None:
-    with pytest.raises(CommandError, match=line), in_one_line():
+    with pytest.raises(CommandError, match=line), one_line_errors():
         raise raised
 
 
 def test_a_code_is_told_by_its_message_or_its_name() -> None:
-    check(ErrorCode.NONE, None)
+    raise_for_code(ErrorCode.NONE, None)
     with pytest.raises(CommandError, match="INVALID_CONFIG"):
-        check(ErrorCode.INVALID_CONFIG, None)
+        raise_for_code(ErrorCode.INVALID_CONFIG, None)
     with pytest.raises(CommandError, match="error code 9999"):
-        check(9999, None)
+        raise_for_code(9999, None)
     with pytest.raises(CommandError, match="it is so"):
-        check(ErrorCode.INVALID_CONFIG, "it is so")
+        raise_for_code(ErrorCode.INVALID_CONFIG, "it is so")

@@ -10,7 +10,7 @@ from tidelog.cli.consume import Start, escape_for_terminal, start_from
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import json_parser, text_parser
 from tidelog.cli.record_json import RecordJsonError, record_from_line
-from tidelog.cli.records import IncomingRecord, OutgoingRecord, TemplateError, template, to_json
+from tidelog.cli.records import IncomingRecord, OutgoingRecord, TemplateError, parse_template, to_json
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -42,12 +42,12 @@ def message(
 )
 def test_templates(text: str, line: bytes) -> None:
     headers: Headers = [("a", b"1"), ("b", None)]
-    assert template(text, b"null")(message(headers=headers)) == line
+    assert parse_template(text, b"null")(message(headers=headers)) == line
 
 
 def test_nulls_and_bytes_in_templates() -> None:
-    assert template("{key}:{value}", b"NIL")(message(value=None, key=b"\xff\x00")) == b"\xff\x00:NIL"
-    assert template("[{timestamp}]", b"")(message(timestamp_ms=None)) == b"[]"
+    assert parse_template("{key}:{value}", b"NIL")(message(value=None, key=b"\xff\x00")) == b"\xff\x00:NIL"
+    assert parse_template("[{timestamp}]", b"")(message(timestamp_ms=None)) == b"[]"
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,20 @@ def test_nulls_and_bytes_in_templates() -> None:
 )
 def test_a_template_with_an_unknown_field_lists_the_fields(text: str, named: str) -> None:
     with pytest.raises(TemplateError) as caught:
-        template(text, b"")
-    assert str(caught.value).startswith(f"'{named}' is not a field: {{topic}} {{partition}}")
+        parse_template(text, b"")
+    assert str(caught.value).startswith(f"'{named}' is not a field. Fields: {{topic}} {{partition}}")
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("%k", "'%k' is not a field; here it is {key}: {topic} "), (r"{key}\t%Y", "'%Y' is not a field: {topic} ")],
+    [
+        ("%k", "'%k' is not a field; use {key}. Fields: {topic} "),
+        (r"{key}\t%Y", "'%Y' is not a field. Fields: {topic} "),
+    ],
 )
 def test_what_kcat_calls_it(text: str, told: str) -> None:
     with pytest.raises(TemplateError) as caught:
-        template(text, b"")
+        parse_template(text, b"")
     assert str(caught.value).startswith(told)
 
 
@@ -181,8 +184,8 @@ def test_json_that_is_no_record(document: object) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'{"value":1,"value":2}', '"value" is given twice'),
-        (b'{"value":1,"headers":[{"key":"a","key":"b"}]}', '"key" is given twice'),
+        (b'{"value":1,"value":2}', '"value" occurs twice'),
+        (b'{"value":1,"headers":[{"key":"a","key":"b"}]}', '"key" occurs twice'),
         (b'{"value":NaN}', "JSON has no NaN"),
         (b'{"value":"\\ud800"}', '"value" has half of a surrogate pair'),
         (b'{"value":1,"headers":[{"key":"\\ud800"}]}', '"key" has half of a surrogate pair'),

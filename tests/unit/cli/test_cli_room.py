@@ -123,7 +123,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "group lag --watch 80": lambda: watch_table(lags(), progress(), 80, 40),
     "group list": groups,
     "group describe": lambda: group.members_table(members()),
-    "group reset-offsets": lambda: offset_plan.moves_table(
+    "group reset-offsets": lambda: offset_plan.changes_table(
         [offset_plan.OffsetChange(NAME, p, BIG, 2 * BIG, "5 is below the log's start" * p) for p in range(2)]
     ),
     "topic list": lambda: topic.topics_table(states(), KnownOffsets(offsets(), {})),

@@ -202,7 +202,7 @@ def test_topics_whose_leader_cannot_be_reached(where: Where) -> None:
 def test_topics_by_name_of_which_some_fail(where: Where) -> None:
     ran = tidelog("topic", "describe", "near", "missing", "secret", *where, code=1)
     assert "near  topic ID " in ran.text
-    assert "Its settings cannot be read." in ran.text
+    assert "The settings of this topic cannot be read." in ran.text
     for reason in ("no such topic: missing", "topic secret: TOPIC_AUTHORIZATION_FAILED", "topic near: not yours"):
         assert reason in ran.errors
     [near] = tidelog("topic", "describe", "near", "missing", "--json", *where, code=1).json()
@@ -216,7 +216,7 @@ def test_directories_of_the_brokers_that_answer(where: Where) -> None:
     assert [each["path"] for each in tidelog("log", "dirs", "--json", *where).json()] == ["/disk1", "/disk2", None]
     assert "broker 2 does not show" in tidelog("log", "dirs", "--broker", "2", *where, code=1).errors
     ran = tidelog("log", "dirs", "--topic", "near", *where, code=1)
-    assert "no directory holds a partition of near" in ran.errors
+    assert "no directory has a partition of near" in ran.errors
     assert "broker 2 does not show" in ran.errors
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from tidelog.cli import serve, start
-from tidelog.cli.logs import OneLine
+from tidelog.cli.logs import OneLineFormatter
 from tidelog.cli.start import FLAGS, MisusedError, Options, parse
 from tidelog.cli.start_help import start as start_command
 from tidelog.config.broker_config import BrokerConfig, ConfigError
@@ -64,26 +64,26 @@ def test_an_ipv6_host_stands_in_brackets() -> None:
     [
         (["--lsiten", "a:1"], "no such option: --lsiten; did you mean --listen?"),
         (["-x"], "no such option: -x"),
-        (["--port", "9093"], "no such option: --port; it is --listen HOST:PORT"),
-        (["--host=0.0.0.0"], "no such option: --host; it is --listen HOST:PORT"),
-        (["--log-dirs", "/d"], "no such option: --log-dirs; it is --data DIR"),
-        (["--override", "num.partitions=3"], "no such option: --override; it is --set KEY=VALUE"),
-        (["--num.partitions=3"], "no such option: --num.partitions; it is --set num.partitions=VALUE"),
-        (["server.properties"], "unexpected argument 'server.properties'; a file is given with --config FILE"),
+        (["--port", "9093"], "no such option: --port; use --listen HOST:PORT"),
+        (["--host=0.0.0.0"], "no such option: --host; use --listen HOST:PORT"),
+        (["--log-dirs", "/d"], "no such option: --log-dirs; use --data DIR"),
+        (["--override", "num.partitions=3"], "no such option: --override; use --set KEY=VALUE"),
+        (["--num.partitions=3"], "no such option: --num.partitions; use --set num.partitions=VALUE"),
+        (["server.properties"], "unexpected argument 'server.properties'; to use a file, add --config FILE"),
         (["orders"], "unexpected argument 'orders'"),
         (["--data"], "--data needs a value: --data DIR"),
         (["--data="], "--data needs a directory"),
-        (["--data", "a", "--data", "b"], "--data is given twice"),
+        (["--data", "a", "--data", "b"], "--data occurs twice"),
         (["--set", "num.partitions"], "--set takes KEY=VALUE"),
         (["--set", "=3"], "--set takes KEY=VALUE"),
         (["--listen", "9092"], "--listen takes HOST:PORT, for example 127.0.0.1:9092, not '9092'"),
         (["--listen", ":9092"], "--listen takes HOST:PORT"),
         (["--listen", "h:65536"], "--listen takes HOST:PORT"),
         (["--listen", "h:9²"], "--listen takes HOST:PORT"),
-        (["--log-level", "loud"], "--log-level is one of debug, info, warning, error, not 'loud'"),
+        (["--log-level", "loud"], "--log-level must be one of debug, info, warning, error, not 'loud'"),
         (["--parent-pipe", "x"], "--parent-pipe takes a file descriptor, not 'x'"),
-        (["--data", "a", "--set", "log.dirs=b"], "--data and --set log.dirs are both given"),
-        (["--listen", "h:1", "--set", "listeners=x"], "--listen and --set listeners are both given"),
+        (["--data", "a", "--set", "log.dirs=b"], "--data and --set log.dirs cannot be used together"),
+        (["--listen", "h:1", "--set", "listeners=x"], "--listen and --set listeners cannot be used together"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_code_2(
@@ -114,12 +114,12 @@ def record(message: str, *arguments: object, error: BaseException | None = None)
 
 
 def test_a_log_line() -> None:
-    line = OneLine().format(record("truncated path=%s bytes=%d", "/d/t-0", 12))
+    line = OneLineFormatter().format(record("truncated path=%s bytes=%d", "/d/t-0", 12))
     assert line == "2026-01-02T03:04:05.678Z WARNING tidelog.log truncated path=/d/t-0 bytes=12"
 
 
 def test_a_log_line_stays_one_line_whatever_a_peer_sends() -> None:
-    line = OneLine().format(record("client=%s", "a\n2026 ERROR forged\x1b[31m é \udc80"))
+    line = OneLineFormatter().format(record("client=%s", "a\n2026 ERROR forged\x1b[31m é \udc80"))
     assert line.endswith("client=a\\n2026 ERROR forged\\x1b[31m é \\udc80")
 
 
@@ -127,7 +127,7 @@ def test_a_traceback_is_folded_into_the_line() -> None:
     try:
         raise ValueError("first\nsecond")
     except ValueError as error:
-        line = OneLine().format(record("task=flush", error=error))
+        line = OneLineFormatter().format(record("task=flush", error=error))
     assert 'task=flush error="ValueError: first\\nsecond" trace="test_cli_start.py:' in line
     assert line.endswith('test_a_traceback_is_folded_into_the_line"')
     assert "\n" not in line

@@ -31,7 +31,7 @@ def stop(reader: Terminal) -> None:
 
 def test_a_new_group_waits_for_members(environment: dict[str, str]) -> None:
     with on_a_terminal([*CONSUME, "--group", "billing", "-B"], environment) as reader:
-        reader.expect("Joining billing: a new group waits a few seconds for more members.\n")
+        reader.expect("Joining group billing; a new group waits a few seconds for more members.\n")
         reader.expect("first\n")
         stop(reader)
 
@@ -48,10 +48,10 @@ def test_a_spare_member_is_told_so(environment: dict[str, str]) -> None:
 
 def test_new_records_are_waited_for(environment: dict[str, str]) -> None:
     with on_a_terminal(CONSUME, environment) as reader:
-        reader.expect("Waiting for new records in orders; Ctrl-C stops. \\(-B also shows existing records.\\)\n")
+        reader.expect("Waiting for new records in orders; Ctrl-C stops. \\(-B also prints existing records.\\)\n")
         stop(reader)
     with on_a_terminal([*CONSUME, "-o", "7"], environment) as reader:
-        reader.expect("orders ends at offset 1: reading from there.\n")
+        reader.expect("Topic orders ends at offset 1; reading starts there.\n")
         stop(reader)
 
 
@@ -88,7 +88,7 @@ def test_ctrl_c_ends_produce_during_an_outage() -> None:
             os.write(writer.leader, b"late\n\x04")
             writer.expect("No broker can be reached any more; still trying. Ctrl-C stops.\n")
             writer.process.send_signal(signal.SIGINT)
-            assert writer.end() == (130, "1 record not acknowledged; may have been written.\n")
+            assert writer.end() == (130, "1 record not acknowledged, but possibly written.\n")
 
 
 def test_a_deletion_that_is_not_wanted(environment: dict[str, str]) -> None:

@@ -76,19 +76,19 @@ def test_a_watch_at_a_terminal_stays_while_the_broker_restarts(broker: Restarted
         watch.expect(r"group billing  topic orders")
         watch.expect(r"all +3 ")
         broker.stop()
-        away = (
+        outage = (
             rf"No answer from {broker.bootstrap} for (\d+) s; still trying\. Figures of \d\d:\d\d:\d\d; Ctrl-C stops\."
         )
-        watch.expect(away)
+        watch.expect(outage)
         watch.expect(r"all +3 ")  # the last figures
-        watch.expect(away)  # counted on
+        watch.expect(outage)  # counted on
         broker.start()
         broker.run("produce", "orders", lines="d\n")
         watch.expect(r"all +4 ")
         assert watch.process.poll() is None
 
         broker.stop()
-        watch.expect(away)
+        watch.expect(outage)
         began = time.monotonic()
         watch.process.send_signal(signal.SIGINT)
         assert watch.process.wait(LIMIT_S) == 130
@@ -120,30 +120,30 @@ def test_errors_are_waited_out_but_the_first_one_is_not() -> None:
     results: list[int | Exception] = [1, CommandError("not now"), 2]
     go_on = threading.Semaphore(0)
 
-    def look() -> int:
+    def request() -> int:
         assert go_on.acquire(timeout=LIMIT_S)
         result = results.pop(0)
         if isinstance(result, Exception):
             raise result
         return result
 
-    with polling(look, 0.001) as poller:
-        assert poller.away() is None
+    with polling(request, 0.001) as poller:
+        assert poller.outage() is None
         go_on.release()
         first = poller.next(LIMIT_S)
         assert first is not None
         assert first.value == 1
-        assert poller.away() is None
+        assert poller.outage() is None
         go_on.release()
         assert poller.next(LIMIT_S) is None
-        away = poller.away()
-        assert away is not None
-        assert away.since_s == first.at_s
-        assert away.text("h:1", "7 s") == "not now; failing for 7 s, still trying."
+        outage = poller.outage()
+        assert outage is not None
+        assert outage.since_s == first.at_s
+        assert outage.text("h:1", "7 s") == "not now; failing for 7 s, still trying."
         go_on.release()
         assert (second := poller.next(LIMIT_S)) is not None
         assert second.value == 2
-        assert poller.away() is None
+        assert poller.outage() is None
         results.append(CommandError("never"))
     go_on.release()
 
@@ -169,12 +169,12 @@ def test_a_look_that_takes_long_is_told_of(monkeypatch: pytest.MonkeyPatch) -> N
     with polling(lambda: next(looks)(), 0.001) as poller:
         assert poller.next(LIMIT_S) is not None
         deadline = time.monotonic() + LIMIT_S
-        while poller.away() is None:
+        while poller.outage() is None:
             assert poller.next(0.01) is None
             assert time.monotonic() < deadline
-        away = poller.away()
-        assert away is not None
-        assert away.text("h:1", "7 s") == "No answer from h:1 for 7 s; still trying."
+        outage = poller.outage()
+        assert outage is not None
+        assert outage.text("h:1", "7 s") == "No answer from h:1 for 7 s; still trying."
         release.set()
         assert poller.next(LIMIT_S) is not None
 
@@ -182,4 +182,4 @@ def test_a_look_that_takes_long_is_told_of(monkeypatch: pytest.MonkeyPatch) -> N
 def test_how_an_outage_is_told() -> None:
     assert PATIENCE_S >= 1
     assert NoAnswerPeriod(0, NoAnswerError("x")).text("h:1", "1 s") == "No answer from h:1 for 1 s; still trying."
-    assert Poller(lambda: 1, 1).away() is None
+    assert Poller(lambda: 1, 1).outage() is None

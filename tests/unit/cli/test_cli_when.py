@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tidelog.cli.when import NotATimeError, iso, parse_duration_s, parse_time_ms, span
+from tidelog.cli.when import NotATimeError, duration_text, iso_time, parse_duration_s, parse_time_ms
 
 NOW = datetime(2026, 3, 1, 12, 0, 0)
 
@@ -96,10 +96,10 @@ def test_what_is_no_moment(text: str) -> None:
 
 
 def test_a_timestamp_as_text() -> None:
-    assert iso(1767323045678) == "2026-01-02T03:04:05.678Z"
-    assert iso(0) == "1970-01-01T00:00:00.000Z"
-    assert iso(-62135596800000) == "0001-01-01T00:00:00.000Z"
-    assert iso(2**62) == str(2**62)
+    assert iso_time(1767323045678) == "2026-01-02T03:04:05.678Z"
+    assert iso_time(0) == "1970-01-01T00:00:00.000Z"
+    assert iso_time(-62135596800000) == "0001-01-01T00:00:00.000Z"
+    assert iso_time(2**62) == str(2**62)
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_a_timestamp_as_text() -> None:
     ],
 )
 def test_a_duration_for_people(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert duration_text(seconds) == text
