@@ -272,7 +272,10 @@ def test_what_the_broker_says_is_there_is_not_gone(isolation: str, told: tuple[i
     passing[:] = [0.4]
     lenient = options(failOnDataLoss="false", kafka_isolation_level=isolation, **HASTY)
     assert offsets(read(Told(told, told, None), 0, 10, lenient)) == list(range(10))
-    with pytest.raises(GaveUp, match="orders-3: nothing came from offset 0 on for 1000 ms, although the log ends at 7"):
+    with pytest.raises(
+        GaveUp,
+        match="orders-3: no record at or after offset 0 was received for 1000 ms, although the log continues",
+    ):
         read(Told(*[told] * 9), 0, 10, lenient)
 
 
@@ -319,5 +322,5 @@ def test_less_than_one_batch_is_the_brokers_fault() -> None:
     log = Log([batch(0, 5)])
     log.batches = [log.batches[0][:80]]
     log.fetch = lambda offset, limits: Fetched(memoryview(log.batches[0]), 5, 5, 0, [])  # type: ignore[method-assign]
-    with pytest.raises(DamagedBatch, match="less than one record batch"):
+    with pytest.raises(DamagedBatch, match="less than one complete record batch"):
         read(log, 0, 5)
