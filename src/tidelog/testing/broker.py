@@ -105,8 +105,9 @@ class Broker:
         return self._require_running().pid
 
     def log(self) -> str:
-        """Return the log of a broker process since its start. Empty for a broker in a thread, which writes to the log of
-        this process.
+        """Return the log of a broker process since its start.
+
+        Empty for a broker in a thread, which writes to the log of this process.
         """
         return self._require_running().log()
 
@@ -208,8 +209,9 @@ class Broker:
             self.data = None
 
     def _at_exit(self) -> None:
-        """Clean up a broker that was not stopped. It cannot be stopped in order, because a program that is ending cannot
-        start the threads that this needs.
+        """Clean up a broker that was not stopped.
+
+        It cannot be stopped in order, because a program that is ending cannot start the threads that this needs.
         """
         if not self._belongs_to_another_process:
             if self.process and self._running is not None:
