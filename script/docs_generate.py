@@ -1,6 +1,6 @@
-"""Writes the parts of the documents that follow from the code: called by `script/docs`.
+"""Generates those parts of the documents that depend on the code. Called by `script/docs`.
 
-A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. A test holds the documents to it.
+A generated part is between `<!-- generated: NAME -->` and `<!-- end -->`. A test checks that all parts are current.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DOCUMENTS = (
 )
 PART = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LARGEST = {str((1 << 31) - 1), str((1 << 63) - 1)}
-"""Defaults that stand for "no limit" or "never"."""
+"""Defaults that mean "no limit" or "never"."""
 CONFORMANCE = ROOT / "tests/conformance"
 SUBJECTS = (
     ("SASL: users and their mechanisms", r"^sasl\.|^connections\.max\.reauth|^connection\.failed\.auth"),
@@ -65,11 +65,13 @@ SUBJECTS = (
     ("Topics: made, named, deleted", r"topic|^num\.partitions|replication\.factor"),
     ("The broker itself", r""),
 )
-"""Of the page of all settings, the last one first. The first whose expression is found in a name has the setting."""
+"""The subjects of the page of all settings, in reverse order, each with a regular expression.
+
+A setting belongs to the first subject whose expression matches a part of its name."""
 
 
-def shown(key: Key) -> str:
-    """A default, as short as it can be said."""
+def default_text(key: Key) -> str:
+    """Return the default of a setting as a short text for a table."""
     if key.default is None or key.default == "":
         return "-"
     if key.name == "listener.security.protocol.map":
@@ -84,14 +86,17 @@ def row(*cells: str) -> str:
 
 
 def _topic_default(key: Key) -> str:
-    """What a topic has on a broker without settings: the first synonym that has a default."""
+    """Return the default of a topic's setting on a broker without settings: that of the first synonym with a default.
+
+    (A synonym is a broker's setting from which the topic's setting takes its default.)
+    """
     for name, factor in key.synonyms:
         default = BROKER_KEYS[name].default
         if default is not None:
             if default in LARGEST or factor == 1:
-                return shown(BROKER_KEYS[name])
+                return default_text(BROKER_KEYS[name])
             return f"`{int(default) * factor}`"
-    return shown(key)
+    return default_text(key)
 
 
 def _synonyms(key: Key) -> str:
@@ -100,23 +105,25 @@ def _synonyms(key: Key) -> str:
 
 
 def broker_settings() -> str:
-    return _by_subject(BROKER_KEYS.values(), shown, "changed", lambda key: changed_when(key.name).value)
+    return _tables_by_subject(BROKER_KEYS.values(), default_text, "changed", lambda key: changed_when(key.name).value)
 
 
 def topic_settings() -> str:
-    return _by_subject(TOPIC_KEYS.values(), _topic_default, "broker's default for it", _synonyms)
+    return _tables_by_subject(TOPIC_KEYS.values(), _topic_default, "broker's default for it", _synonyms)
 
 
-def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str, cell: Callable[[Key], str]) -> str:
-    """A table with a heading for each subject that has settings; those with an effect come first.
+def _tables_by_subject(
+    keys: Iterable[Key], default: Callable[[Key], str], column: str, cell: Callable[[Key], str]
+) -> str:
+    """Return one table, with a heading, for each subject that has settings. Settings with an effect are first.
 
     `column` and `cell` are the head and the content of the fourth column.
     """
-    found: dict[str, list[Key]] = {subject: [] for subject, _ in reversed(SUBJECTS)}
+    keys_by_subject: dict[str, list[Key]] = {subject: [] for subject, _ in reversed(SUBJECTS)}
     for key in sorted(keys, key=lambda key: key.name):
-        found[_subject(key)].append(key)
+        keys_by_subject[_subject(key)].append(key)
     tables = []
-    for subject, settings in found.items():
+    for subject, settings in keys_by_subject.items():
         if settings:
             table = f"### {subject}\n\n" + row("setting", "type", "default", column, "effect", "what it says")
             table += row(*["---"] * 6)
@@ -128,17 +135,18 @@ def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str,
 
 
 def settings_without_effect() -> str:
-    """Their names, by subject: of brokers, then of topics."""
-    idle = [(scope, key) for scope, keys in (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS)) for key in keys.values()]
-    idle = [(scope, key) for scope, key in idle if not key.effect]
+    """Return a table of the settings without effect: for each subject the names of brokers' and of topics' settings."""
+    scopes = (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS))
+    ineffective = [(scope, key) for scope, keys in scopes for key in keys.values()]
+    ineffective = [(scope, key) for scope, key in ineffective if not key.effect]
     lines = row("subject", "settings of brokers", "settings of topics") + row("---", "---", "---")
     for subject, _ in reversed(SUBJECTS):
         names: dict[str, list[str]] = {"broker": [], "topic": []}
-        for scope, key in idle:
+        for scope, key in ineffective:
             if _subject(key) == subject:
                 names[scope].append(f"`{key.name}`")
         if any(names.values()):
-            lines += row(subject, *(", ".join(sorted(found)) or "-" for found in names.values()))
+            lines += row(subject, *(", ".join(sorted(scope_names)) or "-" for scope_names in names.values()))
     return lines
 
 
@@ -147,14 +155,14 @@ def _subject(key: Key) -> str:
 
 
 def settings_counts() -> str:
-    counted = []
-    for keys, whose in ((BROKER_KEYS, "brokers"), (TOPIC_KEYS, "topics")):
-        idle = sum(not key.effect for key in keys.values())
-        counted.append(f"{len(keys)} settings of {whose}, {idle} of them without effect yet")
-    return wrapped(f"There are {' and '.join(counted)}.")
+    counts = []
+    for keys, owners in ((BROKER_KEYS, "brokers"), (TOPIC_KEYS, "topics")):
+        ineffective = sum(not key.effect for key in keys.values())
+        counts.append(f"{len(keys)} settings of {owners}, {ineffective} of them without effect yet")
+    return wrap_lines(f"There are {' and '.join(counts)}.")
 
 
-def wrapped(text: str, width: int = 120) -> str:
+def wrap_lines(text: str, width: int = 120) -> str:
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
@@ -164,32 +172,32 @@ def wrapped(text: str, width: int = 120) -> str:
 
 
 def missing_apis() -> str:
-    """By name and key: what Kafka's protocol has and the broker does not advertise."""
-    return wrapped(", ".join(f"{info.name} ({key})" for key, info in sorted(APIS.items()) if key not in TABLE) + ".")
+    """Return the names and keys of the APIs of Kafka's protocol that the broker does not advertise."""
+    return wrap_lines(", ".join(f"{info.name} ({key})" for key, info in sorted(APIS.items()) if key not in TABLE) + ".")
 
 
 def served_apis() -> str:
     lines = row("API", "key", "versions", "requests recorded") + row("---", "---:", "---", "---:")
-    _, requests = recorded()
+    _, requests = count_recorded()
     for key, entry in sorted(TABLE.items()):
         lines += row(APIS[key].name, str(key), f"{entry.min_version}-{entry.max_version}", f"{requests[key]:,}")
     return lines
 
 
 def conformance_counts() -> str:
-    runs, requests = recorded()
+    runs, requests = count_recorded()
     rules = (CONFORMANCE / "allowed.txt").read_text().splitlines()
     varying = sum(line.startswith("varies") for line in rules)
     otherwise = sum(line.startswith("differs") for line in rules)
-    return wrapped(
+    return wrap_lines(
         f"Recorded from Apache Kafka 4.3.1: {runs:,} conversations with {requests.total():,} requests. "
         f"Named exceptions: {varying} for what varies between any two runs of Kafka itself, "
         f"{otherwise} for what Tidelog does otherwise."
     )
 
 
-def recorded() -> tuple[int, Counter[int]]:
-    """How many conversations, and how many requests of each API key."""
+def count_recorded() -> tuple[int, Counter[int]]:
+    """Return the number of recorded conversations, and the number of their requests by API key."""
     runs = 0
     requests: Counter[int] = Counter()
     for path in sorted((CONFORMANCE / "recorded").glob("*.jsonl.gz")):
@@ -200,14 +208,17 @@ def recorded() -> tuple[int, Counter[int]]:
     return runs, requests
 
 
-def of_the_tests(module: str) -> Callable[[], str]:
-    """The table that a module of tests/interop_harness makes of what its tests run."""
+def harness_table(module: str) -> Callable[[], str]:
+    """Return a function that returns the table of a module of tests/interop_harness.
+
+    The table lists the operations that the tests of this module run.
+    """
 
     def table() -> str:
         if str(ROOT / "tests") not in sys.path:
             sys.path.append(str(ROOT / "tests"))
-        made: str = importlib.import_module(f"interop_harness.{module}").table()
-        return made
+        text: str = importlib.import_module(f"interop_harness.{module}").table()
+        return text
 
     return table
 
@@ -220,31 +231,31 @@ PARTS: dict[str, Callable[[], str]] = {
     "missing-apis": missing_apis,
     "served-apis": served_apis,
     "conformance-counts": conformance_counts,
-    "admin-clients": of_the_tests("admin_calls"),
-    "kafka-tools": of_the_tests("kafka_tools"),
+    "admin-clients": harness_table("admin_calls"),
+    "kafka-tools": harness_table("kafka_tools"),
 }
 
 
-def renewed(text: str) -> str:
-    """A document with its generated parts as they should be."""
+def regenerate(text: str) -> str:
+    """Return the text of a document with current generated parts."""
     return PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n{part[4]}", text)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="script/docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a part is out of step")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a part is not current")
     check = parser.parse_args().check
     stale = []
     for name in DOCUMENTS:
         path = ROOT / name
         text = path.read_text()
-        fresh = renewed(text)
-        if fresh != text:
+        current_text = regenerate(text)
+        if current_text != text:
             stale.append(name)
             if not check:
-                path.write_text(fresh)
+                path.write_text(current_text)
     if stale:
-        print(f"{'out of step, run script/docs' if check else 'written'}: {', '.join(stale)}")
+        print(f"{'not current, run script/docs' if check else 'written'}: {', '.join(stale)}")
     return 1 if check and stale else 0
 
 

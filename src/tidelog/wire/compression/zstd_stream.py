@@ -65,8 +65,8 @@ def decompress(data: Buffer, limit_bytes: int) -> Buffer:
 def _decompress_cut(data: memoryview, limit_bytes: int, reason: str) -> bytes:
     """Return the decompressed bytes before the damage if Java's reader accepts the damaged stream as complete.
 
-    `reason` is the library's error text. Raises BrokenStream if Java's reader refuses the stream. The caller has checked
-    that the bytes are within the limit.
+    `reason` is the library's error text. Raises BrokenStream if Java's reader refuses the stream. The caller has
+    checked that the bytes are within the limit.
     """
     buffer = cramjam.Buffer()
     with suppress(cramjam.DecompressionError):
