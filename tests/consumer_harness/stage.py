@@ -126,7 +126,7 @@ def _topic(name: str, topic_id: bytes, count: int) -> TopicImage:
     return TopicImage(name, TopicId(topic_id), (state,) * count, {})
 
 
-def told(groups: DurableGroups) -> dict[str, Any]:
+def visible_state(groups: DurableGroups) -> dict[str, Any]:
     """Return all visible state in a form that can be compared."""
     return {name: (group.metadata, group.offsets, _consumer(group.consumer)) for name, group in groups.by_id.items()}
 
