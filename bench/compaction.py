@@ -124,7 +124,7 @@ def latencies(client: Client, topic: str, seconds: float, until: "Log | None" = 
 
 
 class Log:
-    """The log lines of finished passes over one topic."""
+    """Finds the log line of a finished pass over one topic."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
         self._broker = broker
@@ -146,7 +146,7 @@ def one_round(broker: Broker, client: Client, number: int, mib: int) -> dict[str
     topic = f"table-{number}"
     client.create(topic, cleanup_policy="compact", min_cleanable_dirty_ratio="1.0", segment_bytes=str(16 << 20))
     fill(client, topic, mib, random.Random(number))
-    time.sleep(2.5)  # the filled log is synced in this time: passes wait for that, and it must not be measured
+    time.sleep(2.5)  # wait until the filled log is synced: a pass begins only then, and the sync must not be measured
     calm = latencies(client, "small", CALM_S)
     log = Log(broker, topic)
     client.set_ratio(topic, "0.01")

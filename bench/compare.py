@@ -85,7 +85,7 @@ def create_topic(port: int, name: str, partitions: int) -> None:
         raise SystemExit(f"CreateTopics {name}: error code {error}")
     positions = b"".join(struct.pack(">iq", i, -1) for i in range(partitions))
     request = struct.pack(">iih", -1, 1, len(name)) + name.encode() + struct.pack(">i", partitions) + positions
-    for _ in range(200):  # until every partition's leader answers ListOffsets
+    for _ in range(200):  # repeat until the leaders of all partitions answer ListOffsets
         answer = exchange(port, 2, 1, request)[4 + 2 + len(name) + 4 :]
         if all(struct.unpack_from(">h", answer, 22 * i + 4)[0] == 0 for i in range(partitions)):
             return
@@ -101,7 +101,7 @@ def delete_topic(port: int, name: str, data: pathlib.Path) -> None:
         if not any(data.glob(f"{name}-*")):
             return
         time.sleep(0.05)
-    raise SystemExit(f"topic {name} was deleted and is still in {data}")
+    raise SystemExit(f"topic {name} was deleted, but its directories are still in {data}")
 
 
 def process_tree(pid: int) -> list[int]:
@@ -212,7 +212,7 @@ def touch_memory(root: pathlib.Path) -> None:
 
 
 def rows_of(all_figures: AllFigures, names: list[str]) -> list[tuple[str, str, list[str]]]:
-    """Return rows of row name, figure, and each server's median, with its ratio to the reference's in brackets."""
+    """Return (row name, figure, cells). A cell is a server's median, with its ratio to the reference in brackets."""
     table = []
     for row, figures in all_figures.items():
         for figure, values in figures.items():

@@ -6,7 +6,7 @@ The broker runs in a separate process, and every member has its own connection. 
 request of one more member until every member has its final assignment; with the consumer protocol a new assignment is
 computed at most once per second (group.consumer.assignment.interval.ms). `waits` is the longest time of a request of
 another client (ApiVersions, every two milliseconds, from a third process) in the same time, and while the group is
-created: so long the work on groups blocks the broker's event loop.
+created. It shows how long work on groups blocks the broker's event loop.
 """
 
 import argparse
@@ -104,7 +104,7 @@ class Broker:
 
 
 class Probe:
-    """Sends requests of another client while a block runs. `longest_ms` is the time of the slowest one."""
+    """Sends requests as another client while a `with` block runs. `longest_ms` is the time of the slowest request."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -213,7 +213,7 @@ class ClassicMember:
             assert answer.error_code in (22, 27), answer.error_code  # the next generation has begun
 
     async def rejoin(self) -> None:
-        """Rejoin as a client does that learns of a new member from its heartbeat."""
+        """Rejoin like a client: when the answer to a heartbeat says that a rebalance has begun."""
         request = HeartbeatRequest(self.group, self.generation, self.member_id, self.instance)
         while (code := (await self.peer.call(request, 3)).error_code) != 27:
             assert code == 0, code

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A Spark that reads a topic for each line on stdin: a child of bench/spark.py, in that Spark's own environment.
+"""Start a Spark, and read a topic for each line on stdin. bench/spark.py runs this with the Python of that Spark.
 
     spark_reader.py FORMAT BOOTSTRAP TOPIC CORES JARS
 

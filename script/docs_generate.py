@@ -1,6 +1,6 @@
-"""Write the parts of the documents that are generated from the code: called by `script/docs`.
+"""Generates those parts of the documents that depend on the code. Called by `script/docs`.
 
-A generated part is between `<!-- generated: NAME -->` and `<!-- end -->`. A test fails if a part is not up to date.
+A generated part is between `<!-- generated: NAME -->` and `<!-- end -->`. A test checks that all parts are current.
 """
 
 import argparse
@@ -65,12 +65,13 @@ SUBJECTS = (
     ("Topics: creation, names, deletion", r"topic|^num\.partitions|replication\.factor"),
     ("The broker itself", r""),
 )
-"""Headings of the page of all settings, in reverse order. A setting is under the first subject whose regular expression
-is found in its name."""
+"""The subjects of the page of all settings, in reverse order, each with a regular expression.
+
+A setting belongs to the first subject whose expression matches a part of its name."""
 
 
 def default_text(key: Key) -> str:
-    """Return the default as a short text."""
+    """Return the default of a setting as a short text for a table."""
     if key.default is None or key.default == "":
         return "-"
     if key.name == "listener.security.protocol.map":
@@ -85,7 +86,10 @@ def row(*cells: str) -> str:
 
 
 def _topic_default(key: Key) -> str:
-    """Return a topic's default on a broker without settings: that of the first synonym which has a default."""
+    """Return the default of a topic's setting on a broker without settings: that of the first synonym with a default.
+
+    (A synonym is a broker's setting from which the topic's setting takes its default.)
+    """
     for name, factor in key.synonyms:
         default = BROKER_KEYS[name].default
         if default is not None:
@@ -101,23 +105,25 @@ def _synonyms(key: Key) -> str:
 
 
 def broker_settings() -> str:
-    return _by_subject(BROKER_KEYS.values(), default_text, "changed", lambda key: change_mode(key.name).value)
+    return _tables_by_subject(BROKER_KEYS.values(), default_text, "changed", lambda key: change_mode(key.name).value)
 
 
 def topic_settings() -> str:
-    return _by_subject(TOPIC_KEYS.values(), _topic_default, "broker's default for it", _synonyms)
+    return _tables_by_subject(TOPIC_KEYS.values(), _topic_default, "broker's default for it", _synonyms)
 
 
-def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str, cell: Callable[[Key], str]) -> str:
-    """Return a heading and a table for each subject that has settings. Settings with an effect come first.
+def _tables_by_subject(
+    keys: Iterable[Key], default: Callable[[Key], str], column: str, cell: Callable[[Key], str]
+) -> str:
+    """Return one table, with a heading, for each subject that has settings. Settings with an effect are first.
 
     `column` is the title of the fourth column, and `cell` returns its content for a setting.
     """
-    found: dict[str, list[Key]] = {subject: [] for subject, _ in reversed(SUBJECTS)}
+    keys_by_subject: dict[str, list[Key]] = {subject: [] for subject, _ in reversed(SUBJECTS)}
     for key in sorted(keys, key=lambda key: key.name):
-        found[_subject(key)].append(key)
+        keys_by_subject[_subject(key)].append(key)
     tables = []
-    for subject, settings in found.items():
+    for subject, settings in keys_by_subject.items():
         if settings:
             table = f"### {subject}\n\n" + row("setting", "type", "default", column, "effect", "meaning")
             table += row(*["---"] * 6)
@@ -129,17 +135,18 @@ def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str,
 
 
 def settings_without_effect() -> str:
-    """Return a table of the settings without effect: a row for each subject, with those of brokers and of topics."""
-    idle = [(scope, key) for scope, keys in (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS)) for key in keys.values()]
-    idle = [(scope, key) for scope, key in idle if not key.effect]
+    """Return a table of the settings without effect: for each subject the names of brokers' and of topics' settings."""
+    scopes = (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS))
+    ineffective = [(scope, key) for scope, keys in scopes for key in keys.values()]
+    ineffective = [(scope, key) for scope, key in ineffective if not key.effect]
     lines = row("subject", "settings of brokers", "settings of topics") + row("---", "---", "---")
     for subject, _ in reversed(SUBJECTS):
         names: dict[str, list[str]] = {"broker": [], "topic": []}
-        for scope, key in idle:
+        for scope, key in ineffective:
             if _subject(key) == subject:
                 names[scope].append(f"`{key.name}`")
         if any(names.values()):
-            lines += row(subject, *(", ".join(sorted(found)) or "-" for found in names.values()))
+            lines += row(subject, *(", ".join(sorted(scope_names)) or "-" for scope_names in names.values()))
     return lines
 
 
@@ -148,14 +155,14 @@ def _subject(key: Key) -> str:
 
 
 def settings_counts() -> str:
-    counted = []
-    for keys, whose in ((BROKER_KEYS, "brokers"), (TOPIC_KEYS, "topics")):
-        idle = sum(not key.effect for key in keys.values())
-        counted.append(f"{len(keys)} settings of {whose} ({idle} of them have no effect yet)")
-    return wrapped(f"There are {' and '.join(counted)}.")
+    counts = []
+    for keys, owners in ((BROKER_KEYS, "brokers"), (TOPIC_KEYS, "topics")):
+        ineffective = sum(not key.effect for key in keys.values())
+        counts.append(f"{len(keys)} settings of {owners}, {ineffective} of them without effect yet")
+    return wrap_lines(f"There are {' and '.join(counts)}.")
 
 
-def wrapped(text: str, width: int = 120) -> str:
+def wrap_lines(text: str, width: int = 120) -> str:
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
@@ -165,32 +172,32 @@ def wrapped(text: str, width: int = 120) -> str:
 
 
 def missing_apis() -> str:
-    """Return the name and key of each API that Kafka's protocol has and the broker does not advertise."""
-    return wrapped(", ".join(f"{info.name} ({key})" for key, info in sorted(APIS.items()) if key not in TABLE) + ".")
+    """Return the names and keys of the APIs of Kafka's protocol that the broker does not advertise."""
+    return wrap_lines(", ".join(f"{info.name} ({key})" for key, info in sorted(APIS.items()) if key not in TABLE) + ".")
 
 
 def served_apis() -> str:
     lines = row("API", "key", "versions", "requests recorded") + row("---", "---:", "---", "---:")
-    _, requests = recorded()
+    _, requests = count_recorded()
     for key, entry in sorted(TABLE.items()):
         lines += row(APIS[key].name, str(key), f"{entry.min_version}-{entry.max_version}", f"{requests[key]:,}")
     return lines
 
 
 def conformance_counts() -> str:
-    runs, requests = recorded()
+    runs, requests = count_recorded()
     rules = (CONFORMANCE / "allowed.txt").read_text().splitlines()
     varying = sum(line.startswith("varies") for line in rules)
     otherwise = sum(line.startswith("differs") for line in rules)
-    return wrapped(
+    return wrap_lines(
         f"Recorded from Apache Kafka 4.3.1: {runs:,} conversations with {requests.total():,} requests. "
         f"Allowed differences: {varying} rules for values that vary between two runs of Kafka itself, "
         f"and {otherwise} rules for behaviour in which Tidelog differs from Kafka."
     )
 
 
-def recorded() -> tuple[int, Counter[int]]:
-    """Return the number of recorded conversations, and of recorded requests by API key."""
+def count_recorded() -> tuple[int, Counter[int]]:
+    """Return the number of recorded conversations, and the number of their requests by API key."""
     runs = 0
     requests: Counter[int] = Counter()
     for path in sorted((CONFORMANCE / "recorded").glob("*.jsonl.gz")):
@@ -201,14 +208,17 @@ def recorded() -> tuple[int, Counter[int]]:
     return runs, requests
 
 
-def tested_by(module: str) -> Callable[[], str]:
-    """Return the function that makes the table of what the tests of this module of tests/interop_harness run."""
+def harness_table(module: str) -> Callable[[], str]:
+    """Return a function that returns the table of a module of tests/interop_harness.
+
+    The table lists the operations that the tests of this module run.
+    """
 
     def table() -> str:
         if str(ROOT / "tests") not in sys.path:
             sys.path.append(str(ROOT / "tests"))
-        made: str = importlib.import_module(f"interop_harness.{module}").table()
-        return made
+        text: str = importlib.import_module(f"interop_harness.{module}").table()
+        return text
 
     return table
 
@@ -221,31 +231,31 @@ PARTS: dict[str, Callable[[], str]] = {
     "missing-apis": missing_apis,
     "served-apis": served_apis,
     "conformance-counts": conformance_counts,
-    "admin-clients": tested_by("admin_calls"),
-    "kafka-tools": tested_by("kafka_tools"),
+    "admin-clients": harness_table("admin_calls"),
+    "kafka-tools": harness_table("kafka_tools"),
 }
 
 
 def regenerate(text: str) -> str:
-    """Return the text of a document with its generated parts up to date."""
+    """Return the text of a document with current generated parts."""
     return PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n{part[4]}", text)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="script/docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a part is out of step")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a part is not current")
     check = parser.parse_args().check
     stale = []
     for name in DOCUMENTS:
         path = ROOT / name
         text = path.read_text()
-        fresh = regenerate(text)
-        if fresh != text:
+        current_text = regenerate(text)
+        if current_text != text:
             stale.append(name)
             if not check:
-                path.write_text(fresh)
+                path.write_text(current_text)
     if stale:
-        print(f"{'out of step, run script/docs' if check else 'written'}: {', '.join(stale)}")
+        print(f"{'not current, run script/docs' if check else 'written'}: {', '.join(stale)}")
     return 1 if check and stale else 0
 
 

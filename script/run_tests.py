@@ -3,9 +3,8 @@
 A part is one pytest run. Parts that use all cores by themselves, or that measure time, run alone. The other parts
 run two at a time, and each part's output is printed when it has ended. With --full every part runs with its full
 amounts (TIDELOG_FULL=1). Parts that have passed on the same commit do not run again, so that an interrupted run can
-continue. The report is written to .cache/test-report.md. With --coverage the lines and branches of the product that
-run are counted, also in the brokers that the tests start; the lines that did not run are listed in
-.cache/coverage-report.txt.
+continue. The report is written to .cache/test-report.md. --coverage measures which lines and branches of the product
+run, also in the brokers that the tests start. The lines that did not run are listed in .cache/coverage-report.txt.
 """
 
 import argparse
@@ -26,7 +25,7 @@ CLOSING = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
 class Part(NamedTuple):
-    """One pytest run. `may_share_cores`: no time limit of its tests depends on the load of another part."""
+    """One pytest run. `may_share_cores` is true if no test of it fails because another part uses the cores too."""
 
     name: str
     arguments: list[str]
@@ -128,8 +127,8 @@ def main() -> int:
     parser.add_argument(
         "--part", action="append", choices=[p.name for p in PARTS], help="run this part only; may be repeated"
     )
-    parser.add_argument("--coverage", action="store_true", help="count the lines and branches that run")
-    parser.add_argument("--list", action="store_true", help="name the parts")
+    parser.add_argument("--coverage", action="store_true", help="measure which lines and branches run")
+    parser.add_argument("--list", action="store_true", help="list the parts")
     chosen = parser.parse_args()
     if chosen.list:
         print("\n".join(p.name for p in PARTS))

@@ -159,7 +159,9 @@ def read_definition(lines: list[str]) -> Definition:
 
 
 def dependencies_first(parts: list[Part]) -> tuple[Part, ...]:
-    """Return the structs ordered so that each comes before its uses. Shared structs of the table may use later ones."""
+    """Return the structs in an order in which each is before the structs that use it. In the table, shared structs may
+    use later ones.
+    """
     ordered: dict[str, Part] = {}
     by_name = {part.name: part for part in parts}
 
@@ -234,7 +236,7 @@ def _words(text: str) -> list[str]:
 
 
 def class_name(name: str, lines: tuple[str, ...], definition: Definition, taken: dict[str, tuple[str, ...]]) -> str:
-    """Return the schema's name, with a prefix if a different struct of the module has it. Equal structs share a
+    """Return the schema's name, with a prefix if another struct of the module has this name. Equal structs share one
     class.
     """
     prefix = "Response" if definition.kind == "response" else re.sub("(Key|Value)$", "", definition.name)
@@ -366,7 +368,7 @@ from typing import NamedTuple
 
 
 class ApiInfo(NamedTuple):
-    """`module` is below `tidelog.wire.messages`. Versions are the schema's; `flexible_from` is {never} if never."""
+    """`module` is a module of `tidelog.wire.messages`. `flexible_from` is {never} if no version is flexible."""
 
     name: str
     module: str

@@ -151,7 +151,7 @@ def field_line(field: Json) -> str:
 
 
 def _default_text(field: Json) -> str:
-    """Return the default if it differs from the type's default; numbers in decimal.
+    """Return the default as text, or "" if it is the default of the type. Numbers are decimal.
 
     Kafka's generator reads the string "null" as null. It reads JSON's null as no default, so that the field starts
     as an empty array or struct.

@@ -1,5 +1,5 @@
-"""Compile functions over arrays to machine code with numba, where it is installed, and cache the code between
-processes.
+"""Compile functions that process arrays to machine code with numba, if it is installed. The code is cached on disk,
+so that other processes need not compile again.
 """
 
 import logging
@@ -13,33 +13,35 @@ logger = logging.getLogger("tidelog.spark")
 F = TypeVar("F", bound=Callable[..., object])
 
 AVAILABLE = find_spec("numba") is not None
-"""Whether numba is installed. It is missing on a Python that numba does not support yet; numpy does the work there."""
+"""Whether numba is installed. It may be missing because it does not support this version of Python yet. Decoding
+then uses numpy, and encoding plain Python."""
 
 _numba: Any = import_module("numba") if AVAILABLE else None
 
 
-def compiled(function: F) -> F:
-    """Return `function`, compiled at the first call with each set of argument types; unchanged if numba is missing.
+def compile_function(function: F) -> F:
+    """Return a version of `function` that is compiled at the first call with each set of argument types. If numba is
+    missing, return `function` itself.
 
-    The machine code is cached beside the module, or in the user's cache directory if the module's cannot be written.
-    If neither can be written, each process compiles again (2 to 3 s).
+    The machine code is cached beside the module, or in the user's cache directory if the module's directory is not
+    writable. If neither directory is writable, each process compiles again (2 to 3 s).
     """
     if not AVAILABLE:
         return function
     try:
         return cast(F, _numba.njit(function, cache=True, nogil=True))
-    except RuntimeError as error:  # no directory for the cache can be written
-        logger.warning("numba cannot cache compiled code, so that each process compiles again: %s", error)
+    except RuntimeError as error:  # neither cache directory is writable
+        logger.warning("numba cannot cache compiled code, therefore each process compiles again: %s", error)
         return cast(F, _numba.njit(function, nogil=True))
 
 
-def compiled_callee(function: F) -> F:
-    """Compile as a separate function that compiled callers call: for rare and large code, which compiles faster this
-    way.
+def compile_callee(function: F) -> F:
+    """Compile `function` as a separate function, which compiled functions call. Rare and large code compiles faster
+    this way than when it is inlined. If numba is missing, return `function` itself.
     """
     return cast(F, _numba.njit(function)) if AVAILABLE else function
 
 
-def inlined(function: F) -> F:
-    """Compile `function` into its callers; return it unchanged if numba is missing."""
+def compile_inline(function: F) -> F:
+    """Inline `function` when its callers are compiled. If numba is missing, return `function` itself."""
     return cast(F, _numba.njit(function, inline="always")) if AVAILABLE else function

@@ -38,7 +38,7 @@ class Decoded(NamedTuple):
 class MalformedRecords(ValueError):
     """The records of a batch do not have the format of KIP-98.
 
-    `position` counts from the first byte of the batch's records, decompressed.
+    `position` is the number of decompressed bytes of the batch's records before the malformed record.
     """
 
     def __init__(self, header: BatchHeader, position: int) -> None:

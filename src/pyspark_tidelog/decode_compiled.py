@@ -52,15 +52,17 @@ def _batch_row(payload: Payload) -> tuple[int, int, int, int, int, int]:
 
 
 def _malformed(same_buffer: list[Payload], batches: Int64s, position: int) -> MalformedRecords:
-    """Return the error for the batch that holds `position`, or that ends at it: its header counts more records than
-    there are.
+    """Return the error for the batch that has a malformed record at `position`. If the batch's header states more
+    records than the batch holds, `position` is the end of the batch.
     """
     index = int(np.flatnonzero((batches[:, BEGIN] <= position) & (position <= batches[:, END]))[0])
     return MalformedRecords(same_buffer[index].header, position - same_buffer[index].begin)
 
 
 def _allocate_rows(count: int, size: int, wanted: int) -> Rows:
-    """Allocate arrays for `count` records out of `size` bytes. Pages that are never written cost nothing."""
+    """Allocate arrays for `count` records in `size` bytes. All of them are as large as they can become: pages of
+    memory that are never written cost nothing.
+    """
     headers = size // 2 if wanted & WANT_HEADERS else 0  # the smallest header has two bytes
     rows = Rows(
         offsets=_array(count, np.int64),

@@ -1,8 +1,8 @@
-"""Decode the records of batches, byte by byte, in compiled code, into the buffers of Arrow columns.
+"""Decode the records of batches into the buffers of Arrow columns, byte by byte, in compiled code.
 
-A record (KIP-98): length, attributes (1 byte), timestamp delta, offset delta, key, value, headers. Integers are
-zigzag varints; a length of -1 is null. No length is trusted: one that reaches past its record ends the walk with
-MALFORMED.
+A record (KIP-98) consists of: length, attributes (1 byte), timestamp delta, offset delta, key, value, headers.
+Integers are zigzag varints; a length of -1 means null. No length is trusted: `walk` returns MALFORMED if one reaches
+past the end of its record.
 """
 
 from typing import Any, NamedTuple
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_tidelog.compiled import compiled, compiled_callee, inlined
+from pyspark_tidelog.compiled import compile_callee, compile_function, compile_inline
 
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
-# Columns of `batches`, which has one row for each batch: the begin and end of its records in the data, and fields of
-# its header.
+# Columns of the array `batches`, which has one row for each batch: where the batch's records begin and end in the data,
+# and fields of the batch's header.
 BEGIN, END, COUNT, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIME = range(6)
 CREATE_TIME = -(1 << 63)
 """Value of APPEND_TIME for a batch in which every record has a timestamp of its own."""
@@ -29,7 +29,8 @@ WANT_KEY = 1
 WANT_VALUE = 2
 WANT_HEADERS = 4
 
-# Indexes into `Rows.filled`: the number of items and bytes written so far, and the position at which a walk failed.
+# Indexes into `Rows.filled`: the numbers of items and bytes written so far, and the position of the record at which
+# `walk` failed.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, FAILED_AT = range(7)
 
 MICROSECONDS_MAX = (1 << 63) - 1
@@ -45,8 +46,8 @@ class Column(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The output arrays of `walk`. The caller makes them large enough for all batches: rows, and bytes of each
-    column.
+    """The output arrays of `walk`. The caller allocates enough rows, and enough bytes in each column, for all
+    batches.
     """
 
     offsets: Int64s
@@ -61,9 +62,11 @@ class Rows(NamedTuple):
     filled: Int64s
 
 
-@inlined
+@compile_inline
 def _varlong(data: Any, at: int, end: int) -> Any:
-    """Read a zigzag varint. Return it and the position after it: -1 if it is too long or reaches past `end`."""
+    """Read a zigzag varint. Return its value and the position after it. The position is -1 if the varint is too long
+    or reaches past `end`.
+    """
     value = np.uint64(0)
     shift = np.uint64(0)
     byte = np.uint8(0x80)
@@ -77,7 +80,7 @@ def _varlong(data: Any, at: int, end: int) -> Any:
     return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
 
 
-@inlined
+@compile_inline
 def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
     """Read a zigzag varint of 32 bits, as `_varlong` does."""
     value, position = _varlong(data, at, min(at + 5, end))
@@ -86,10 +89,10 @@ def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
     return value, position
 
 
-@inlined
+@compile_inline
 def _size(data: Any, at: int, end: int) -> tuple[int, int]:
-    """Read a length (negative: null). Return it and the position after it: -1 if that many bytes are not left before
-    `end`.
+    """Read a length; a negative one means null. Return it and the position after it. The position is -1 if fewer
+    bytes than this length remain before `end`.
     """
     size, at = _varint(data, at, end)
     if size > end - at:
@@ -97,12 +100,14 @@ def _size(data: Any, at: int, end: int) -> tuple[int, int]:
     return size, at
 
 
-@inlined
+@compile_inline
 def _append(column: Any, row: int, filled: int, data: Any, at: int, size: int, copied: bool) -> int:
-    """Set value `row` of a column that holds `filled` bytes. Return the number of bytes after it."""
+    """Set value `row` of a column whose data has `filled` bytes, and return the new number of bytes. If `copied` is
+    false, no bytes are copied: the value is null or empty.
+    """
     if copied and size > 0:
-        # The index is unsigned: a signed one may be negative, and the check for that keeps the loop from becoming a
-        # block copy.
+        # The index is unsigned. A signed index may be negative, and the check for a negative index would prevent the
+        # compiler from turning the loop into a block copy.
         source, target = np.uint64(at), np.uint64(filled)
         for i in range(np.uint64(size)):
             column.data[target + i] = data[source + i]
@@ -112,17 +117,17 @@ def _append(column: Any, row: int, filled: int, data: Any, at: int, size: int, c
     return filled
 
 
-@inlined
+@compile_inline
 def _microseconds(timestamp_ms: int) -> int:
     return min(max(timestamp_ms, -MILLISECONDS_MAX), MILLISECONDS_MAX) * 1000
 
 
-@compiled_callee
+@compile_callee
 def _append_headers(data: Any, at: int, end: int, remaining: int, rows: Any, ends: Any, selected: bool) -> Any:
     """Decode `remaining` headers, and append them if `selected`.
 
-    Return the new ends (headers, key bytes, value bytes) and the position after the headers: -1 if they are
-    malformed.
+    Return the new ends (number of headers, key bytes, value bytes) and the position after the headers. The position
+    is -1 if they are malformed.
     """
     header, key_bytes, value_bytes = ends
     while at >= 0 and remaining > 0:
@@ -142,12 +147,13 @@ def _append_headers(data: Any, at: int, end: int, remaining: int, rows: Any, end
     return (header, key_bytes, value_bytes), at
 
 
-@compiled
+@compile_function
 def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: Rows) -> int:
-    """Append the records of all batches that have low <= offset < high to `rows`.
+    """Append those records of the batches that have low <= offset < high to `rows`.
 
-    Return WELL_FORMED, or MALFORMED with FAILED_AT set. `wanted` is a sum of WANT_*. A field that is not wanted is
-    skipped; its column in `rows` is null or empty.
+    Return WELL_FORMED, or MALFORMED with the position in FAILED_AT. `wanted` is a sum of WANT_*. A key or value that
+    is not wanted is not copied: it is null or empty in `rows`. If headers are not wanted, the header columns of
+    `rows` do not change.
     """
     filled = rows.filled
     row, key_bytes, value_bytes = filled[ROWS], filled[KEY_BYTES], filled[VALUE_BYTES]

@@ -29,7 +29,7 @@ class Spans(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """The fields of those records of one batch whose offsets were requested."""
+    """The fields of one batch's records, without the records whose offsets were not requested."""
 
     data: Bytes
     offsets: Int64s
@@ -142,8 +142,8 @@ def _varints(data: Bytes, at: Int64s, ends: Int64s, bits: int = 64) -> tuple[Int
 
 
 def _spans(data: Bytes, at: Int64s, ends: Int64s) -> tuple[Spans, Int64s]:
-    """Read one byte string at each position, after its length. Return the strings' spans and the positions after
-    them.
+    """Read a length and as many bytes at each position. Return the spans of these byte strings and the positions
+    after them.
     """
     sizes, at = _varints(data, at, ends, bits=32)
     _require(sizes <= ends - at, at)
@@ -194,9 +194,10 @@ def _strings(parts: list[tuple[Bytes, Spans]], kind: pa.DataType) -> pa.Array:
 
 
 def _copy_strings(data: Bytes, spans: Spans, kind: pa.DataType) -> pa.Array:
-    """Copy byte strings out of the data.
+    """Copy byte strings from the data of a batch to an Arrow array.
 
-    Take every second item of an Arrow array that has the byte strings and the gaps between them as its items.
+    Build an Arrow array over the data without a copy. Its items are, in turn, a byte string and the gap after it.
+    Then copy every second item.
     """
     count = len(spans.at)
     if not count:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyspark_tidelog.compiled import compiled, compiled_callee, inlined
+from pyspark_tidelog.compiled import compile_callee, compile_function, compile_inline
 from pyspark_tidelog.decode_kernel import Bytes, Int32s, Int64s
 
 _MURMUR_SEED = 0x9747B28C
@@ -16,7 +16,7 @@ _UINT32 = 0xFFFFFFFF
 
 
 class Strings(NamedTuple):
-    """A column of byte strings: value i is `data[ends[i]:ends[i + 1]]`, null when `valid[i]` is 0."""
+    """A column of byte strings. Value i is `data[ends[i]:ends[i + 1]]`, or null if `valid[i]` is 0."""
 
     ends: Int32s
     valid: Bytes
@@ -33,12 +33,12 @@ class Records(NamedTuple):
     header_values: Strings
 
 
-@inlined
+@compile_inline
 def _multiply(a: Any, b: Any) -> Any:
     return (a * b) & np.uint64(_UINT32)
 
 
-@compiled
+@compile_function
 def murmur2(data: Bytes, begin: int, end: int) -> Any:
     """Return the unsigned 32-bit hash of `data[begin:end]` with which Java's default partitioner spreads keys."""
     factor = np.uint64(_MURMUR_FACTOR)
@@ -61,10 +61,10 @@ def murmur2(data: Bytes, begin: int, end: int) -> Any:
     return hashed ^ hashed >> np.uint64(15)
 
 
-@compiled
+@compile_function
 def assign_partitions(keys: Strings, count: int, target: Int32s) -> None:
-    """Set the partition of each record that has a key and the target -1, as Java's default partitioner does for
-    `count`.
+    """Set the partition of each record that has a key and whose target is negative, as Java's default partitioner
+    does for a topic with `count` partitions.
     """
     for row in range(len(target)):
         if target[row] < 0 and keys.valid[row]:
@@ -72,7 +72,7 @@ def assign_partitions(keys: Strings, count: int, target: Int32s) -> None:
             target[row] = np.int64(hashed & np.uint64(0x7FFFFFFF)) % count
 
 
-@inlined
+@compile_inline
 def _varint_bytes(value: int) -> int:
     """Return the size of `value`, which is -1 or more, as a zigzag varint."""
     size = 1
@@ -83,7 +83,7 @@ def _varint_bytes(value: int) -> int:
     return size
 
 
-@inlined
+@compile_inline
 def _put_varint(target: Any, at: int, value: int) -> int:
     remaining = np.uint64(1) if value < 0 else np.uint64(value) << np.uint64(1)
     while remaining > np.uint64(0x7F):
@@ -94,32 +94,30 @@ def _put_varint(target: Any, at: int, value: int) -> int:
     return at + 1
 
 
-@inlined
+@compile_inline
 def _length(column: Any, row: int) -> Any:
     return np.int64(column.ends[row + 1]) - np.int64(column.ends[row]) if column.valid[row] else -1
 
 
-@compiled_callee
+@compile_callee
 def _put_string(target: Any, at: int, column: Any, row: int) -> Any:
     size = _length(column, row)
     at = _put_varint(target, at, size)
     source, destination = np.uint64(column.ends[row]), np.uint64(at)
-    for i in range(np.uint64(max(size, 0))):  # an unsigned index, so that the loop becomes a block copy
+    for i in range(np.uint64(max(size, 0))):  # with an unsigned index the compiler turns the loop into a block copy
         target[destination + i] = column.data[source + i]
     return at + max(size, 0)
 
 
-@compiled_callee
+@compile_callee
 def _string_bytes(column: Any, row: int) -> Any:
     size = _length(column, row)
     return _varint_bytes(size) + max(size, 0)
 
 
-@compiled
+@compile_function
 def record_bytes(records: Records, row: int, delta: int) -> Any:
-    """Return the size of a record after its length: attributes, timestamp delta (0), offset delta, key, value,
-    headers.
-    """
+    """Return the size of a record without its length field. The timestamp delta, which is always 0, takes one byte."""
     first, after = records.headers[row], records.headers[row + 1]
     size = 2 + _varint_bytes(delta) + _string_bytes(records.keys, row) + _string_bytes(records.values, row)
     size += _varint_bytes(after - first)
@@ -128,7 +126,7 @@ def record_bytes(records: Records, row: int, delta: int) -> Any:
     return size
 
 
-@compiled
+@compile_function
 def encode(records: Records, rows: Int64s, first: int, target: Bytes, at: int) -> tuple[int, int]:
     """Write the records of `rows[first:]` to `target` from position `at`, until it is full.
 

@@ -10,10 +10,12 @@ class SchemaError(ValueError):
 
 
 class DataLoss(RuntimeError):
-    """Offsets that were to be read were deleted. With `failOnDataLoss=false` the query reads the remaining offsets
-    instead.
+    """Offsets that the query had to read are not in the log. With `failOnDataLoss=false` the query reads the
+    remaining offsets instead.
     """
 
 
 class DamagedBatch(RuntimeError):
-    """The bytes are not those of the record batch that the producer wrote, or are no record batch."""
+    """The bytes of a record batch changed after the producer wrote them, or they are not a record batch that this
+    source can decode.
+    """

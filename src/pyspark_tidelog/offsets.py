@@ -1,6 +1,6 @@
-"""Starting and ending bounds, and offsets, in the JSON of Spark's Kafka source.
+"""Starting bounds, ending bounds and offsets, in the JSON format of Spark's Kafka source.
 
-{"topic": {"0": 23, "1": -2}} has an offset for each partition, where -2 is the earliest and -1 the latest.
+{"topic": {"0": 23, "1": -2}} has an offset for each partition: -2 means the earliest and -1 the latest.
 """
 
 import json
@@ -29,11 +29,13 @@ class Specific(NamedTuple):
 
 
 class ByTimestamp(NamedTuple):
-    """The first record whose timestamp is not older. `timestamps` holds one for each partition, or is one for all."""
+    """The offset of the first record whose timestamp is the requested one or later. `timestamps`, in milliseconds,
+    has a value for each partition, or is one number for all partitions.
+    """
 
     timestamps: Mapping[TopicPartition, int] | int
     latest_if_none: bool
-    """If there is no such record: whether to use the end of the partition. Otherwise it is an error."""
+    """Whether to use the end of the partition if it has no such record. If false, that is an error."""
 
 
 Bound: TypeAlias = Everywhere | Specific | ByTimestamp
@@ -45,14 +47,14 @@ def bound_from_text(option: str, text: str) -> Bound:
     if keyword in ("earliest", "latest"):
         return Everywhere(EARLIEST if keyword == "earliest" else LATEST)
     if not text.startswith("{"):
-        raise OptionError(f'option {option} is {text!r}: it takes earliest, latest or JSON like {{"topic":{{"0":23}}}}')
+        raise OptionError(f'option {option} is {text!r}: it must be earliest, latest or JSON: {{"topic":{{"0":23}}}}')
     return Specific(partition_values(option, text, at_least=EARLIEST))
 
 
 def refuse_backward(starting: Bound, ending: Bound) -> None:
-    """Raise OptionError if two bounds of the same kind contradict each other. No broker is asked.
+    """Raise OptionError if two bounds of the same kind contradict each other. This check needs no broker.
 
-    The names in brackets are those of Spark's Kafka source, which refuses the same bounds.
+    The names in brackets are error classes of Spark's Kafka source, which refuses the same bounds.
     """
     if isinstance(starting, Specific) and isinstance(ending, Specific):
         kind, starts, ends = "offset", starting.offsets, ending.offsets
@@ -87,7 +89,7 @@ def partition_values(option: str, text: str, *, at_least: int) -> Offsets:
                 raise OptionError(f"option {option}: {number!r} of topic {topic!r} is not a partition's number")
             if type(value) is not int or not at_least <= value <= INT64_MAX:
                 raise OptionError(
-                    f"option {option}: {topic}-{number} has {value!r} where a whole number from {at_least} is taken"
+                    f"option {option}: {topic}-{number} is {value!r}: it must be a whole number from {at_least}"
                 )
             values[TopicPartition(topic, int(number))] = value
     if not values:
@@ -108,7 +110,9 @@ def assignment(option: str, text: str) -> list[TopicPartition]:
 
 
 def to_json_object(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return the offsets as JSON's objects, sorted, so that equal offsets have equal texts."""
+    """Return the offsets as nested dictionaries for JSON. The keys are sorted, so that equal offsets have equal
+    texts.
+    """
     document: dict[str, dict[str, int]] = {}
     for tp in sorted(offsets):
         document.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
@@ -120,7 +124,7 @@ def from_json_object(document: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def describe(partitions: Iterable[TopicPartition]) -> str:
-    """Return the partitions as `a-0, a-1, b-0`: the first ten, and the number of the others."""
+    """Return a text like `a-0, a-1, b-0`. It names the first ten partitions and the number of the remaining ones."""
     names = [str(tp) for tp in sorted(partitions)]
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 

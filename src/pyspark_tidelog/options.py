@@ -30,7 +30,7 @@ from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNC
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import Codec
 
-READ_HEEDED = (
+READ_WITH_EFFECT = (
     "assign",
     "endingOffsets",
     "endingOffsetsByTimestamp",
@@ -62,33 +62,33 @@ READ_HEEDED = (
         )
     ),
 )
-WRITE_HEEDED = (
+WRITE_WITH_EFFECT = (
     "topic",
     "checkpointLocation",
     *(PREFIX + name for name in (*CLIENT, "acks", "batch.size", "compression.type", "delivery.timeout.ms")),
 )
 CLIENT_WITHOUT_EFFECT = {PREFIX + name: reason for name, reason in WITHOUT_EFFECT.items()}
 READ_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
-    "fetchOffset.numRetries": "attempts go on until kafka.default.api.timeout.ms",
+    "fetchOffset.numRetries": "attempts are repeated until kafka.default.api.timeout.ms",
     "fetchOffset.retryIntervalMs": "the pause between attempts is kafka.retry.backoff.ms",
     "groupIdPrefix": GROUPS,
     **{
         name: "it is a setting of Kafka's producer"
-        for name in WRITE_HEEDED
-        if name.startswith(PREFIX) and name not in READ_HEEDED
+        for name in WRITE_WITH_EFFECT
+        if name.startswith(PREFIX) and name not in READ_WITH_EFFECT
     },
 }
 WRITE_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
-    "includeHeaders": "a headers column is written whenever there is one",
+    "includeHeaders": "a headers column is always written",
     **{
         name: "it is a setting of Kafka's consumer"
-        for name in READ_HEEDED
-        if name.startswith(PREFIX) and name not in WRITE_HEEDED
+        for name in READ_WITH_EFFECT
+        if name.startswith(PREFIX) and name not in WRITE_WITH_EFFECT
     },
 }
-READ = (*READ_HEEDED, *READ_WITHOUT_EFFECT)
-WRITE = (*WRITE_HEEDED, *WRITE_WITHOUT_EFFECT)
-"""Every option that a read and a write accept."""
+READ = (*READ_WITH_EFFECT, *READ_WITHOUT_EFFECT)
+WRITE = (*WRITE_WITH_EFFECT, *WRITE_WITHOUT_EFFECT)
+"""READ and WRITE are all options that a read and a write accept."""
 
 READ_UNSUPPORTED = {"path": "topics are chosen with subscribe, subscribePattern or assign"}
 WRITE_UNSUPPORTED = {"path": "the topic is chosen with option topic or a topic column"}
@@ -121,17 +121,17 @@ class ReadOptions(NamedTuple):
     fail_on_data_loss: bool
     include_headers: bool
     min_partitions: int
-    """Smallest number of Spark partitions; 0 for one for each topic partition."""
+    """Smallest number of Spark partitions. 0 means one Spark partition for each topic partition."""
     max_records_per_partition: int
-    """Limit of records for one Spark partition; 0 for no limit."""
+    """Limit of records for one Spark partition. 0 means no limit."""
     max_offsets_per_trigger: int
-    """0 for no limit."""
+    """0 means no limit."""
     min_offsets_per_trigger: int
     max_trigger_delay_ms: int
     fetch: FetchLimits
     check_crcs: bool
     poll_timeout_ms: int
-    """How long a task waits for records that exist according to the broker."""
+    """How long a task waits for records that existed when the query was planned, in milliseconds."""
 
 
 class WriteOptions(NamedTuple):
@@ -147,7 +147,7 @@ class WriteOptions(NamedTuple):
 def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Parse the options. Raises OptionError for the first one that is invalid."""
     options = Options(texts)
-    options.refuse_others(READ, READ_UNSUPPORTED)
+    options.refuse_unknown(READ, READ_UNSUPPORTED)
     options.warn_without_effect(READ_WITHOUT_EFFECT if streaming else READ_WITHOUT_EFFECT | STREAMING_ONLY)
     for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
         options.integer(name, 0)
@@ -189,10 +189,10 @@ def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 def write_options(texts: Mapping[str, str]) -> WriteOptions:
     """Parse the options. Raises OptionError for the first one that is invalid."""
     options = Options(texts)
-    options.refuse_others(WRITE, WRITE_UNSUPPORTED)
+    options.refuse_unknown(WRITE, WRITE_UNSUPPORTED)
     options.warn_without_effect(WRITE_WITHOUT_EFFECT)
     options.flag("includeHeaders", False)
-    topic = options.required("topic") if "topic" in options else None
+    topic = options.required_text("topic") if "topic" in options else None
     client = client_config(options, "tidelog-spark-sink")
     delivery_timeout_ms = options.integer(PREFIX + "delivery.timeout.ms", client.delivery_timeout_ms, at_least=1)
     return WriteOptions(
@@ -206,14 +206,14 @@ def write_options(texts: Mapping[str, str]) -> WriteOptions:
 
 
 def _subscription(options: Options) -> Subscription:
-    chosen = options.at_most_one("subscribe", "subscribePattern", "assign")
-    if chosen is None:
+    name = options.at_most_one("subscribe", "subscribePattern", "assign")
+    if name is None:
         raise OptionError("no topic is chosen: give option subscribe, subscribePattern or assign")
-    text = options.required(chosen)
-    if chosen == "assign":
-        return Subscription(partitions=tuple(assignment(chosen, text)))
-    if chosen == "subscribe":
-        topics = dict.fromkeys(filter(None, (name.strip(JAVA_WHITESPACE) for name in text.split(","))))
+    text = options.required_text(name)
+    if name == "assign":
+        return Subscription(partitions=tuple(assignment(name, text)))
+    if name == "subscribe":
+        topics = dict.fromkeys(filter(None, (topic.strip(JAVA_WHITESPACE) for topic in text.split(","))))
         if not topics:
             raise OptionError("option subscribe names no topic")
         return Subscription(topics=tuple(topics))
@@ -239,18 +239,21 @@ def _names(bound: Bound, offset: int) -> bool:
 
 
 def _bound(options: Options, end: str) -> Bound | None:
-    """Parse the option that Spark prefers among those that are present. The others are not read."""
+    """Parse the bound at the `end` "starting" or "ending". Return None if no option sets it.
+
+    If several options set the bound, only the first in Spark's order is parsed: Timestamp, OffsetsByTimestamp, Offsets.
+    """
     offsets, by_timestamp, single_timestamp = f"{end}Offsets", f"{end}OffsetsByTimestamp", f"{end}Timestamp"
-    chosen = options.first_of(single_timestamp, by_timestamp, offsets)
+    name = options.first_of(single_timestamp, by_timestamp, offsets)
     strategy = {"error": 0, "latest": 1}
     latest_if_none = end == "ending" or bool(options.choice("startingOffsetsByTimestampStrategy", strategy, "error"))
-    if chosen is None:
+    if name is None:
         return None
-    if chosen == offsets:
-        return bound_from_text(offsets, options.required(offsets))
-    if chosen == single_timestamp:
+    if name == offsets:
+        return bound_from_text(offsets, options.required_text(offsets))
+    if name == single_timestamp:
         return ByTimestamp(options.integer(single_timestamp, 0, at_most=(1 << 63) - 1), latest_if_none)
-    return ByTimestamp(partition_values(by_timestamp, options.required(by_timestamp), at_least=0), latest_if_none)
+    return ByTimestamp(partition_values(by_timestamp, options.required_text(by_timestamp), at_least=0), latest_if_none)
 
 
 def _min_offsets(options: Options) -> int:
@@ -268,5 +271,5 @@ def _duration_ms(options: Options, name: str, default_ms: int) -> int:
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", options.text(name).lower())
     unit = match and TIME_UNITS_MS.get(match[2] or "ms")
     if not match or not unit:
-        raise OptionError(f"option {name} is {options.text(name)!r}: it takes a time like 15m, 30s or 500ms")
+        raise OptionError(f"option {name} is {options.text(name)!r}: it must be a time like 15m, 30s or 500ms")
     return int(int(match[1]) * unit)

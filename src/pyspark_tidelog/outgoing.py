@@ -19,10 +19,10 @@ from tidelog.wire.compression import compress
 from tidelog.wire.records import Record, encode_batch
 
 BY_KEY = -1
-"""Stands for a partition that the key decides; a record without a key may go to any partition."""
+"""Marks a row whose partition is not known yet: its key decides. Without a key, any partition may be used."""
 
-WRITTEN = ("key", "value", "headers", "topic", "partition")
-"""The columns that are written. Other columns are not read: pyarrow cannot even name the type of some."""
+COLUMN_NAMES = ("key", "value", "headers", "topic", "partition")
+"""The columns that are used. Other columns are never accessed, because pyarrow does not support the types of some."""
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
@@ -32,8 +32,11 @@ _CRC_FROM = 21
 Columns: TypeAlias = Mapping[str, pa.Array]
 
 
-class Outgoing:
-    """Convert the rows of one task. `partition_count(topic)` is called for each topic and batch, and should cache."""
+class BatchEncoder:
+    """Convert the rows of one task to record batches.
+
+    `partition_count(topic)` is called for each topic of each Arrow batch, and should therefore cache its results.
+    """
 
     def __init__(
         self,
@@ -51,12 +54,12 @@ class Outgoing:
         self._batch_bytes = batch_bytes
         self._codec = codec
         self._next_turn = first_partition
-        """The next turn of records without a key. A turn modulo the partitions is a partition; tasks begin at
-        different ones."""
+        """The number of the next group of rows without a key. Modulo the number of partitions it is the group's
+        partition. Each task begins with another number, so that the tasks do not all begin with the same partition."""
 
     def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
         """Return the rows as record batches, in order within each partition. Raises SchemaError for invalid values."""
-        columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names) if name in WRITTEN}
+        columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names) if name in COLUMN_NAMES}
         records = records_of(columns)
         batches: dict[TopicPartition, list[bytearray]] = {}
         for topic, row_numbers in self._by_topic(columns, rows.num_rows):
@@ -81,7 +84,11 @@ class Outgoing:
             yield name, np.flatnonzero(codes == code)
 
     def _targets(self, topic: str, columns: Columns, records: Records, row_numbers: Int64s) -> Any:
-        """Return the partition of each of these rows: the partition column's, the key's, or the next in turn."""
+        """Return the partition of each of these rows.
+
+        It is the value of the partition column; if that is null, the partition of the key; without a key, the next
+        partition in turn. Raises SchemaError if the topic has no such partition.
+        """
         count = self._partition_count(topic)
         targets = np.full(len(records.keys.valid), BY_KEY, np.int32)
         if "partition" in columns:
@@ -90,17 +97,17 @@ class Outgoing:
             invalid = column.is_valid().to_numpy(zero_copy_only=False) & ((targets < 0) | (targets >= count))
             if invalid[row_numbers].any():
                 value = targets[row_numbers][invalid[row_numbers]][0]
-                raise SchemaError(f"column partition says {value}; topic {topic} has {count} partitions")
+                raise SchemaError(f"column partition has the value {value}; topic {topic} has {count} partitions")
         assign_partitions(records.keys, count, targets)
-        chosen: Any = targets[row_numbers]
-        keyless = np.flatnonzero(chosen == BY_KEY)
+        row_targets: Any = targets[row_numbers]
+        keyless = np.flatnonzero(row_targets == BY_KEY)
         if len(keyless):
-            chosen[keyless] = self._partitions_in_turn(columns, len(keyless), count)
-        return chosen
+            row_targets[keyless] = self._partitions_in_turn(columns, len(keyless), count)
+        return row_targets
 
     def _partitions_in_turn(self, columns: Columns, rows: int, count: int) -> Any:
-        """Return partitions for rows without a key. Each group of rows of about one batch goes to the next
-        partition.
+        """Return partitions for rows without a key. Each group of rows, about as large as one record batch, goes to the
+        partition after that of the previous group.
         """
         average = columns["value"].nbytes // max(1, len(columns["value"])) + 1
         group_rows = max(1, self._batch_bytes // average)
@@ -116,7 +123,7 @@ class Outgoing:
         first = 0
         while first < len(row_numbers):
             after, size = encode(records, row_numbers, first, target, 0)
-            if after == first:  # the record is larger than batch_bytes: it gets a batch of its own
+            if after == first:  # the record is larger than batch_bytes, and is the only one of its batch
                 large = np.empty(size, np.uint8)
                 after, size = encode(records, row_numbers[: first + 1], first, large, 0)
                 yield self._finish_batch(large[:size], 1)
@@ -125,7 +132,7 @@ class Outgoing:
             first = after
 
     def _finish_batch(self, records: Bytes, count: int) -> bytearray:
-        """Return a batch of encoded records, compressed, with header and CRC. All records get the current time."""
+        """Compress encoded records, and return a batch with header and CRC. All records have the current time."""
         data = compress(self._codec, memoryview(records))  # type: ignore[arg-type]  # an array is a buffer
         now_ms = self._now_ms()
         batch = bytearray(HEADER_BYTES)
@@ -137,7 +144,7 @@ class Outgoing:
         return batch
 
     def _encode_without_numba(self, columns: Columns, row_numbers: Int64s) -> Iterator[bytearray]:
-        """Encode without compiled code, where numba is not installed."""
+        """Encode in plain Python, because numba is not installed."""
         now_ms = self._now_ms()
         batch: list[Record] = []
         size = 0
@@ -157,7 +164,7 @@ class Outgoing:
 
 
 def records_of(columns: Columns) -> Records:
-    """Return the columns as the compiled code reads them. Raises SchemaError for a header without a key."""
+    """Return the columns in the form that the compiled code reads. Raises SchemaError if a header's key is null."""
     count = len(columns["value"])
     keys = columns.get("key", pa.nulls(count, pa.binary()))
     lists = columns.get("headers")
@@ -181,17 +188,17 @@ def _strings(column: pa.Array) -> Strings:
 
 
 def _read_only(array: Any) -> Any:
-    """Make an array read-only, so that the compiled code sees one type for every kind of buffer."""
+    """Make an array read-only. To numba, a writable array has another type, for which it would compile again."""
     array.flags.writeable = False
     return array
 
 
 def _python_records(columns: Columns, row_numbers: Int64s, now_ms: int) -> Iterator[Record]:
-    chosen = {name: column.take(pa.array(row_numbers)).to_pylist() for name, column in columns.items()}
+    cells = {name: column.take(pa.array(row_numbers)).to_pylist() for name, column in columns.items()}
     for i in range(len(row_numbers)):
-        headers = [(h["key"], h["value"]) for h in chosen.get("headers", [None] * (i + 1))[i] or ()]
-        key = chosen["key"][i] if "key" in chosen else None
-        yield Record(_bytes_of(key), _bytes_of(chosen["value"][i]), now_ms, headers)
+        headers = [(h["key"], h["value"]) for h in cells.get("headers", [None] * (i + 1))[i] or ()]
+        key = cells["key"][i] if "key" in cells else None
+        yield Record(_bytes_of(key), _bytes_of(cells["value"][i]), now_ms, headers)
 
 
 def _bytes_of(value: str | bytes | None) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Decide how far a batch or micro-batch reads, and split it into Spark partitions. No I/O."""
+"""Decide at which offsets a batch or micro-batch ends, and split it into Spark partitions. No I/O."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -26,11 +26,12 @@ class OffsetRange(NamedTuple):
         return f"{self.topic}-{self.partition} [{self.start}, {self.end})"
 
 
-def cut_to(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> Offsets:
-    """Return ends at most `limit` offsets past `begin` in all, in proportion to what each partition has to read.
+def limited_ends(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> Offsets:
+    """Return an end for each partition, such that about `limit` offsets are read in all.
 
-    A partition with anything to read gets at least one offset, so that a large partition cannot starve a small one.
-    The result may exceed the limit by the number of such partitions. An end before its begin stays as it is.
+    Each partition's share of the limit is proportional to its number of unread offsets, but at least one offset, so
+    that a large partition cannot starve a small one. The result may therefore exceed the limit by the number of
+    partitions with unread offsets. An end before its begin is returned unchanged.
     """
     sizes = {tp: max(0, end[tp] - begin[tp]) for tp in end}
     total = sum(sizes.values())
@@ -42,7 +43,7 @@ def cut_to(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[TopicPa
 def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) -> list[OffsetRange]:
     """Split the non-empty ranges into pieces of at most `max_records`, then into at least `min_partitions` pieces.
 
-    0 turns a limit off. Pieces of one range differ by at most one offset. There are fewer than `min_partitions`
+    0 means no limit. Pieces of one range differ by at most one offset. There are fewer than `min_partitions`
     pieces only if there are fewer offsets.
     """
     whole = [r for r in ranges if r.size > 0]
@@ -52,7 +53,7 @@ def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) 
         wanted = [r.size * min_partitions / total for r in whole]
         pieces = [min(r.size, max(count, round(share))) for r, count, share in zip(whole, pieces, wanted, strict=True)]
         while sum(pieces) < min(min_partitions, total):
-            # rounding left too few pieces: split the range with the largest pieces once more
+            # rounding gave too few pieces: add one to the range that has the largest pieces
             largest = max(range(len(whole)), key=lambda i: whole[i].size / pieces[i])
             pieces[largest] += 1
     return [piece for r, count in zip(whole, pieces, strict=True) for piece in _cut(r, count)]

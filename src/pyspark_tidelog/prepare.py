@@ -1,7 +1,7 @@
 """Compile the loops of the source and the sink: `python -m pyspark_tidelog.prepare`.
 
-The machine code is cached (`compiled`). Without this step the first query on a machine compiles it: some seconds in
-each worker.
+The machine code is cached (see `compiled`). Without this step the first query on a machine compiles it, which takes
+some seconds in each worker.
 """
 
 import numpy as np
@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from pyspark_tidelog.decode import Payload, decoder
 from pyspark_tidelog.decode_kernel import WANT_HEADERS, WANT_KEY, WANT_VALUE
-from pyspark_tidelog.outgoing import Outgoing
+from pyspark_tidelog.outgoing import BatchEncoder
 from tidelog.wire.batches import HEADER_BYTES, BatchHeader, Codec
 
 
 def prepare() -> None:
     """Encode one row as a record batch and decode it again."""
-    sink = Outgoing("topic", lambda _: 1, lambda: 0, batch_bytes=1024, codec=Codec.NONE, first_partition=0)
+    sink = BatchEncoder("topic", lambda _: 1, lambda: 0, batch_bytes=1024, codec=Codec.NONE, first_partition=0)
     [[batch]] = sink.batches(pa.RecordBatch.from_pylist([{"key": b"key", "value": b"value"}])).values()
     data = np.frombuffer(batch, np.uint8)
     data.flags.writeable = False

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 FETCH_BYTES_MIN = 64 << 10
 RECORD_BYTES_GUESS = 256
 ESTIMATE_FACTOR = 1.2
-"""Factor on the estimated size of a fetch. A small estimate costs a round trip; a large one transfers unused bytes."""
+"""The bytes that a fetch requests, divided by the bytes that it is expected to need. An estimate that is too small
+costs one more round trip; one that is too large transfers bytes that are not used."""
 
 
 class StartedFetch(Protocol):
@@ -39,7 +40,9 @@ class PartitionClient(Protocol):
 
 
 class RangeReader:
-    """Read one range, once. The next fetch is in flight while the rows of the last one are decoded and passed on."""
+    """Read one range of offsets; an instance cannot be used twice. The next fetch is in flight while the rows of the
+    previous fetch are decoded and passed on.
+    """
 
     def __init__(
         self, broker: PartitionClient, options: ReadOptions, offset_range: OffsetRange, columns: tuple[str, ...]
@@ -52,7 +55,8 @@ class RangeReader:
         self._rows = ArrowRows(self._partition, columns)
         self._record_bytes = float(RECORD_BYTES_GUESS)
         self._report = loss_reporter(options.fail_on_data_loss)
-        self._empty_since: float | None = None  # time of the first of the empty answers in a row
+        # when the first of the latest consecutive empty answers arrived; None if the latest answer had records
+        self._empty_since: float | None = None
 
     def record_batches(self) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of the range. Raises DataLoss, DamagedBatch, and the errors of the client."""
@@ -90,14 +94,16 @@ class RangeReader:
         self._empty_since = None
 
     def _checked_batches(self, headers: list[BatchHeader], fetched: Fetched) -> Iterator[BatchHeader]:
-        """Yield the batches that a reader may see, each after its CRC was checked."""
+        """Yield the batches that the isolation level makes visible. If `check_crcs` is set, check the CRC of each
+        one first.
+        """
         for header in visible_batches(headers, fetched, self._options.fetch.isolation):
             if self._options.check_crcs:
                 check_crc(self._partition, header)
             yield header
 
     def _skip_deleted_offsets(self) -> None:
-        """Handle a position outside of the log: below it after retention, or above it after a truncation."""
+        """Handle a position that is not in the log: retention has deleted its offset, or the log ends before it."""
         isolation = self._options.fetch.isolation
         earliest = self._broker.list_offsets({self._partition: EARLIEST}, isolation)[self._partition].offset
         if self._position < earliest:
@@ -111,14 +117,16 @@ class RangeReader:
             self._end_early(latest)
 
     def _handle_empty_answer(self, fetched: Fetched) -> None:
-        """Handle an answer without a whole batch.
+        """Handle an answer without a complete batch.
 
-        The records existed when the range was planned. They arrive soon, or they were lost, for example in an
-        unclean election.
+        The records existed when the range was planned. Either the next fetches return them, or they were lost, for
+        example in an unclean leader election. If no fetch returns any within the poll timeout, report the loss and
+        end the range. Raises GaveUp if the log continues past the position nevertheless, and DamagedBatch if the
+        answer has bytes but no complete batch.
         """
         if len(fetched.records):
-            raise damaged(self._partition, self._position, "the broker sent less than one record batch")
-        if fetched.high_watermark < 0:  # the answer was throttled and says nothing about the partition
+            raise damaged(self._partition, self._position, "the broker sent less than one complete record batch")
+        if fetched.high_watermark < 0:  # the broker throttled the fetch: its answer says nothing about the partition
             self._empty_since = None
             return
         now = time.monotonic()
@@ -129,14 +137,15 @@ class RangeReader:
             return
         committed = self._options.fetch.isolation == READ_COMMITTED
         latest = fetched.last_stable_offset if committed else fetched.high_watermark
-        if latest > self._position:  # the broker itself says that the log goes on
+        if latest > self._position:  # the log continues, so that the records are not lost
             raise GaveUp(
-                f"{self._partition}: nothing came from offset {self._position} on for {timeout_ms} ms, "
-                f"although the log ends at {latest}"
+                f"{self._partition}: no record at or after offset {self._position} was received for {timeout_ms} ms, "
+                f"although the log continues to offset {latest}"
             )
         self._end_early(latest)
 
     def _end_early(self, latest: int) -> None:
+        """Report the rest of the range as lost, because the log ends at `latest`, and end the range."""
         self._report(
             f"{self._partition}: offsets {self._position} to {self._end - 1} are gone, the log ends at {latest}"
         )

@@ -15,7 +15,8 @@ from tidelog.wire.primitives import Buffer, MalformedMessage
 
 ROWS_MAX = 64 << 10
 BYTES_MAX = 8 << 20
-"""Limit of the bytes of one Arrow batch, before it is cut to the range. A single record batch may have more bytes."""
+"""Limit of the record bytes that are decoded to one Arrow batch, offsets outside the range included. A single record
+batch may have more bytes."""
 
 WANTED = {"key": WANT_KEY, "value": WANT_VALUE, "headers": WANT_HEADERS}
 TYPES: Mapping[str, pa.DataType] = {
@@ -42,7 +43,7 @@ class ArrowRows:
         self._partitions = pa.array([], pa.int32())
 
     def batches(self, headers: Iterable[BatchHeader], low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Yield the records with low <= offset < high, copied from the headers' buffers. Raises DamagedBatch."""
+        """Yield the records with low <= offset < high, as copies. Raises DamagedBatch."""
         pending: list[Payload] = []
         count = size = 0
         for header in headers:
@@ -99,7 +100,9 @@ class ArrowRows:
         return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _fill_constants(self, count: int) -> None:
-        """Fill the topic and partition columns up to `count` rows. They are built once and sliced for each batch."""
+        """Make the topic and partition columns at least `count` rows long. They are built once and sliced for each
+        batch.
+        """
         if len(self._topics) >= count:
             return
         name = self._partition.topic.encode()
@@ -111,7 +114,7 @@ class ArrowRows:
 
 def _array(buffer: Buffer) -> Bytes:
     data = np.frombuffer(buffer, np.uint8)
-    data.flags.writeable = False  # the compiled code sees one type for every kind of buffer
+    data.flags.writeable = False  # to numba, a writable array has another type
     return data
 
 

@@ -38,7 +38,7 @@ def source_schema(include_headers: bool) -> "StructType":
 
 
 def columns_of(schema: "StructType", include_headers: bool) -> tuple[str, ...]:
-    """Return the names of a schema's columns, which must be columns of the source. Raises SchemaError.
+    """Return the names of a schema's columns. Raises SchemaError if one of them is not a column of the source.
 
     `spark.read.schema("value binary")` reads only that column, and transfers no other to Spark.
     """
@@ -47,7 +47,7 @@ def columns_of(schema: "StructType", include_headers: bool) -> tuple[str, ...]:
         if field.name not in known:
             raise SchemaError(f"format tidelog has no column {field.name!r}; it has {', '.join(known)}")
         if field.name == HEADERS and not include_headers:
-            raise SchemaError("column headers is there only with option includeHeaders=true")
+            raise SchemaError("column headers exists only with option includeHeaders=true")
         if field.dataType != known[field.name]:
             wanted, given = known[field.name].simpleString(), field.dataType.simpleString()
             raise SchemaError(f"column {field.name} of format tidelog is {wanted}, not {given}")

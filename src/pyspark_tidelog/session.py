@@ -24,9 +24,9 @@ def local_session(
 ) -> "SparkSession":
     """Start Spark in this process's own JVM, or return the session that runs already.
 
-    Find Java (`java.ensure_java`, raises NoJava) and let Spark's workers run this Python. Shuffles use one partition
-    for each of `cores`, which is the machine's number of cores by default (2 if it is unknown). `settings` override
-    the defaults. The log level stays WARN; change it with `session.sparkContext.setLogLevel("ERROR")`.
+    Spark runs on the Java that `java.ensure_java` finds (raises NoJava), and its workers run this Python. Shuffles use
+    as many partitions as there are `cores`: by default the machine's number of cores, or 2 if it is unknown. `settings`
+    override the defaults. The log level is WARN; change it with `session.sparkContext.setLogLevel("ERROR")`.
     """
     os.environ["JAVA_HOME"] = str(ensure_java())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -35,7 +35,7 @@ def local_session(
 
     cores = cores or os.cpu_count() or 2
     builder = SparkSession.Builder().appName(name).master(f"local[{cores}]")
-    chosen = SETTINGS | {"spark.sql.shuffle.partitions": str(cores)} | dict(settings or {})
-    for key, value in chosen.items():
+    spark_settings = SETTINGS | {"spark.sql.shuffle.partitions": str(cores)} | dict(settings or {})
+    for key, value in spark_settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

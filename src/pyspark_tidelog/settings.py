@@ -1,9 +1,10 @@
-"""The settings of Kafka's clients: how a text becomes a value, and why an option is refused.
+"""Parse the texts of options, and decide which settings of Kafka's clients are accepted.
 
-A `kafka.*` option has the name of the setting of Kafka's own clients, after the prefix. A setting that changes which
-data is read or written, or that promises something, is followed or refused. A setting that only tunes a part of
-Kafka's client that does not exist here is accepted, so that a job can move from format kafka unchanged; a warning in
-the log says that it has no effect. A name that no client of Kafka knows is refused: it is most likely misspelt.
+A `kafka.*` option is the prefix `kafka.` and the name of a setting of Kafka's own clients. A setting that changes which
+data is read or written, or that promises something, either has its effect or is refused. A setting that only tunes a
+part of Kafka's client that does not exist here is accepted without effect, so that a job need not change when it moves
+from format kafka; a warning in the log names it. A name that no client of Kafka knows is refused: it is most likely
+misspelt.
 """
 
 import difflib
@@ -35,10 +36,10 @@ CLIENT = (
 
 REFUSED = {
     "auto.offset.reset": "say where to begin with startingOffsets",
-    "config.providers": "the values of options are taken as they are written",
-    "enable.auto.commit": "offsets are kept in the query's checkpoint, none are committed to a group",
+    "config.providers": "the values of options are used as they are written",
+    "enable.auto.commit": "offsets are stored in the query's checkpoint, none are committed to a group",
     "enable.idempotence": "the sink is at least once, without an idempotent producer",
-    "interceptor.classes": "there is no place for interceptors written in Java",
+    "interceptor.classes": "interceptors written in Java cannot run here",
     "key.deserializer": "keys are binary, cast the column in the DataFrame",
     "key.serializer": "keys are written as the column's bytes, cast it in the DataFrame",
     "partitioner.class": "records go where Java's default partitioner puts them, or where a partition column says",
@@ -55,10 +56,10 @@ REFUSED_UNLESS: Mapping[str, str] = {
 """Settings of REFUSED that are accepted with one value, because it asks for the behaviour of this source anyway."""
 SECURITY = ("sasl.", "ssl.", "security.providers")
 
-GROUPS = "no consumer group is joined, offsets are kept in the query's checkpoint"
-SOCKETS = "the operating system's defaults hold"
-RECONNECTING = "attempts are made after kafka.retry.backoff.ms"
-METADATA = "metadata is asked for when it is needed, from the servers that kafka.bootstrap.servers names"
+GROUPS = "no consumer group is joined, offsets are stored in the query's checkpoint"
+SOCKETS = "the operating system's defaults apply"
+RECONNECTING = "the pause before a new attempt is kafka.retry.backoff.ms"
+METADATA = "metadata is requested when it is needed, from the servers that kafka.bootstrap.servers names"
 METRICS = "the client keeps no metrics"
 SENDING = "a task sends a batch when it is full or has no more rows, one batch of a partition at a time"
 COMPRESSION = "each codec has one level"
@@ -82,11 +83,11 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "group.remote.assignor": GROUPS,
     "heartbeat.interval.ms": GROUPS,
     "linger.ms": SENDING,
-    "max.block.ms": "the time for one question is kafka.default.api.timeout.ms",
+    "max.block.ms": "the time limit of one call, with its retries, is kafka.default.api.timeout.ms",
     "max.in.flight.requests.per.connection": SENDING,
     "max.poll.interval.ms": GROUPS,
     "max.poll.records": "a fetch is bounded in bytes by kafka.max.partition.fetch.bytes",
-    "max.request.size": "the largest record is what the topic's max.message.bytes allows",
+    "max.request.size": "the topic's max.message.bytes limits the size of records",
     "metadata.max.age.ms": METADATA,
     "metadata.max.idle.ms": METADATA,
     "metadata.recovery.rebootstrap.trigger.ms": METADATA,
@@ -101,7 +102,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "receive.buffer.bytes": SOCKETS,
     "reconnect.backoff.max.ms": RECONNECTING,
     "reconnect.backoff.ms": RECONNECTING,
-    "retries": "attempts go on until kafka.delivery.timeout.ms",
+    "retries": "attempts are repeated until kafka.delivery.timeout.ms",
     "send.buffer.bytes": SOCKETS,
     "session.timeout.ms": GROUPS,
     "share.acknowledgement.mode": GROUPS,
@@ -113,7 +114,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 
 class Options:
-    """The options of a query as texts; names are compared without regard to case."""
+    """The options of a query, as texts. Names are compared without regard to upper and lower case."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = {name.lower(): value.strip(JAVA_WHITESPACE) for name, value in texts.items()}
@@ -124,10 +125,10 @@ class Options:
     def text(self, name: str, default: str = "") -> str:
         return self._texts.get(name.lower(), default)
 
-    def required(self, name: str) -> str:
+    def required_text(self, name: str) -> str:
         value = self.text(name)
         if not value:
-            raise OptionError(f"option {name} is required{', and is empty' if name in self else ''}")
+            raise OptionError(f"option {name} is required{', but it is empty' if name in self else ''}")
         return value
 
     def integer(self, name: str, default: int, *, at_least: int = 0, at_most: int = (1 << 31) - 1) -> int:
@@ -137,7 +138,7 @@ class Options:
         digits = text[1:] if text.startswith(("-", "+")) else text
         value = int(text) if digits.isdecimal() else None
         if value is None or not at_least <= value <= at_most:
-            raise OptionError(f"option {name} is {text!r}: it takes a whole number from {at_least} to {at_most}")
+            raise OptionError(f"option {name} is {text!r}: it must be a whole number from {at_least} to {at_most}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -146,22 +147,26 @@ class Options:
     def choice(self, name: str, choices: Mapping[str, int], default: str) -> int:
         text = self.text(name, default)
         if text.lower() not in choices:
-            raise OptionError(f"option {name} is {text!r}: it takes {' or '.join(choices)}")
+            raise OptionError(f"option {name} is {text!r}: it must be {' or '.join(choices)}")
         return choices[text.lower()]
 
     def first_of(self, *names: str) -> str | None:
-        """Return the first of these names that is set. It hides the others, as in Spark."""
+        """Return the first of these names that is set. Spark's Kafka source ignores the other names too."""
         return next((name for name in names if name in self), None)
 
     def at_most_one(self, *names: str) -> str | None:
         """Return the one of these names that is set, or None. Raises OptionError if several are set."""
         present = [name for name in names if name in self]
         if len(present) > 1:
-            raise OptionError(f"options {' and '.join(present)} exclude each other: give one")
+            raise OptionError(f"options {' and '.join(present)} cannot be used together: set only one")
         return present[0] if present else None
 
-    def refuse_others(self, known: Iterable[str], unsupported: Mapping[str, str]) -> None:
-        """Raise OptionError for the first option that is not among `known`, with the reason or the nearest name."""
+    def refuse_unknown(self, known: Iterable[str], unsupported: Mapping[str, str]) -> None:
+        """Raise OptionError for the first option that is not accepted. The message gives the reason, or a similar name.
+
+        The `known` options are accepted, and those of REFUSED_UNLESS with that one value. `unsupported` has reasons,
+        besides those of REFUSED.
+        """
         names = {name.lower(): name for name in known}
         reasons = {name.lower(): (name, reason) for name, reason in unsupported.items()}
         reasons |= {PREFIX + name: (PREFIX + name, reason) for name, reason in REFUSED.items()}
@@ -169,7 +174,7 @@ class Options:
             if name in names or REFUSED_UNLESS.get(name) == value.lower():
                 continue
             if name in reasons:
-                raise OptionError("option {} is not taken by format tidelog: {}".format(*reasons[name]))
+                raise OptionError("option {} is not accepted by format tidelog: {}".format(*reasons[name]))
             if name.removeprefix(PREFIX).startswith(SECURITY):
                 _refuse_security(name)
             similar = difflib.get_close_matches(name, names, n=1)
@@ -185,7 +190,7 @@ class Options:
 
 def bootstrap(options: Options) -> str:
     """Return the bootstrap servers. Raises OptionError if the list is malformed."""
-    servers = options.required(PREFIX + "bootstrap.servers")
+    servers = options.required_text(PREFIX + "bootstrap.servers")
     try:
         parse_bootstrap(servers)
     except ValueError as error:
@@ -215,4 +220,4 @@ def client_config(options: Options, default_client_id: str) -> ClientConfig:
 
 
 def _refuse_security(name: str) -> NoReturn:
-    raise OptionError(f"option {name} is not taken by format tidelog: it speaks plaintext only, without TLS and SASL")
+    raise OptionError(f"option {name} is not accepted by format tidelog: it connects in plaintext, without TLS or SASL")

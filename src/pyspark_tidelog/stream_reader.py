@@ -1,11 +1,11 @@
-"""The streaming reader: where a query begins, how far each micro-batch reads, and how its offsets survive a restart.
+"""The streaming reader. It decides where a query begins and where each micro-batch ends, also after a restart.
 
-An offset of this source is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: the next offset to be read of
-each partition. Spark writes only the end of a micro-batch to the query's checkpoint, before it reads anything. It
-asks for the start of the very first micro-batch again when it replays it, and "latest" may have moved since. So the
-end itself records where the micro-batch began for each partition that its start does not name (key BEGINNINGS): for
-all partitions in the first micro-batch, later for those that were added to a topic. A replay then reads the same
-offsets.
+Spark calls the position of a query an offset. Here it is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: the
+next offset to read of each partition. Spark writes only the end of a micro-batch to the query's checkpoint, before it
+reads anything. If it replays the very first micro-batch, it asks for its start again, and "latest" may mean another
+offset by that time. Therefore the end also records, under the key BEGINNINGS, where the micro-batch began in each
+partition that its start does not name. In the first micro-batch these are all partitions, later those that were added
+to a topic. A replay thus reads the same offsets.
 """
 
 import time
@@ -26,7 +26,7 @@ from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
 from pyspark_tidelog.offsets import Offsets, Specific, from_json_object, to_json_object
 from pyspark_tidelog.options import ReadOptions
-from pyspark_tidelog.plan import OffsetRange, cut_to, split
+from pyspark_tidelog.plan import OffsetRange, limited_ends, split
 from tidelog.client.blocking import Client
 from tidelog.client.operations import LATEST
 from tidelog.model.ids import TopicPartition
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BEGINNINGS = "@begun"
-"""The key of the beginnings in an offset. It cannot be a topic: a topic's name has no @."""
+"""The key of the beginnings in an offset. It cannot be the name of a topic, which has no @."""
 NOTHING_READ: dict[str, Any] = {BEGINNINGS: {}}
 """The start of the first micro-batch. No other offset has empty BEGINNINGS."""
 
 DISCOVERY_S = 1.0
-"""Shortest time between two lookups of the partitions, in seconds. Their ends are looked up at every call."""
+"""Shortest time between two lookups of the list of partitions, in seconds. Their ends are looked up at every call."""
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one streaming query.
 
-    Spark asks one reader, in a process beside the driver, for offsets, and pickles another for the reads of the
-    tasks.
+    One reader runs in a Python process beside the driver and answers Spark's questions for offsets. Spark pickles
+    another one for the tasks, which read the records.
     """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
@@ -64,7 +64,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_ended_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The end of the first micro-batch records where the query begins."""
+        """Return a constant: the end of the first micro-batch records where the query begins."""
         return NOTHING_READ
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -74,23 +74,23 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(options.min_offsets_per_trigger) if options.min_offsets_per_trigger else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Let the query read up to the present end of each partition before it stops."""
+        """Set the target: the query reads up to the present end of each partition, and then stops."""
         lookup = self._lookup()
         self._target = self._latest = lookup.latest(lookup.partitions())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch, or `start` itself if there is nothing, or not enough, to read."""
+        """Return the end of the next micro-batch, or `start` itself if there are no offsets, or too few, to read."""
         is_first_batch = start == NOTHING_READ
         read = offsets_of(start)
-        # looked up before the ends, which must not lie before the beginnings
-        beginnings = self._initial() if is_first_batch else {}
-        latest = self._target if self._target is not None else self._latest_now()
+        # The beginnings are looked up before the ends, because an end must not be before its beginning.
+        beginnings = self._initial_offsets() if is_first_batch else {}
+        latest = self._target if self._target is not None else self._look_up_latest()
         if new_partitions := [tp for tp in latest if tp not in read and tp not in beginnings]:
             beginnings |= self._lookup().earliest(new_partitions)
         begin = read | {tp: offset for tp, offset in beginnings.items() if tp in latest}
         if not is_first_batch and self._should_wait_for_more(begin, latest, limit):
             return start
-        end = cut_to(limit.max_rows, begin, latest) if isinstance(limit, ReadMaxRows) else latest
+        end = limited_ends(limit.max_rows, begin, latest) if isinstance(limit, ReadMaxRows) else latest
         if not is_first_batch and end == read:
             return start
         self._batch_ended_at = time.monotonic()
@@ -98,7 +98,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json_object(end) | ({BEGINNINGS: to_json_object(beginnings)} if beginnings else {})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the ends of the partitions as last looked up, for the progress report of the query."""
+        """Return the partitions' ends of the last lookup, for the progress report of the query."""
         return to_json_object(self._latest) if self._latest is not None else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -106,10 +106,10 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = offsets_of(end)
         begin = offsets_of(end.get(BEGINNINGS, {})) | offsets_of(start)
         for tp in [tp for tp in begin if tp not in ends]:
-            self._report(f"{tp} is gone; it was read up to offset {begin[tp]}")
+            self._report(f"{tp} no longer exists; it was read up to offset {begin[tp]}")
         earliest = self._lookup().earliest([tp for tp in ends if begin.get(tp) != ends[tp]])
-        # A partition has no beginning here if the checkpoint is of Spark's own Kafka source, which reads such
-        # partitions from their beginning.
+        # A partition may have no beginning here if the checkpoint was written by Spark's own Kafka source, which reads
+        # new partitions from their log start.
         requested = [OffsetRange(*tp, begin.get(tp, earliest.get(tp, end)), end) for tp, end in ends.items()]
         ranges = without_lost(requested, earliest, self._report)
         options = self._options
@@ -119,17 +119,18 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint holds the offsets. (Spark does not call it for a query's last batch.)"""
+        """Do nothing: the offsets are in the checkpoint. (Spark does not call this for a query's last batch.)"""
 
     def stop(self) -> None:
         if self._client:
             self._client.close()
             self._client = self._connected_lookup = None
 
-    def _initial(self) -> Offsets:
+    def _initial_offsets(self) -> Offsets:
         """Return the offsets at which the query begins.
 
-        "Latest" is capped at the target, which may have been looked up a moment before.
+        An offset that was looked up now, not given as a number, is limited to the target, which was looked up earlier
+        and may be lower.
         """
         starting = self._options.starting
         offsets = self._lookup().resolve("startingOffsets", starting, self._discover(0.0))
@@ -140,8 +141,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for tp, offset in offsets.items()
         }
 
-    def _latest_now(self) -> Offsets:
-        """Look up the ends, never from a cache: `processAllAvailable` must see records that were written before."""
+    def _look_up_latest(self) -> Offsets:
+        """Ask the brokers for the ends. They are not cached: `processAllAvailable` must see records written before."""
         try:
             self._latest = self._lookup().latest(self._discover(DISCOVERY_S))
         except UnknownTopicOrPartition:  # a topic was deleted after the last lookup of partitions
@@ -149,6 +150,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def _discover(self, age_max_s: float) -> list[TopicPartition]:
+        """Return the partitions that the subscription matches, from a lookup that is not older than `age_max_s`."""
         now = time.monotonic()
         if now - self._discovered_at >= age_max_s:
             self._partitions = self._lookup().partitions()
@@ -156,7 +158,10 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._partitions
 
     def _should_wait_for_more(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
-        """Return whether to wait for more records (`minOffsetsPerTrigger`); never if the query stops at a target."""
+        """Return whether to wait because fewer offsets than `minOffsetsPerTrigger` are available.
+
+        A query with a target does not wait, nor does one that waited for `maxTriggerDelay` already.
+        """
         min_offsets = self._options.min_offsets_per_trigger
         if not min_offsets or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
@@ -165,7 +170,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return available_offsets < min_offsets and waited_ms < self._options.max_trigger_delay_ms
 
     def _lookup(self) -> Lookup:
-        """Return the lookup, which stays the same while the query runs: it caches which topics a pattern matches."""
+        """Return the lookup. The whole query uses one, because it caches which topics a pattern matches."""
         if self._connected_lookup is None:
             self._client = connect(self._options)
             self._connected_lookup = Lookup(self._client, self._options.subscription, self._options.fetch.isolation)

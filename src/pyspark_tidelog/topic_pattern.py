@@ -3,7 +3,7 @@
 Spark's Kafka source compiles the option with `java.util.regex.Pattern` and chooses every topic whose name contains a
 match. Python's `re` matches differently for many expressions, without an error. Spark plans a read in a Python
 process that cannot reach Spark's own JVM, so a small JVM of the same Java is started for the match and stopped after
-it.
+the match.
 """
 
 import os
@@ -38,7 +38,7 @@ class TopicPattern:
         present = set(names)
         if (new_names := present - self._is_match.keys()) or not self._compiled:
             with java_regex() as java:
-                matching = java.names_found(self._text, new_names)
+                matching = java.matching_names(self._text, new_names)
             self._is_match |= {name: name in matching for name in new_names}
             self._compiled = True
         return {name for name in present if self._is_match[name]}
@@ -50,8 +50,11 @@ class JavaRegex:
     def __init__(self, jvm: Any) -> None:
         self._jvm = jvm
 
-    def names_found(self, text: str, names: Iterable[str]) -> set[str]:
-        """Return the names that contain a match of the expression. No name may hold a line feed. Raises OptionError."""
+    def matching_names(self, text: str, names: Iterable[str]) -> set[str]:
+        """Return the names that contain a match of the expression. Raises OptionError if Java rejects the expression.
+
+        No name may contain a line feed, because the names are passed to Java as the lines of one text.
+        """
         from py4j.protocol import Py4JJavaError
 
         lines = "\n".join(names)
@@ -72,12 +75,12 @@ def _error_text(text: str, exception: Any) -> str:
         return f"Java cannot match {option} with the topics' names: {exception.toString()}"
     position: int = exception.getIndex()  # in code points, as Python counts; -1 if Java does not know it
     place = f" near position {position}, after {text[:position]!r}" if position >= 0 else ""
-    return f"{option} is no regular expression of Java: {exception.getDescription()}{place}"
+    return f"{option} is not a regular expression of Java: {exception.getDescription()}{place}"
 
 
 @contextmanager
 def java_regex() -> Iterator[JavaRegex]:
-    """Start a JVM that ends with the block, or when this process ends. Raises OptionError if it does not start."""
+    """Start a JVM, which ends with the `with` block or with this process. Raises OptionError if it cannot start."""
     from py4j.java_gateway import GatewayParameters, JavaGateway
 
     try:
@@ -102,7 +105,8 @@ def java_regex() -> Iterator[JavaRegex]:
             if not port.isdecimal():
                 output = (port + process.stderr.read(1000)).strip()
                 raise OptionError(f"option subscribePattern needs Java, and {java} does not start: {output}")
-            # The JVM frees its objects when it ends. Releasing them one by one would fail after that.
+            # Without memory management py4j does not release the JVM's objects one by one, which would fail after the
+            # JVM has ended.
             parameters = GatewayParameters(port=int(port), auth_token=token, enable_memory_management=False)
             gateway = JavaGateway(gateway_parameters=parameters)
             try:

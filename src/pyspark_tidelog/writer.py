@@ -1,7 +1,7 @@
-"""The sink: rows are written as record batches, at least once.
+"""The sink. It writes rows as record batches, at least once.
 
-A task that runs again, or a micro-batch that is replayed, writes its rows again. Written records are never removed:
-`abort` may be called for messages that a later attempt commits.
+A task that runs again, or a micro-batch that is replayed, writes its rows again. The sink never removes records that it
+has written, not even in `abort`: Spark may commit the results of the same tasks in a later attempt.
 """
 
 import time
@@ -38,7 +38,7 @@ COLUMNS: dict[str, tuple[DataType, ...]] = {
 }
 
 
-class Written(WriterCommitMessage):
+class WriteResult(WriterCommitMessage):
     """The result of a task, sent to the driver."""
 
     def __init__(self, records: int) -> None:
@@ -48,7 +48,7 @@ class Written(WriterCommitMessage):
 class TidelogWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError('a topic is only ever appended to: write with mode("append")')
+            raise OptionError('a topic only accepts appended rows: write with mode("append")')
         check_columns(schema, options.topic)
         self._options = options
 
@@ -59,7 +59,7 @@ class TidelogWriter(DataSourceArrowWriter):
 class TidelogStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError('a topic is only ever appended to: use outputMode("append"), or foreachBatch')
+            raise OptionError('a topic only accepts appended rows: use outputMode("append"), or foreachBatch')
         check_columns(schema, options.topic)
         self._options = options
 
@@ -68,15 +68,16 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """Check the columns. Raises SchemaError.
+    """Raise SchemaError if the columns cannot be written.
 
-    There must be a value column, a topic for each row, and the right type for each column that is written. Other
-    columns are not written; with the option `topic`, a topic column is not written either, as in Spark's Kafka sink.
+    There must be a value column, and a topic column unless the option `topic` is set. The columns of COLUMNS must have
+    the right types. Other columns are ignored. With the option `topic`, a topic column is ignored too, as in Spark's
+    Kafka sink.
     """
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) < len(schema.fields):
         name = next(name for name, count in Counter(schema.fieldNames()).items() if count > 1)
-        raise SchemaError(f"two columns are named {name!r}: Spark hands no such rows to a sink in Python; drop one")
+        raise SchemaError(f"two columns are named {name!r}: Spark cannot pass such rows to a sink in Python; drop one")
     if "value" not in types:
         raise SchemaError("there is no column value")
     if topic is None and "topic" not in types:
@@ -84,13 +85,13 @@ def check_columns(schema: StructType, topic: str | None) -> None:
     for name, accepted_types in COLUMNS.items():
         if name not in types or (name == "topic" and topic is not None):
             continue
-        if not any(_same(types[name], kind) for kind in accepted_types):
+        if not any(_is_same_type(types[name], kind) for kind in accepted_types):
             expected = " or ".join(kind.simpleString() for kind in accepted_types)
             raise SchemaError(f"column {name} must be {expected}, not {types[name].simpleString()}")
 
 
-def _same(one: DataType, other: DataType) -> bool:
-    """Return whether the types are equal. Nullability and the case of the names in a struct do not count."""
+def _is_same_type(one: DataType, other: DataType) -> bool:
+    """Return whether the types are equal. Nullability is ignored, and so is the case of the names in a struct."""
     return one.simpleString().lower() == other.simpleString().lower()
 
 
@@ -100,7 +101,9 @@ class _Round(NamedTuple):
 
 
 class _Sender:
-    """Send rounds of batches, one batch for each partition. One round is in flight while the next is encoded."""
+    """Send rounds of batches. A round has at most one batch of each partition. `send` waits for the acknowledgement of
+    the previous round, which is in flight until then.
+    """
 
     def __init__(self, client: Client, acks: int) -> None:
         self._client = client
@@ -123,14 +126,14 @@ class _Sender:
             raise RecordTooLarge(f"{error.message}: {remedy}") from error
 
 
-def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Written:
+def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> WriteResult:
     """Write the rows of one task, in a worker.
 
-    When it returns, every row is acknowledged. Any error is raised and fails the task.
+    The brokers have acknowledged every row when this function returns. Any error is raised, and the task fails.
     """
     from pyspark import TaskContext
 
-    from pyspark_tidelog.outgoing import Outgoing
+    from pyspark_tidelog.outgoing import BatchEncoder
 
     context = TaskContext.get()
     written = 0
@@ -142,7 +145,7 @@ def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Writt
                 counts[topic] = len(client.topics([topic], create=True)[topic].leaders)
             return counts[topic]
 
-        outgoing = Outgoing(
+        encoder = BatchEncoder(
             options.topic,
             partition_count,
             lambda: time.time_ns() // 1_000_000,
@@ -152,15 +155,18 @@ def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Writt
         )
         sender = _Sender(client, options.acks)
         for batch in rows:
-            for round_batches in rounds(outgoing.batches(batch)):
+            for round_batches in split_into_rounds(encoder.batches(batch)):
                 sender.send(round_batches)
             written += batch.num_rows
         sender.finish()
-    return Written(written)
+    return WriteResult(written)
 
 
-def rounds(batches: dict[TopicPartition, list[bytearray]]) -> Iterator[dict[TopicPartition, bytearray]]:
-    """Yield rounds of at most one batch of each partition, in order, and of ROUND_BYTES unless a batch is larger."""
+def split_into_rounds(batches: dict[TopicPartition, list[bytearray]]) -> Iterator[dict[TopicPartition, bytearray]]:
+    """Yield rounds of batches. The batches of one partition are in different rounds, in order.
+
+    A round has at most one batch of each partition, and at most ROUND_BYTES unless it is a single larger batch.
+    """
     for next_batches in zip_longest(*batches.values()):
         round_batches: dict[TopicPartition, bytearray] = {}
         size = 0

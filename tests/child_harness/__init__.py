@@ -1,4 +1,4 @@
-"""Functions for a worker process, which finds each of them by its name."""
+"""Functions that a worker process runs. It imports each of them by its name."""
 
 import os
 import time
@@ -8,8 +8,8 @@ from tidelog.runtime.interfaces import ChildResources
 
 
 def say(resources: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
-    """Report the process id, the niceness and the number of requests so far, then the request, byte by byte."""
-    print("what is printed does not get between the results")
+    """Report the process id and its niceness, then the request byte by byte."""
+    print("a printed line must not disturb the results")
     report(b"%d %d" % (os.getpid(), os.getpriority(os.PRIO_PROCESS, 0)))
     for byte in request:
         report(bytes([byte]))
@@ -35,7 +35,7 @@ def never_end(resources: ChildResources, request: bytes, report: Callable[[bytes
 
 
 def report_again(resources: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
-    """Report once the file that the request names exists."""
+    """Report the process id, then wait until the file that the request names exists, and report again."""
     report(b"%d" % os.getpid())
     while not resources.disk.exists(request.decode()):
         time.sleep(0.001)

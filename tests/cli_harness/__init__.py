@@ -1,4 +1,4 @@
-"""Commands of `tidelog` in this process, on streams of any encoding, and brokers whose answers the test chooses."""
+"""Run commands of `tidelog` in this process, on streams of any encoding. Run brokers whose answers the test decides."""
 
 import io
 import json
@@ -56,31 +56,31 @@ def tidelog(*arguments: str, encoding: str = "utf-8", stdin: bytes = b"", code: 
         sys.stdout = open(out.fileno(), "w", encoding=encoding, errors="strict", closefd=False)  # noqa: SIM115
         sys.stderr = open(err.fileno(), "w", encoding=encoding, errors="strict", closefd=False)  # noqa: SIM115
         try:
-            ended = main(arguments)
+            exit_code = main(arguments)
         finally:
             for stream in (sys.stdout, sys.stderr):
                 stream.close()
             sys.stdin, sys.stdout, sys.stderr = before
         for file in (out, err):
             file.seek(0)
-        ran = Ran(ended, out.read(), err.read(), encoding)
+        ran = Ran(exit_code, out.read(), err.read(), encoding)
     assert b"Traceback" not in ran.err
     assert code is None or ran.code == code, (arguments, ran)
     return ran
 
 
 Answer = Callable[[Any], Message | None]
-"""Returns the answer to a request; None closes the connection. Strings may hold lone surrogates: they are sent as
-the bytes that they stand for."""
+"""A function that returns the answer to a request, or None to close the connection. Lone surrogates in strings are sent
+as the bytes that they represent."""
 
 
 class AnsweringBroker:
-    """Listens, and answers each API with a function of the request. It offers exactly these APIs."""
+    """A broker that answers each API with a function of the request. It offers only ApiVersions and these APIs."""
 
     def __init__(
         self, answers: Mapping[str, Answer], versions: Mapping[str, int], tls: ssl.SSLContext | None = None
     ) -> None:
-        """`versions` holds the newest offered version of an API, if it is not the newest version that exists."""
+        """`versions` has the newest version that is offered of an API. By default that is the newest that exists."""
         self._tls = tls
         self.answers = dict(answers)
         self.asked: list[Message] = []
@@ -115,11 +115,11 @@ class AnsweringBroker:
                 except OSError:
                     continue  # the client does not trust this broker's certificate
             self._sockets.append(accepted)
-            thread = threading.Thread(target=self._talk, args=(accepted,), daemon=True)
+            thread = threading.Thread(target=self._serve, args=(accepted,), daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _talk(self, peer: socket.socket) -> None:
+    def _serve(self, peer: socket.socket) -> None:
         with peer, peer.makefile("rb") as stream, suppress(OSError):
             while len(size := stream.read(4)) == 4:
                 frame = stream.read(int.from_bytes(size, "big"))
@@ -131,12 +131,12 @@ class AnsweringBroker:
     def _answer(self, frame: bytes) -> bytes | None:
         header, position = decode_request_header(frame, 0)
         if header.api_key == ApiVersionsRequest.api_key:
-            return _encoded(self._offer(), header.api_version, header.correlation_id)
+            return _encode(self._offer(), header.api_version, header.correlation_id)
         api = APIS[header.api_key]
         request, _ = decoder(_class(header.api_key, "Request"), header.api_version)(frame, position)
         self.asked.append(request)
         answer = self.answers[api.name](request)
-        return None if answer is None else _encoded(answer, header.api_version, header.correlation_id)
+        return None if answer is None else _encode(answer, header.api_version, header.correlation_id)
 
     def _offer(self) -> ApiVersionsResponse:
         keys = {api.name: key for key, api in APIS.items()}
@@ -162,10 +162,10 @@ def _class(api_key: int, ending: str) -> type[Message]:
     from importlib import import_module
 
     api = APIS[api_key]
-    found: type[Message] = getattr(import_module(f"tidelog.wire.messages.{api.module}"), f"{api.name}{ending}")
-    return found
+    message_class: type[Message] = getattr(import_module(f"tidelog.wire.messages.{api.module}"), f"{api.name}{ending}")
+    return message_class
 
 
-def _encoded(answer: Message, version: int, correlation_id: int) -> bytes:
+def _encode(answer: Message, version: int, correlation_id: int) -> bytes:
     encode, _ = build_encoders(type(answer), version, any_text=True)
     return encode_response_header(answer.api_key, version, correlation_id) + encode(answer)

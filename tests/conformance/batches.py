@@ -1,6 +1,6 @@
-"""Record batches for requests, sound ones and each kind of damage, and the decoded form of those in answers.
+"""Encode record batches for requests, valid and damaged ones, and decode the batches of answers for the comparison.
 
-Written apart from the product on purpose: what builds the question must not share a mistake with what answers it.
+This module uses no code of the product on purpose: a mistake in the product must not also be in the requests.
 """
 
 import gzip
@@ -57,17 +57,20 @@ def batch(
     form: str | None = None,
     truncate: int = 0,
 ) -> bytes:
-    """One record batch. A "#" in key and value is the record's number; `size`: bytes of each value, by repetition.
+    """Return one record batch.
 
-    `count`, `last_offset_delta`, `max_timestamp` and `length` override what is true, `attributes` adds bits, `garbage`
-    puts so many bytes 0xff in place of the records, `crc=bad` flips a bit of it, `truncate` cuts bytes off the end.
-    With a `base_timestamp` the records keep their times: their deltas count from it.
-    `form` names a form of `forms.py`, which decides on the codec.
+    A "#" in `key` and `value` is replaced by the record's number. A value is repeated until it has `size` bytes.
+    `count`, `last_offset_delta`, `max_timestamp` and `length` replace the correct values in the header. `attributes`
+    are added to the header's bits. `garbage` is a number of bytes 0xff that replace the records. `crc="bad"` flips a
+    bit of the checksum. `truncate` is a number of bytes that are cut off at the end. A `base_timestamp` does not change
+    the records' timestamps, only their deltas. `form` is the name of a form of `forms.py`, which then also determines
+    the codec.
     """
     times = timestamps if timestamps is not None else [timestamp + i * step_ms for i in range(records)]
     base = base_timestamp if base_timestamp is not None else times[0] if times else timestamp
     body = b"".join(
-        _record(i, time - base, _text(key, i), _sized(_text(value, i), size), headers) for i, time in enumerate(times)
+        _record(i, time - base, _text(key, i), _repeat_to(_text(value, i), size), headers)
+        for i, time in enumerate(times)
     )
     if garbage is not None:
         body = b"\xff" * garbage
@@ -99,7 +102,7 @@ def batch(
 
 
 def message_set(*, magic: int = 1, value: str = "v") -> bytes:
-    """One message of the formats before magic 2, with a sound CRC-32."""
+    """Return one message in a format before magic 2, with a correct CRC-32."""
     content = struct.pack(">bb", magic, 0) + (struct.pack(">q", BASE_TIMESTAMP_MS) if magic == 1 else b"")
     content += struct.pack(">i", -1) + struct.pack(">i", len(value)) + value.encode()
     message = struct.pack(">I", zlib.crc32(content)) + content
@@ -143,7 +146,7 @@ def _text(template: str | None, index: int) -> bytes | None:
     return None if template is None else template.replace("#", str(index)).encode()
 
 
-def _sized(value: bytes | None, size: int | None) -> bytes | None:
+def _repeat_to(value: bytes | None, size: int | None) -> bytes | None:
     if size is None:
         return value
     pattern = value or b"v"
@@ -151,18 +154,18 @@ def _sized(value: bytes | None, size: int | None) -> bytes | None:
 
 
 def _record(index: int, timestamp_delta: int, key: bytes | None, value: bytes | None, headers: int) -> bytes:
-    body = b"\0" + varint(timestamp_delta) + varint(index) + _sized_bytes(key) + _sized_bytes(value) + varint(headers)
+    body = b"\0" + varint(timestamp_delta) + varint(index) + _with_length(key) + _with_length(value) + varint(headers)
     for h in range(headers):
-        body += _sized_bytes(b"h%d" % h) + _sized_bytes(None if h == 1 else b"x")
+        body += _with_length(b"h%d" % h) + _with_length(None if h == 1 else b"x")
     return varint(len(body)) + body
 
 
-def _sized_bytes(data: bytes | None) -> bytes:
+def _with_length(data: bytes | None) -> bytes:
     return varint(-1) if data is None else varint(len(data)) + data
 
 
 def varint(number: int) -> bytes:
-    """Zigzag, seven bits a byte, least first."""
+    """Encode a zigzag varint: seven bits per byte, the least significant ones first."""
     zigzag = number << 1 if number >= 0 else (-number << 1) - 1
     out = bytearray()
     while zigzag > 0x7F:
@@ -173,11 +176,11 @@ def varint(number: int) -> bytes:
 
 
 def decode_batches(data: bytes) -> list[dict[str, Any]]:
-    """Header fields of each batch and its records' bytes; a cut tail is one entry {"cut": its bytes}.
+    """Return the header fields and the records' bytes of each batch. An incomplete last batch is {"cut": its bytes}.
 
-    The CRC is told as sound or wrong: the fields that it covers are here one by one, and some of them (producer ids)
-    may differ between two brokers. Compressed records are told decompressed and without their length, since
-    compressors differ between their releases.
+    The field `crc` is "sound" or "wrong" instead of the checksum itself, because the checksum covers fields that may
+    differ between two brokers (producer ids). Compressed records are decompressed, and their length is left out,
+    because other releases of a compressor produce other bytes.
     """
     batches: list[dict[str, Any]] = []
     position = 0
@@ -204,7 +207,7 @@ def _decode_batch(data: bytes) -> dict[str, Any]:
         del fields["length"]
         try:
             body = decompress(codec, body)
-        except Exception:  # damaged on purpose: compared as it is
+        except Exception:  # damaged on purpose: the compressed bytes are compared
             fields["undecompressed"] = True
     fields["records"] = body
     return fields

@@ -1,4 +1,4 @@
-"""Starting a broker for a comparison, and the settings that the recorded one had."""
+"""Start a broker for a comparison, with the settings that the recorded Kafka had."""
 
 import contextlib
 import re
@@ -11,47 +11,47 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# Given to Kafka when it was recorded, and to whatever is compared. The rest is at its defaults.
+# The settings of Kafka when it was recorded, and of a broker that is compared. All other settings have their defaults.
 SETTINGS: Mapping[str, str] = {
     "node.id": "1",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "400",
     "group.max.size": "3",
-    "log.retention.hours": "876000",  # recorded batches have a fixed date, and are not to be deleted for their age
+    "log.retention.hours": "876000",  # recorded batches have an old, fixed date, and must not be deleted
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
 }
-# Kafka always decodes what it appends; Tidelog does when it is told to.
+# Kafka always decodes the records that it appends. Tidelog does so only with this setting.
 TIDELOG_SETTINGS: Mapping[str, str] = {**SETTINGS, "record.validation": "full"}
 READY_TIMEOUT_S = 60.0
 ADDRESS = re.compile(r"([\w.\-]+):(\d+)")
 
 
 class NotReady(RuntimeError):
-    """The broker ended, or said nothing in time."""
+    """The broker ended before it was ready, or did not print its address in time."""
 
 
 @contextlib.contextmanager
 def tidelog(settings: Mapping[str, str] = TIDELOG_SETTINGS) -> Iterator[tuple[str, int]]:
-    """A Tidelog broker of this environment, with the settings, in a directory of its own; yields (host, port)."""
+    """Run a Tidelog broker of this Python environment in a new directory. Yield (host, port)."""
     with tempfile.TemporaryDirectory(prefix="conform-") as directory:
         program = Path(sys.executable).with_name("tidelog")
         settings = {**settings, "log.dirs": two_directories(directory)}
         command = [str(program), "start", "--listen", "127.0.0.1:0", *settings_flags(settings)]
-        with running(command) as address:
+        with run_broker(command) as address:
             yield address
 
 
 @contextlib.contextmanager
 def from_template(template: str, port: int) -> Iterator[tuple[str, int]]:
-    """The broker of a command with {port}, {next_port} and {settings} in it; yields (host, port)."""
+    """Run a broker with a command that contains {port}, {next_port} and {settings}. Yield (host, port)."""
     with tempfile.TemporaryDirectory(prefix="conform-") as directory:
         settings = shlex.join(settings_flags({**SETTINGS, "log.dirs": two_directories(directory)}))
         text = template.format(port=port, next_port=port + 1, settings=settings)
-        with running(shlex.split(text)) as address:
+        with run_broker(shlex.split(text)) as address:
             yield address
 
 
@@ -64,8 +64,8 @@ def settings_flags(settings: Mapping[str, str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(command: list[str]) -> Iterator[tuple[str, int]]:
-    """Runs `command` until the block ends; the first host:port on its stdout is where it listens."""
+def run_broker(command: list[str]) -> Iterator[tuple[str, int]]:
+    """Run `command` until the block ends. Yield the first host and port that it prints on stdout."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield _address(process)
@@ -85,8 +85,8 @@ def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
     deadline = time.monotonic() + READY_TIMEOUT_S
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            if not selector.select(left):
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            if not selector.select(remaining_s):
                 break
             line = process.stdout.readline()
             if not line:
@@ -94,4 +94,4 @@ def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
             match = ADDRESS.search(line)
             if match:
                 return match[1], int(match[2])
-    raise NotReady(f"the broker did not say in {READY_TIMEOUT_S:.0f} s where it listens")
+    raise NotReady(f"the broker did not print its address within {READY_TIMEOUT_S:.0f} s")

@@ -1,4 +1,4 @@
-"""What conversation files can call to build a value: batches, group metadata, raw bytes, long texts."""
+"""The functions that conversation files can call to build a value: batches, group metadata, raw bytes, long texts."""
 
 import struct
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ def _string(text: str) -> bytes:
 
 
 def subscription(*topics: str) -> bytes:
-    """ConsumerProtocolSubscription v0 without user data."""
+    """Encode ConsumerProtocolSubscription v0 without user data."""
     return struct.pack(">hi", 0, len(topics)) + b"".join(_string(t) for t in topics) + struct.pack(">i", -1)
 
 
 def assignment(topic: str, partitions: list[int]) -> bytes:
-    """ConsumerProtocolAssignment v0 of one topic, without user data."""
+    """Encode ConsumerProtocolAssignment v0 for one topic, without user data."""
     count = len(partitions)
     return struct.pack(">hi", 0, 1) + _string(topic) + struct.pack(f">i{count}ii", count, *partitions, -1)
 

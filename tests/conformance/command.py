@@ -1,4 +1,4 @@
-"""`script/conform`: records Kafka's answers, compares a broker with them, shows them."""
+"""The command `script/conform`. It records Kafka's answers, compares a broker with them, or prints them."""
 
 import argparse
 import contextlib
@@ -13,24 +13,24 @@ from pathlib import Path
 from . import brokers, conversation, recording, report, rules
 from .compare import Bindings, Difference, Tally, compare_runs
 from .conversation import Conversation, Run
-from .exchange import Transcript, hold
+from .exchange import Transcript, run_conversation
 
 CONVERSATIONS = Path(__file__).parent / "conversations"
-DESCRIPTION = """Recorded answers of Apache Kafka 4.3.1, and the comparison of a broker with them.
+DESCRIPTION = """Record the answers of Apache Kafka 4.3.1, or compare a broker with the recording.
 
   conform                                  start Tidelog and compare it with the recording
-  conform --bootstrap HOST:PORT            compare the broker that runs there
-  conform --record --bootstrap HOST:PORT   record the Kafka that runs there
+  conform --bootstrap HOST:PORT            compare the broker at this address with the recording
+  conform --record --bootstrap HOST:PORT   record the Kafka at this address
   conform --record --kafka-command CMD     start Kafka, record it, stop it
   conform --show [--only PATTERN]          print the recording, decoded
-  conform --try --bootstrap HOST:PORT      hold conversations and print them; nothing is compared or kept
+  conform --try --bootstrap HOST:PORT      run conversations and print them; nothing is compared or stored
 
-A broker that is recorded or compared must be fresh: an empty data directory, and these settings:
+A broker that is recorded or compared must start with an empty data directory and these settings:
     """
 
 
 class Result:
-    """What a comparison found."""
+    """The result of a comparison."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -41,20 +41,20 @@ class Result:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    chosen = _chosen(options.only)
+    conversations = _select_conversations(options.only)
     if options.show:
-        return _show(chosen, options.only)
+        return _show(conversations, options.only)
     with _broker(options) as address:
         if options.record:
-            return _record(chosen, address)
+            return _record(conversations, address)
         if options.trial:
-            return _try(chosen, address, options.only)
-        result = compare(chosen, address, _rules(options.self_test), options.jobs, options.only)
+            return _try(conversations, address, options.only)
+        result = compare(conversations, address, _rules(options.self_test), options.jobs, options.only)
     print(report.differences_text(result.differences))
     print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
     unused = [] if options.only else report.unused(_rules(options.self_test), result.tally)
     for rule in unused:
-        print(f"not needed: {rule}")
+        print(f"the rule is not needed: {rule}")
     return 1 if result.differences or unused else 0
 
 
@@ -65,26 +65,26 @@ def compare(
     jobs: int = 4,
     only: str | None = None,
 ) -> Result:
-    """Holds every run of the conversations with the broker, and compares each with its recording."""
+    """Run the conversations with the broker, and compare each run with its recording."""
     began = time.monotonic()
     result = Result()
     bindings = Bindings()
     recordings = {file: recording.read(file) for file in dict.fromkeys(c.file for c in conversations)}
 
-    def one(run: Run) -> list[Difference]:
+    def compare_run(run: Run) -> list[Difference]:
         recorded = recordings[run.conversation.file].get(run.name)
         if recorded is None or recorded.digest != run.conversation.digest:
             state = "not recorded" if recorded is None else "recorded from another text"
-            return [Difference(run.name, "", 0, "-", -1, "@recording", "of this text", state)]
-        return compare_runs(run, recorded, hold(run, address), allowed, bindings, result.tally)
+            return [Difference(run.name, "", 0, "-", -1, "@recording", "recorded from this text", state)]
+        return compare_runs(run, recorded, run_conversation(run, address), allowed, bindings, result.tally)
 
     alone = [run for c in conversations if c.alone for run in _runs(c, only)]
     others = [run for c in conversations if not c.alone for run in _runs(c, only)]
     for run in alone:
-        result.differences += one(run)
+        result.differences += compare_run(run)
     with ThreadPoolExecutor(jobs) as pool:
-        for found in pool.map(one, others):
-            result.differences += found
+        for differences in pool.map(compare_run, others):
+            result.differences += differences
     result.runs = len(alone) + len(others)
     result.seconds = time.monotonic() - began
     return result
@@ -94,25 +94,25 @@ def _record(conversations: list[Conversation], address: tuple[str, int]) -> int:
     began = time.monotonic()
     failed = 0
     ordered = [c for c in conversations if c.alone] + [c for c in conversations if not c.alone]
-    fresh: dict[str, Transcript] = {}
+    new_transcripts: dict[str, Transcript] = {}
     for one in ordered:
         for run in conversation.runs_of(one):
-            transcript = hold(run, address)
-            fresh[run.name] = transcript
-            for text in (*transcript.broken, *([transcript.stopped] if transcript.stopped else [])):
+            transcript = run_conversation(run, address)
+            new_transcripts[run.name] = transcript
+            for text in (*transcript.failed_conditions, *([transcript.stop_reason] if transcript.stop_reason else [])):
                 failed += 1
                 print(f"{one.file}: {run.name}: {text}", file=sys.stderr)
     if failed:
-        print(f"{failed} conversations are not what they say; nothing is kept", file=sys.stderr)
+        print(f"{failed} conditions of conversations failed; nothing is recorded", file=sys.stderr)
         return 1
     for file in dict.fromkeys(c.file for c in conversations):
-        kept = recording.read(file) | fresh
+        transcripts = recording.read(file) | new_transcripts
         names = [
             run.name for c in conversation.load_all(CONVERSATIONS) if c.file == file for run in conversation.runs_of(c)
         ]
-        recording.write(file, [kept[name] for name in names if name in kept])
-    exchanges = sum(len(t.outcomes) for t in fresh.values())
-    print(f"{len(fresh)} conversations, {exchanges} exchanges recorded in {time.monotonic() - began:.1f} s")
+        recording.write(file, [transcripts[name] for name in names if name in transcripts])
+    exchanges = sum(len(t.outcomes) for t in new_transcripts.values())
+    print(f"{len(new_transcripts)} conversations, {exchanges} exchanges recorded in {time.monotonic() - began:.1f} s")
     return 0
 
 
@@ -121,8 +121,8 @@ def _try(conversations: list[Conversation], address: tuple[str, int], only: str 
     salt = f"-{time.time_ns() // 1_000_000 % 1_000_000}"
     for one in conversations:
         for run in _runs(one, only):
-            transcript = hold(run, address, salt)
-            failed += bool(transcript.broken or transcript.stopped)
+            transcript = run_conversation(run, address, salt)
+            failed += bool(transcript.failed_conditions or transcript.stop_reason)
             print(report.transcript_text(transcript, [s.case for s in one.steps]))
     return 1 if failed else 0
 
@@ -137,25 +137,25 @@ def _show(conversations: list[Conversation], only: str | None) -> int:
 
 
 def _runs(one: Conversation, only: str | None) -> list[Run]:
-    """Those that `only` names: each, where it names the conversation."""
+    """Return the runs whose name matches `only`. If none matches, `only` names the conversation: return all runs."""
     runs = conversation.runs_of(one)
     return [run for run in runs if fnmatch.fnmatchcase(run.name, only)] or runs if only else runs
 
 
-def _chosen(only: str | None) -> list[Conversation]:
-    every = conversation.load_all(CONVERSATIONS)
+def _select_conversations(only: str | None) -> list[Conversation]:
+    all_conversations = conversation.load_all(CONVERSATIONS)
     if only is None:
-        return every
+        return all_conversations
     return [
         c
-        for c in every
+        for c in all_conversations
         if any(fnmatch.fnmatchcase(name, only) for name in (c.file, c.name, *(r.name for r in conversation.runs_of(c))))
     ]
 
 
 def _rules(self_test: bool) -> rules.Rules:
-    every = rules.load()
-    return every.of_kind("varies") if self_test else every
+    all_rules = rules.load()
+    return all_rules.of_kind("varies") if self_test else all_rules
 
 
 @contextlib.contextmanager
@@ -176,22 +176,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="conform", description=DESCRIPTION + settings, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--record", action="store_true", help="keep the answers as what is right; only for Kafka")
-    what.add_argument("--show", action="store_true", help="print what is recorded")
-    what.add_argument("--try", dest="trial", action="store_true", help="hold conversations and print them")
-    parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the broker; without it one is started")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--record", action="store_true", help="store the answers as the recording; only for Kafka")
+    mode.add_argument("--show", action="store_true", help="print the recording")
+    mode.add_argument("--try", dest="trial", action="store_true", help="run conversations and print them")
+    parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the broker's address (default: start a broker)")
     parser.add_argument(
         "--kafka-command",
         metavar="CMD",
         default=os.environ.get("KAFKA_COMMAND"),
-        help="starts a fresh Kafka: {port}, {next_port} and {settings} (--set KEY=VALUE ...) are put in; it prints "
-        "host:port when it is ready, and ends at SIGTERM (default: $KAFKA_COMMAND)",
+        help="the command that starts Kafka with an empty data directory. {port}, {next_port} and {settings} (--set "
+        "KEY=VALUE ...) in it are replaced. It must print host:port when Kafka is ready, and end at SIGTERM (default: "
+        "$KAFKA_COMMAND)",
     )
-    parser.add_argument("--port", type=int, default=26000, help="for --kafka-command")
-    parser.add_argument("--only", metavar="PATTERN", help="conversations, runs or files of that name")
-    parser.add_argument("--jobs", type=int, default=4, help="conversations at a time, in a comparison")
+    parser.add_argument("--port", type=int, default=26000, help="the port for --kafka-command (26000)")
+    parser.add_argument("--only", metavar="PATTERN", help="only conversations, runs or files with this name")
     parser.add_argument(
-        "--self-test", action="store_true", help="allow only what varies between two runs of Kafka itself"
+        "--jobs", type=int, default=4, help="number of conversations that a comparison runs at a time (4)"
+    )
+    parser.add_argument(
+        "--self-test", action="store_true", help="allow only differences that also vary between two runs of Kafka"
     )
     return parser

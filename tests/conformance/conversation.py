@@ -1,32 +1,35 @@
-"""Conversation files: what is asked of a broker, in which order, over which connections.
+"""Parse conversation files. A conversation is a list of requests, in order, on one or more connections.
 
     conversation NAME
-      about WHAT IT SHOWS
+      about TEXT                               what the conversation shows
       versions API [all | N | N- | N-M]        the conversation runs once for each of these versions of the API
 
-      alone                                    it looks at the whole broker: held before the others, one at a time
+      alone                                    it reads the state of the whole broker: it runs before the other
+                                               conversations, and no other runs at the same time
 
-    case TEXT                                  names what follows, for reports
-    topic t partitions=2 config={..}           creates ${run}-t, waits for its leaders, sets $t and $t_id
-    [CONNECTION:] API[/VERSION] field=value .. a request and its answer; no /VERSION: the one under test, or the last;
-                                               /~ : the one under test of another API, or the nearest there is
-    [CONNECTION:] send API[/VERSION] ..        a request whose answer is taken later, by
+    case TEXT                                  a name for the steps that follow, for reports
+    topic t partitions=2 config={..}           create the topic ${run}-t, wait for its leaders, set $t and $t_id
+    [CONNECTION:] API[/VERSION] field=value .. send a request and receive its answer. Without /VERSION: in the version
+                                               under test, or for another API in its last version. /~: in the version
+                                               under test, or in the nearest version that this API has
+    [CONNECTION:] send API[/VERSION] ..        send a request; a later `receive` receives its answer
     [CONNECTION:] receive
-    [CONNECTION:] silent API[/VERSION] ..      a request that gets no answer
-    [CONNECTION:] frame api=N version=N [header=1] [body=hex("..")] [size=N]    bytes that no schema describes
+    [CONNECTION:] silent API[/VERSION] ..      send a request that has no answer
+    [CONNECTION:] frame api=N version=N [header=1] [body=hex("..")] [size=N]    send bytes that no schema describes
     [CONNECTION:] close
 
-Indented below a step stand the continuation of its fields, and
+The lines below a step that are indented continue its fields, or are directives:
 
-      keep NAME = PATH         a variable for later requests
-      until PATH == VALUE      asked again until it holds (or !=); the last answer counts
-      expect PATH == VALUE     holds, or the conversation does not show what it says (Kafka) or differs (other brokers)
-      only PATH FIELD [VALUE, ..]   compares just these items of a list that shows other conversations' state too
-      within A..B              the answer takes between A and B milliseconds
-      client NAME              the client id, as it stands or as "${run}-1"
-      unanswered               no answer comes, for a fault of Kafka's; it is not waited for long
+      keep NAME = PATH         set a variable for later requests
+      until PATH == VALUE      repeat the request until the condition (== or !=) is true; the last answer is compared
+      expect PATH == VALUE     a condition (== or !=); if it is false, a recording fails, and a comparison differs
+      only PATH FIELD [VALUE, ..]   compare only these items of a list that also shows other conversations' state
+      within A..B              the answer must take between A and B milliseconds
+      client NAME              the client id; it may be a text like "${run}-1"
+      unanswered               Kafka does not answer this request, by mistake; the runner does not wait long
 
-A PATH is `topics[0].partitions[*].leader_id`; `[*]` is each item, `[name=$t]` the first item with that field.
+Example of a PATH: `topics[0].partitions[*].leader_id`. `[*]` means every item, `[name=$t]` the first item with this
+field.
 """
 
 import hashlib
@@ -37,7 +40,8 @@ from typing import Any, NamedTuple
 from . import messages
 from .values import BadText, parse_fields, parse_value
 
-# What Kafka 4.3.1 advertises, of the APIs that are compared. It lists Produce 0-2 too, but closes the connection there.
+# The versions that Kafka 4.3.1 advertises of the APIs that are compared. It also advertises Produce 0-2, but closes the
+# connection when it receives them.
 ADVERTISED: dict[str, tuple[int, int]] = {
     "Produce": (3, 13),
     "Fetch": (4, 18),
@@ -77,7 +81,7 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "DescribeProducers": (0, 0),
     "ListConfigResources": (0, 1),
 }
-FOLLOWS = -1
+VERSION_UNDER_TEST = -1  # written as /~ in a step
 DIRECTIVES = ("keep", "until", "expect", "only", "within", "client", "unanswered")
 STEP = re.compile(
     r"(?:(?P<connection>[a-z]\w*):\s*)?(?:(?P<mode>send|silent|receive|close|frame)\b\s*)?(?P<rest>.*)", re.DOTALL
@@ -88,7 +92,7 @@ SEGMENT = re.compile(r"\.?(?:(?P<field>\w+)|\[(?P<index>\d+|\*)\]|\[(?P<key>\w+)
 
 
 class TreePath(NamedTuple):
-    """Where in an answer: each segment a field name, an index, "*" or (field, expression)."""
+    """A path in an answer. Each segment is the name of a field, an index, "*" or (field, expression)."""
 
     text: str
     segments: tuple[Any, ...]
@@ -101,7 +105,7 @@ class Condition(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """`only`: of the list at `path`, the items whose `field` is one of `values`."""
+    """The directive `only`: the items of the list at `path` whose `field` is one of `values`."""
 
     path: TreePath
     field: str
@@ -121,12 +125,12 @@ class Step(NamedTuple):
     expect: tuple[Condition, ...] = ()
     only: tuple[Selection, ...] = ()
     within_ms: tuple[int, int] | None = None
-    client_id: Any = "conform"  # or an expression
+    client_id: Any = "conform"  # a text or an expression
     unanswered: bool = False
 
     @property
     def is_described(self) -> bool:
-        """Whether a schema describes what is sent."""
+        """Whether a schema describes the request."""
         return self.mode != "frame"
 
 
@@ -134,15 +138,15 @@ class Conversation(NamedTuple):
     file: str
     name: str
     about: str
-    api: str | None  # the one whose versions it goes through
+    api: str | None  # the API whose versions are under test
     versions: tuple[int, ...]
-    alone: bool  # it looks at the whole broker: held before the others, by itself
+    alone: bool  # whether it runs before the other conversations, while no other runs
     steps: tuple[Step, ...]
-    digest: str  # of its text: a recording of another text is of no use
+    digest: str  # of the conversation's text: a recording with another digest is not used
 
 
 class Run(NamedTuple):
-    """A conversation with one version of the API that it goes through."""
+    """A conversation with one version of the API under test."""
 
     conversation: Conversation
     version: int | None
@@ -153,7 +157,7 @@ class Run(NamedTuple):
 
     def version_of(self, step: Step) -> int:
         assert step.api is not None
-        if step.version == FOLLOWS:
+        if step.version == VERSION_UNDER_TEST:
             assert self.version is not None
             first, last = ADVERTISED[step.api]
             return min(max(self.version, first), last)
@@ -166,15 +170,15 @@ class Run(NamedTuple):
 
 
 def load_all(directory: Path) -> list[Conversation]:
-    """Every conversation of a directory, in the order of file names and lines. Raises BadText."""
-    found: list[Conversation] = []
+    """Return every conversation of a directory, in the order of file names and lines. Raises BadText."""
+    conversations: list[Conversation] = []
     for file in sorted(directory.glob("*.txt")):
-        found += parse(file.stem, file.read_text())
-    names = [c.name for c in found]
+        conversations += parse(file.stem, file.read_text())
+    names = [c.name for c in conversations]
     for name in names:
         if names.count(name) > 1:
-            raise BadText(f"two conversations named {name}")
-    return found
+            raise BadText(f"two conversations are named {name}")
+    return conversations
 
 
 def runs_of(conversation: Conversation) -> list[Run]:
@@ -182,7 +186,7 @@ def runs_of(conversation: Conversation) -> list[Run]:
 
 
 def parse(file: str, text: str) -> list[Conversation]:
-    """The conversations of one file's text. Raises BadText with file and line."""
+    """Parse the text of one file. Raises BadText with file and line."""
     blocks: list[list[tuple[int, str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.rstrip()
@@ -191,7 +195,7 @@ def parse(file: str, text: str) -> list[Conversation]:
         if line.startswith("conversation "):
             blocks.append([])
         if not blocks:
-            raise BadText(f"{file}:{number}: a conversation begins with its name")
+            raise BadText(f"{file}:{number}: the line is before the first `conversation NAME`")
         blocks[-1].append((number, line))
     return [_conversation(file, block) for block in blocks]
 
@@ -212,7 +216,7 @@ def _conversation(file: str, lines: list[tuple[int, str]]) -> Conversation:
         elif word == "alone":
             alone = True
         else:
-            raise BadText(f"{file}:{number}: about, versions or alone, not {word}")
+            raise BadText(f"{file}:{number}: expected about, versions or alone, not {word}")
         body += 1
     steps: list[Step] = []
     case = ""
@@ -236,14 +240,14 @@ def _versions(where: str, text: str) -> tuple[str, tuple[int, ...]]:
     if span in ("", "all"):
         return api, tuple(range(first, last + 1))
     low, dash, high = span.partition("-")
-    chosen = range(int(low), (int(high) if high else last) + 1) if dash else range(int(low), int(low) + 1)
-    if chosen.start < first or chosen.stop > last + 1 or not chosen:
+    versions = range(int(low), (int(high) if high else last) + 1) if dash else range(int(low), int(low) + 1)
+    if versions.start < first or versions.stop > last + 1 or not versions:
         raise BadText(f"{where}: {api} has versions {first}-{last}")
-    return api, tuple(chosen)
+    return api, tuple(versions)
 
 
 def _groups(lines: list[tuple[int, str]]) -> list[tuple[int, list[str]]]:
-    """Each unindented line with the indented ones below it."""
+    """Return each line without indentation, with the indented lines below it."""
     groups: list[tuple[int, list[str]]] = []
     for number, line in lines:
         if line.startswith((" ", "\t")):
@@ -264,14 +268,14 @@ def _steps(number: int, case: str, group: list[str]) -> list[Step]:
             body += " " + line
     if body.startswith("topic "):
         if directives:
-            raise BadText("a topic takes no directives")
+            raise BadText("a topic has no directives")
         return _topic(number, case, body)
     match = STEP.fullmatch(body)
     assert match is not None
     connection, mode, rest = match["connection"] or "a", match["mode"] or "call", match["rest"].strip()
     if mode in ("receive", "close"):
         if rest:
-            raise BadText(f"{mode} takes no fields: {rest}")
+            raise BadText(f"{mode} has no fields: {rest}")
         step = Step(number, case, connection, mode, None, None, {})
     elif mode == "frame":
         step = Step(number, case, connection, mode, None, None, parse_fields(rest))
@@ -279,7 +283,9 @@ def _steps(number: int, case: str, group: list[str]) -> list[Step]:
         call = CALL.fullmatch(rest)
         if call is None or call["api"] not in messages.API_KEYS:
             raise BadText(f"not a step: {body[:60]!r}")
-        version = None if call["version"] is None else FOLLOWS if call["version"] == "~" else int(call["version"])
+        version = (
+            None if call["version"] is None else VERSION_UNDER_TEST if call["version"] == "~" else int(call["version"])
+        )
         step = Step(number, case, connection, mode, call["api"], version, parse_fields(call["fields"] or ""))
     return [_with_directives(step, directives)]
 
@@ -296,7 +302,7 @@ def _with_directives(step: Step, directives: list[tuple[str, str]]) -> Step:
         elif word in conditions:
             match = CONDITION.fullmatch(rest)
             if match is None:
-                raise BadText(f"{word} PATH == VALUE, not {rest!r}")
+                raise BadText(f"expected {word} PATH == VALUE, not {rest!r}")
             conditions[word].append(Condition(parse_path(match[1]), match[2] == "==", parse_value(match[3])))
         elif word == "only":
             path, field, values = rest.split(maxsplit=2)
@@ -318,14 +324,17 @@ def _with_directives(step: Step, directives: list[tuple[str, str]]) -> Step:
 
 
 def _topic(number: int, case: str, body: str) -> list[Step]:
-    """CreateTopics, then ListOffsets until each partition has a leader: Kafka answers the first before that."""
+    """Return the steps for `topic`: CreateTopics, then ListOffsets until each partition has a leader.
+
+    Kafka answers CreateTopics before the partitions have leaders.
+    """
     words = body.split(maxsplit=2)
     name = words[1]
     options = parse_fields(words[2]) if len(words) > 2 else {}
     partitions = options.pop("partitions", 1)
     config = options.pop("config", {})
     if options:
-        raise BadText(f"a topic has partitions and config, not {', '.join(options)}")
+        raise BadText(f"a topic has only partitions and config, not {', '.join(options)}")
     settings = ", ".join(f'{{name="{k}", value="{v if isinstance(v, int) else v.text}"}}' for k, v in config.items())
     indexes = ", ".join(f"{{partition_index={i}, timestamp=-1}}" for i in range(partitions))
     create = (

@@ -1,4 +1,4 @@
-"""Holding a conversation with a live broker: sockets, variables, and what came back for each step."""
+"""Run a conversation with a broker: send its requests, set its variables, and collect the outcome of each step."""
 
 import contextlib
 import socket
@@ -21,14 +21,14 @@ FRAME_BYTES_MAX = 64 << 20
 
 
 class Outcome(NamedTuple):
-    """What one step gave."""
+    """The result of one step."""
 
     step: int  # index in the conversation
-    kind: str  # "answer", "closed", "silent", "nothing" (no answer in time)
-    api_key: int  # -1: none
+    kind: str  # "answer", "closed", "silent" (no answer is expected), "nothing" (no answer in time)
+    api_key: int  # -1 if the frame has none
     version: int
     took_ms: int
-    request: bytes  # without its length; empty where nothing was sent
+    request: bytes  # without its length
     answer: bytes  # without its length
 
     @property
@@ -37,28 +37,28 @@ class Outcome(NamedTuple):
 
 
 class Transcript(NamedTuple):
-    """A conversation as it went. `stopped`: why it could not go on to its end, else empty."""
+    """The course of one run. `stop_reason` says why the run stopped before the end of the conversation; else empty."""
 
     run: str
     digest: str
     began_ms: int
     ended_ms: int
     outcomes: tuple[Outcome, ...]
-    broken: tuple[str, ...]  # conditions of the conversation that did not hold
-    stopped: str
+    failed_conditions: tuple[str, ...]  # conditions of the conversation that did not hold
+    stop_reason: str
     variables: dict[str, Any]
 
 
-class Stop(Exception):
-    """The conversation cannot go on."""
+class ConversationStopped(Exception):
+    """The rest of the conversation cannot be run."""
 
 
 class NotThere(LookupError):
-    """A path that leads nowhere in an answer."""
+    """An answer has no value at a path."""
 
 
 class Connection:
-    """One socket, its correlation ids, and the requests whose answers are not taken yet."""
+    """One socket, its correlation ids, and the requests whose answers were not received yet."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, ANSWER_TIMEOUT_S)
@@ -67,18 +67,18 @@ class Connection:
         self.correlation_id = 0
 
     def send(self, frame: bytes, size: int | None = None) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # what the peer did shows at the next read
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the next read detects this
             self.socket.sendall(LENGTH.pack(len(frame) if size is None else size) + frame)
 
     def receive(self) -> tuple[str, bytes]:
-        """("answer", frame), ("closed", b"") or ("nothing", b"")."""
+        """Return ("answer", frame), ("closed", b"") or ("nothing", b"")."""
         try:
             length = self._exactly(LENGTH.size)
             if length is None:
                 return "closed", b""
             (size,) = LENGTH.unpack(length)
             if not 0 <= size <= FRAME_BYTES_MAX:
-                raise Stop(f"an answer of {size} bytes")
+                raise ConversationStopped(f"an answer of {size} bytes")
             frame = self._exactly(size)
         except TimeoutError:
             return "nothing", b""
@@ -99,8 +99,8 @@ class Connection:
         self.socket.close()
 
 
-class Conduct:
-    """One run of one conversation."""
+class ConversationRunner:
+    """Runs one conversation once."""
 
     def __init__(self, run: Run, address: tuple[str, int], salt: str) -> None:
         self.run = run
@@ -108,17 +108,17 @@ class Conduct:
         self.connections: dict[str, Connection] = {}
         self.variables: dict[str, Any] = {"run": run.name + salt, "host": address[0], "port": address[1]}
         self.outcomes: list[Outcome] = []
-        self.broken: list[str] = []
+        self.failed_conditions: list[str] = []
 
-    def hold(self) -> Transcript:
-        """Goes through the steps. Raises BadText where the conversation itself is wrong."""
+    def execute(self) -> Transcript:
+        """Execute the steps. Raises BadText if the conversation itself is wrong."""
         began_ms = time.time_ns() // 1_000_000
-        stopped = ""
+        stop_reason = ""
         try:
             for index, step in enumerate(self.run.conversation.steps):
-                self._take(index, step)
-        except (Stop, OSError, messages.Undecodable) as error:
-            stopped = f"line {step.line}: {error}"
+                self._execute_step(index, step)
+        except (ConversationStopped, OSError, messages.Undecodable) as error:
+            stop_reason = f"line {step.line}: {error}"
         finally:
             for connection in self.connections.values():
                 connection.close()
@@ -129,17 +129,17 @@ class Conduct:
             began_ms,
             ended_ms,
             tuple(self.outcomes),
-            tuple(self.broken),
-            stopped,
+            tuple(self.failed_conditions),
+            stop_reason,
             self.variables,
         )
 
-    def _take(self, index: int, step: Step) -> None:
+    def _execute_step(self, index: int, step: Step) -> None:
         if step.mode == "close":
             if step.connection in self.connections:
                 self.connections.pop(step.connection).close()
         elif step.mode == "receive":
-            self._finish(step, self._receive(step.connection))
+            self._store_outcome(step, self._receive(step.connection))
         elif step.mode == "frame":
             self._frame(index, step)
         else:
@@ -171,9 +171,11 @@ class Conduct:
                 break
             if time.monotonic() > deadline:
                 self.outcomes.append(outcome)
-                raise Stop(f"never: {unmet[0].path.text} is {found_at(answer, unmet[0].path, self.variables)}")
+                raise ConversationStopped(
+                    f"still unmet: {unmet[0].path.text} is {values_text(answer, unmet[0].path, self.variables)}"
+                )
             time.sleep(UNTIL_PAUSE_S)
-        self._finish(step, outcome)
+        self._store_outcome(step, outcome)
 
     def _frame(self, index: int, step: Step) -> None:
         fields = evaluate(step.fields, self.variables, BUILDERS)
@@ -189,12 +191,12 @@ class Conduct:
             )
         connection.send(frame, fields.get("size"))
         connection.pending.append((index, api_key, version, connection.correlation_id, frame, time.monotonic()))
-        self._finish(step, self._receive(step.connection))
+        self._store_outcome(step, self._receive(step.connection))
 
     def _receive(self, name: str) -> Outcome:
         connection = self.connections.get(name)
         if connection is None:
-            raise Stop("the connection was closed before")
+            raise ConversationStopped("the connection was closed before")
         if not connection.pending:
             raise BadText(f"nothing was sent on connection {name}")
         index, api_key, version, correlation_id, frame, sent = connection.pending.pop(0)
@@ -204,33 +206,33 @@ class Conduct:
         if kind != "answer":
             self.connections.pop(name).close()
         elif int.from_bytes(answer[:4], "big", signed=True) != correlation_id:
-            raise Stop(f"correlation id {answer[:4].hex()} instead of {correlation_id}")
+            raise ConversationStopped(f"correlation id {answer[:4].hex()} instead of {correlation_id}")
         return Outcome(index, kind, api_key, version, round((time.monotonic() - sent) * 1000), frame, answer)
 
-    def _finish(self, step: Step, outcome: Outcome) -> None:
-        """Keeps what came, and what later requests take from it."""
+    def _store_outcome(self, step: Step, outcome: Outcome) -> None:
+        """Store the outcome, set variables from the answer, and check the conditions of the step."""
         self.outcomes.append(outcome)
-        asked = self.run.conversation.steps[outcome.step]
+        request_step = self.run.conversation.steps[outcome.step]
         if step.within_ms and not step.within_ms[0] <= outcome.took_ms <= step.within_ms[1]:
-            self.broken.append(
+            self.failed_conditions.append(
                 f"line {step.line}: took {outcome.took_ms} ms, not {step.within_ms[0]}..{step.within_ms[1]}"
             )
-        if outcome.kind == "nothing" and not asked.unanswered:
-            raise Stop("no answer")
+        if outcome.kind == "nothing" and not request_step.unanswered:
+            raise ConversationStopped("no answer")
         if not outcome.can_be_decoded:
-            if step.keep or asked.keep:
-                raise Stop(f"{outcome.kind}, where an answer was to be kept")
+            if step.keep or request_step.keep:
+                raise ConversationStopped(f"{outcome.kind}, but a variable needs the answer")
             return
         answer = messages.decode_answer(outcome.api_key, outcome.version, outcome.answer)
         for name, path in step.keep:
             found = find(answer, path, self.variables)
             if not found:
-                raise Stop(f"the answer has no {path.text}")
+                raise ConversationStopped(f"the answer has no {path.text}")
             self.variables[name] = found[0]
         for condition in step.expect:
             if not self._holds(condition, answer):
-                self.broken.append(
-                    f"line {step.line}: {condition.path.text} is {found_at(answer, condition.path, self.variables)}"
+                self.failed_conditions.append(
+                    f"line {step.line}: {condition.path.text} is {values_text(answer, condition.path, self.variables)}"
                 )
 
     def _holds(self, condition: Condition, answer: Tree) -> bool:
@@ -247,7 +249,7 @@ class Conduct:
 
 
 def find(tree: Tree, path: TreePath, variables: dict[str, Any]) -> list[Any]:
-    """The values at a path; several where it has a "*", none where it leads nowhere."""
+    """Return the values at a path: several if it has a "*", and none if the tree does not have the path."""
     values = [tree]
     for segment in path.segments:
         following: list[Any] = []
@@ -265,13 +267,13 @@ def find(tree: Tree, path: TreePath, variables: dict[str, Any]) -> list[Any]:
     return values
 
 
-def found_at(tree: Tree, path: TreePath, variables: dict[str, Any]) -> str:
+def values_text(tree: Tree, path: TreePath, variables: dict[str, Any]) -> str:
     found = find(tree, path, variables)
     if found and "error_code" in path.text:
         return ", ".join(messages.error_name(v) for v in found)
     return ", ".join(map(repr, found)) or "not there"
 
 
-def hold(run: Run, address: tuple[str, int], salt: str = "") -> Transcript:
-    """Holds one conversation with the broker at `address`; `salt` is added to every name that it makes up."""
-    return Conduct(run, address, salt).hold()
+def run_conversation(run: Run, address: tuple[str, int], salt: str = "") -> Transcript:
+    """Run one conversation with the broker at `address`. `salt` is a suffix for the names of its topics and groups."""
+    return ConversationRunner(run, address, salt).execute()

@@ -1,7 +1,8 @@
-"""Requests and answers as plain trees (dict, list, int, str, bytes, None), by kio, which is no part of the product.
+"""Encode and decode requests and answers with the library kio, which is not a part of the product.
 
-Field names are those of the Kafka schemas in snake_case (`timeout_ms`, `topic_data`); kio drops the unit of durations
-and times, here it is put back. A topic id is its 22-character text, as Kafka prints it. Errors are numbers.
+A message is a tree of dict, list, int, str, bytes and None. Field names are those of Kafka's schemas in snake_case
+(`timeout_ms`, `topic_data`). kio removes the unit `_ms` from names of durations and times; this module adds it again. A
+topic id is the text of 22 characters that Kafka prints. Errors are numbers.
 """
 
 import base64
@@ -36,22 +37,22 @@ API_NAMES: dict[int, str] = {key: name for name, key in API_KEYS.items()}
 
 
 class Undecodable(ValueError):
-    """Bytes that the schema of their API and version does not describe exactly."""
+    """The bytes do not match the schema of their API and version exactly."""
 
 
-def versions_known(api_key: int) -> range:
-    """The versions of which kio has both request and response."""
+def known_versions(api_key: int) -> range:
+    """Return the versions for which kio has both request and response."""
     known = schema_name_map[api_key_map[api_key]]
     both = [v for v, kinds in known.items() if EntityType.request in kinds and EntityType.response in kinds]
     return range(min(both), max(both) + 1)
 
 
 def is_known(api_key: int, version: int) -> bool:
-    return api_key in api_key_map and version in versions_known(api_key)
+    return api_key in api_key_map and version in known_versions(api_key)
 
 
 def error_number(name: str) -> int:
-    """The number of an error that is written in the protocol's capitals. Raises KeyError."""
+    """Return the number of an error by its name, for example NOT_COORDINATOR. Raises KeyError."""
     return int(ErrorCode[name.lower()])
 
 
@@ -68,7 +69,10 @@ def topic_id_from_text(text: str) -> uuid.UUID | None:
 
 
 def encode_request(api_key: int, version: int, correlation_id: int, client_id: str | None, tree: Tree) -> bytes:
-    """A whole frame without its length. Fields of other versions are left out; unknown ones raise BadText."""
+    """Return a whole frame without its length. Fields of other versions are left out.
+
+    Raises BadText for a field that no version has.
+    """
     message = load_request_schema(api_key, version)
     body = io.BytesIO()
     entity_writer(message)(body, _entity(message, tree, api_key))
@@ -87,17 +91,17 @@ def encode_header(api_key: int, version: int, correlation_id: int, client_id: st
 
 
 def decode_request(frame: bytes) -> tuple[int, int, Tree]:
-    """(API key, version, tree) of a frame that a client sent."""
+    """Return API key, version and tree of a frame that a client sent."""
     api_key, version, _, client_length = REQUEST_HEADER.unpack_from(frame)
     message = load_request_schema(api_key, version)
     position = REQUEST_HEADER.size + max(client_length, 0) + (message.__header_schema__.__version__ == 2)
-    return api_key, version, _decoded(message, frame, position)
+    return api_key, version, _decode(message, frame, position)
 
 
 def decode_answer(api_key: int, version: int, frame: bytes) -> Tree:
-    """The tree of a response frame, which must be used up to its last byte. Raises Undecodable."""
+    """Return the tree of a response frame. Raises Undecodable, also if bytes follow the message."""
     message = load_response_schema(api_key, version)
-    return _decoded(message, frame, 4 + (message.__header_schema__.__version__ == 1))
+    return _decode(message, frame, 4 + (message.__header_schema__.__version__ == 1))
 
 
 def encode_answer(api_key: int, version: int, correlation_id: int, tree: Tree) -> bytes:
@@ -108,36 +112,36 @@ def encode_answer(api_key: int, version: int, correlation_id: int, tree: Tree) -
     return struct.pack(">i", correlation_id) + tags + body.getvalue()
 
 
-def _decoded(message: type[Any], frame: bytes, position: int) -> Tree:
+def _decode(message: type[Any], frame: bytes, position: int) -> Tree:
     try:
         entity, size = entity_reader(message)(frame, position)
     except Exception as error:
         raise Undecodable(f"{message.__name__} v{message.__version__}: {error!r}: {frame.hex()[:400]}") from error
     if position + size != len(frame):
         raise Undecodable(f"{message.__name__} v{message.__version__}: {len(frame) - position - size} bytes too many")
-    return _tree(entity)
+    return _to_tree(entity)
 
 
-def _tree(value: Any) -> Tree:
+def _to_tree(value: Any) -> Tree:
     if dataclasses.is_dataclass(value):
         message: Any = type(value)
         return {
-            field: _tree(getattr(value, name)) if kind != "uuid" else topic_id_text(getattr(value, name))
+            field: _to_tree(getattr(value, name)) if kind != "uuid" else topic_id_text(getattr(value, name))
             for field, name, kind, _, _ in _fields(message)
         }
     if isinstance(value, tuple):
-        return [topic_id_text(v) if isinstance(v, uuid.UUID) else _tree(v) for v in value]
+        return [topic_id_text(v) if isinstance(v, uuid.UUID) else _to_tree(v) for v in value]
     if isinstance(value, datetime.timedelta):
         return round(value / MILLISECOND)
     if isinstance(value, datetime.datetime):
         return round((value - EPOCH) / MILLISECOND)
     if isinstance(value, bool) or value is None:
         return value
-    return _plain(value)
+    return _to_python_type(value)
 
 
-def _plain(value: Any) -> int | float | str | bytes:
-    """kio's kinds of numbers and texts are subclasses of the plain ones."""
+def _to_python_type(value: Any) -> int | float | str | bytes:
+    """Convert kio's types of numbers and texts, which are subclasses of Python's types, to Python's types."""
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -146,12 +150,12 @@ def _plain(value: Any) -> int | float | str | bytes:
         return str(value)
     if isinstance(value, bytes):
         return bytes(value)
-    raise TypeError(f"{value!r} of kio is not provided for")
+    raise TypeError(f"values of kio like {value!r} are not supported")
 
 
 @functools.cache
 def _fields(message: Any) -> list[tuple[str, str, str | None, Any, Any]]:
-    """(schema name, kio's name, kio's kind, type, default) of each field."""
+    """Return (schema name, kio's name, kio's kind, type, default) of each field."""
     fields = []
     for field in dataclasses.fields(message):
         kind = field.metadata.get("kafka_type")
@@ -162,7 +166,7 @@ def _fields(message: Any) -> list[tuple[str, str, str | None, Any, Any]]:
 
 def _entity(message: Any, tree: Tree, api_key: int) -> Any:
     if not isinstance(tree, dict):
-        raise BadText(f"{message.__name__} is a map of fields, not {tree!r}")
+        raise BadText(f"{message.__name__} must be a map of fields, not {tree!r}")
     arguments = {}
     known = set()
     for field, name, kind, hint, default in _fields(message):
@@ -180,7 +184,7 @@ def _entity(message: Any, tree: Tree, api_key: int) -> Any:
 @functools.cache
 def _field_names_of_all_versions(api_key: int, struct_name: str) -> set[str]:
     names: set[str] = set()
-    for version in versions_known(api_key):
+    for version in known_versions(api_key):
         for load in (load_request_schema, load_response_schema):
             for candidate in vars(__import__(load(api_key, version).__module__, fromlist=["_"])).values():
                 if isinstance(candidate, type) and candidate.__name__ == struct_name:
@@ -189,7 +193,7 @@ def _field_names_of_all_versions(api_key: int, struct_name: str) -> set[str]:
 
 
 def _optional(hint: Any) -> tuple[Any, bool]:
-    """(the type without None, whether None was there)."""
+    """Return the type without None, and whether None is allowed."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         members = [a for a in typing.get_args(hint) if a is not type(None)]
         return members[0], len(members) < len(typing.get_args(hint))
@@ -216,12 +220,12 @@ def _field_value(hint: Any, kind: str | None, value: Any, api_key: int) -> Any:
     return value
 
 
-def _zero(hint: Any, kind: str | None, what: str, api_key: int) -> Any:
+def _zero(hint: Any, kind: str | None, field: str, api_key: int) -> Any:
     inner, nullable = _optional(hint)
     if kind == "uuid":
         return None
     if nullable:
-        raise BadText(f"{what} can be null: say which value it has")
+        raise BadText(f"{field} can be null and has no default: give it a value")
     if typing.get_origin(inner) is tuple:
         return ()
     if dataclasses.is_dataclass(inner):
@@ -231,4 +235,4 @@ def _zero(hint: Any, kind: str | None, what: str, api_key: int) -> Any:
     for plain, zero in ((bool, False), (int, 0), (float, 0.0), (str, ""), (bytes, b"")):
         if issubclass(inner, plain):
             return zero
-    raise BadText(f"{what} must be given")
+    raise BadText(f"{field} has no default: give it a value")

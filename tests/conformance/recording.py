@@ -1,4 +1,7 @@
-"""Recorded conversations: raw bytes of request and answer, a JSON line for each run, gzipped, by conversation file."""
+"""Read and write recorded conversations. Each conversation file has one gzip file with a line of JSON for each run.
+
+The line has the raw bytes of requests and answers.
+"""
 
 import base64
 import gzip
@@ -16,13 +19,13 @@ def path_of(file: str, directory: Path = DIRECTORY) -> Path:
 
 
 def write(file: str, transcripts: Iterable[Transcript], directory: Path = DIRECTORY) -> None:
-    """Replaces the recording of a conversation file; the same transcripts give the same bytes."""
+    """Replace the recording of a conversation file. The same transcripts result in the same bytes."""
     lines = "".join(json.dumps(_to_json(t), separators=(",", ":")) + "\n" for t in transcripts)
     path_of(file, directory).write_bytes(gzip.compress(lines.encode(), mtime=0))
 
 
 def read(file: str, directory: Path = DIRECTORY) -> dict[str, Transcript]:
-    """Run name -> transcript; empty where nothing is recorded."""
+    """Return run name -> transcript. Empty if the file has no recording."""
     path = path_of(file, directory)
     if not path.exists():
         return {}

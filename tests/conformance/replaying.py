@@ -1,4 +1,4 @@
-"""A broker that knows only a recording: it gives the recorded answer to the recorded request, byte for byte."""
+"""A broker that replays a recording. It answers a recorded request with the recorded bytes."""
 
 import contextlib
 import socket
@@ -10,18 +10,21 @@ from .exchange import LENGTH, Outcome, Transcript
 
 
 class Replay:
-    """Answers of some transcripts, each given once to the request that it belongs to."""
+    """The outcomes of some transcripts. Each of them is used once, for the request to which it belongs."""
 
     def __init__(self, transcripts: list[Transcript]) -> None:
         self._lock = threading.Lock()
-        self._left = [o for t in transcripts for o in t.outcomes]
+        self._remaining = [o for t in transcripts for o in t.outcomes]
 
     def answer(self, frame: bytes) -> tuple[str, bytes]:
-        """(outcome's kind, answer) with the correlation id of this request; ("closed", b"") for an unknown one."""
+        """Return the outcome's kind, and the answer with the correlation id of this request.
+
+        Return ("closed", b"") for a request that was not recorded.
+        """
         with self._lock:
-            for index, outcome in enumerate(self._left):
+            for index, outcome in enumerate(self._remaining):
                 if _without_correlation(outcome.request) == _without_correlation(frame):
-                    del self._left[index]
+                    del self._remaining[index]
                     return outcome.kind, frame[4:8] + outcome.answer[4:]
         return "closed", b""
 
@@ -31,8 +34,8 @@ def _without_correlation(frame: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def serving(transcripts: list[Transcript]) -> Iterator[tuple[str, int]]:
-    """Serves the recording on a port of its own; yields (host, port)."""
+def serve_recording(transcripts: list[Transcript]) -> Iterator[tuple[str, int]]:
+    """Serve the recording on a free port. Yield (host, port)."""
     replay = Replay(transcripts)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         acceptor = threading.Thread(target=_accept, args=(listener, replay))
@@ -65,8 +68,8 @@ def _serve(connection: socket.socket, replay: Replay) -> None:
                 connection.sendall(LENGTH.pack(len(answer)) + answer)
 
 
-def with_changed_answer(transcript: Transcript, step: int, change: tuple[bytes, bytes]) -> Transcript:
-    """The same, with some bytes of one step's answer changed."""
+def change_answer(transcript: Transcript, step: int, change: tuple[bytes, bytes]) -> Transcript:
+    """Return the transcript with some bytes of one step's answer changed."""
     outcomes: list[Outcome] = []
     for outcome in transcript.outcomes:
         if outcome.step == step:

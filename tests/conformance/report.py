@@ -1,4 +1,4 @@
-"""What a comparison found, for people: differences that are alike are one line."""
+"""Texts about the result of a comparison. Differences that are equal except for their place are one line."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from .exchange import Outcome, Transcript
 from .rules import Rule, Rules
 
 VALUE_LETTERS_MAX = 300
-PASSING = (
+VARYING_TEXTS = (
     (re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<uuid>"),
     (re.compile(r"(?<=')[\w-]{21}[AQgw](?=')"), "<id>"),
     (re.compile(r"\b1[78]\d{11}\b"), "<time>"),
@@ -18,7 +18,7 @@ PASSING = (
 )
 
 
-class Alike(NamedTuple):
+class DifferenceGroup(NamedTuple):
     api: str
     place: str
     recorded: str
@@ -26,16 +26,16 @@ class Alike(NamedTuple):
 
 
 def differences_text(differences: Iterable[Difference], examples: int = 3) -> str:
-    """Differences grouped by API, field and values, with versions, count and the first places."""
-    groups: dict[Alike, list[Difference]] = {}
+    """Return the differences grouped by API, field and values, with versions, count and the first places."""
+    groups: dict[DifferenceGroup, list[Difference]] = {}
     for d in differences:
-        alike = Alike(d.api, d.place, _value(d, d.recorded), _value(d, d.ours))
-        groups.setdefault(alike, []).append(d)
+        group = DifferenceGroup(d.api, d.place, _value(d, d.recorded), _value(d, d.ours))
+        groups.setdefault(group, []).append(d)
     lines = []
-    for alike, members in sorted(groups.items(), key=lambda g: (g[0].api, g[0].place)):
+    for group, members in sorted(groups.items(), key=lambda g: (g[0].api, g[0].place)):
         versions = ranges(sorted({d.version for d in members}))
         lines.append(
-            f"{alike.api} v{versions} {alike.place}: recorded {alike.recorded}, ours {alike.ours}  [{len(members)}x]"
+            f"{group.api} v{versions} {group.place}: recorded {group.recorded}, ours {group.ours}  [{len(members)}x]"
         )
         places = dict.fromkeys(f"{d.run} line {d.line} ({d.case})" for d in members)
         lines += [f"    {place}" for place in list(places)[:examples]]
@@ -56,7 +56,7 @@ def unused(rules: Rules, tally: Tally) -> list[Rule]:
 
 
 def ranges(numbers: list[int]) -> str:
-    """[1, 2, 3, 7] -> "1-3,7"."""
+    """Return a text of ranges: [1, 2, 3, 7] -> "1-3,7"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][-1] == number - 1:
@@ -67,7 +67,7 @@ def ranges(numbers: list[int]) -> str:
 
 
 def transcript_text(transcript: Transcript, cases: list[str]) -> str:
-    """A conversation as it went, decoded; `cases` has the case of each step."""
+    """Return a transcript as text, decoded. `cases` has the name of the case of each step."""
     lines = [f"== {transcript.run}"]
     case = ""
     for outcome in transcript.outcomes:
@@ -75,9 +75,9 @@ def transcript_text(transcript: Transcript, cases: list[str]) -> str:
             case = cases[outcome.step]
             lines.append(f"-- {case}")
         lines += _outcome_lines(outcome)
-    lines += [f"!! {text}" for text in transcript.broken]
-    if transcript.stopped:
-        lines.append(f"!! stopped: {transcript.stopped}")
+    lines += [f"!! {text}" for text in transcript.failed_conditions]
+    if transcript.stop_reason:
+        lines.append(f"!! stopped: {transcript.stop_reason}")
     return "\n".join(lines)
 
 
@@ -85,7 +85,7 @@ def _outcome_lines(outcome: Outcome) -> list[str]:
     name = messages.API_NAMES.get(outcome.api_key, str(outcome.api_key))
     try:
         asked = _compact(messages.decode_request(outcome.request)[2])
-    except Exception:  # a malformed one, on purpose
+    except Exception:  # the request is malformed on purpose
         asked = outcome.request.hex()
     lines = [f"> {name} v{outcome.version} {asked[:1500]}"]
     if outcome.can_be_decoded:
@@ -109,10 +109,10 @@ def _compact(tree: object, field: str = "") -> str:
 
 
 def _value(difference: Difference, value: object) -> str:
-    """A value without what only says which conversation it was, so that the same difference is told once."""
+    """Return a value as text. Parts that vary with the run are replaced, so that equal differences have equal texts."""
     if difference.place.endswith("error_code") and isinstance(value, int):
         return f"{messages.error_name(value)} ({value})"
     text = repr(value).replace(difference.run, "$run")
-    for pattern, name in PASSING:
+    for pattern, name in VARYING_TEXTS:
         text = pattern.sub(name, text)
     return text if len(text) <= VALUE_LETTERS_MAX else text[:VALUE_LETTERS_MAX] + "..."

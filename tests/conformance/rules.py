@@ -1,26 +1,26 @@
-"""The named list of what may differ between the recorded answers and a broker's: `allowed.txt`.
+"""The rules of `allowed.txt`. They say which differences between the recorded answers and a broker's are allowed.
 
-One rule a line, five columns between bars:
+Each line is one rule, with five columns separated by bars:
 
     CLASS | API VERSIONS | FIELD PATH | HOW | REASON
 
-CLASS is `varies` (differs between any two runs, even of Kafka) or `differs` (Tidelog does it otherwise, on purpose).
-VERSIONS: all, N, N- or N-M. The path has no indexes: `topics[].partitions[].leader_id`; a setting may be named, as in
-`configs[name=log.dirs].value`; `@outcome` is no field, but whether an answer came or the connection was closed. In
-front of the path may stand `in CONVERSATION:` (a shell pattern), to allow it there only. HOW:
+CLASS is `varies` (differs between any two runs, even of Kafka) or `differs` (Tidelog differs from Kafka on purpose).
+VERSIONS is all, N, N- or N-M. The path has no indexes, for example `topics[].partitions[].leader_id`. It may name a
+setting: `configs[name=log.dirs].value`. `@outcome` is not a field: it says whether there was an answer or the
+connection was closed. `in CONVERSATION: PATH` applies the rule only to conversations that match the shell pattern. HOW:
 
-    bound NAME        each value of the recording stands for one value of the broker, the same wherever it is seen
-                      under NAME; 0, -1, "" and null stand for themselves
-    time              both are clock times within their own run
-    worded            both a text, each in its own words
-    explained         the broker has a text, whatever was recorded
-    from A to B       both numbers in that range
-    order FIELD ..    a list that is compared by FIELD, or by several of them, in any order
-    order             a list of plain values, in any order
-    subset FIELD; A, B    what the broker lists is a part of what was recorded, in any order, by FIELD; A and B at least
-    extra FIELD; A, B     the broker lists A and B too, in any order, by FIELD
-    value A -> B      the recording has A where the broker has B
-    any               not compared; of a list (`topics[].partitions[]`): how many items there are
+    bound NAME        The values may differ, but the same recorded value must always have the same value of the broker,
+                      and the other way round, in all fields that are bound to NAME. 0, -1, "" and null may not differ.
+    time              Both values are times between the begin and the end of their own run.
+    worded            Both values are texts, or neither is. The texts may differ.
+    explained         The broker has a text, which is not empty. The recorded value may be anything.
+    from A to B       Both values are numbers from A to B.
+    order FIELD ..    The items of the list may be in any order. They are identified by these fields.
+    order             The values of the list, which are not structs, may be in any order.
+    subset FIELD; A, B    Items that were recorded may be missing, but not A and B. Any order; identified by FIELD.
+    extra FIELD; A, B     The broker may have the items A and B in addition. Any order; identified by FIELD.
+    value A -> B      The recorded value is A, and the broker's value is B.
+    any               The values may differ. For a list (`topics[].partitions[]`): the number of items may differ.
 """
 
 import fnmatch
@@ -53,7 +53,7 @@ class Rule(NamedTuple):
 
 
 class Rules:
-    """The rules, found by API, version, conversation and path."""
+    """All rules. `find` looks them up by API, version, conversation and path."""
 
     def __init__(self, rules: list[Rule]) -> None:
         self.all = rules
@@ -63,7 +63,7 @@ class Rules:
             self._by_place.setdefault((rule.api, rule.path), []).append(rule)
 
     def find(self, api: str, version: int, conversation: str, path: str) -> list[Rule]:
-        """Those that apply, in the order of the file."""
+        """Return the rules that apply, in the order of the file."""
         return [
             rule
             for rule in self._by_place.get((api, path), ())
@@ -79,7 +79,7 @@ def load(path: Path = FILE) -> Rules:
 
 
 def parse(text: str) -> Rules:
-    """Raises BadText with the line number."""
+    """Parse the text of `allowed.txt`. Raises BadText with the line number."""
     rules = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
@@ -90,15 +90,15 @@ def parse(text: str) -> Rules:
 def _rule(number: int, line: str) -> Rule:
     columns = [c.strip() for c in line.split("|")]
     if len(columns) != 5 or not all(columns):
-        raise BadText(f"allowed.txt:{number}: five columns, please: {line!r}")
+        raise BadText(f"allowed.txt:{number}: a rule has five columns: {line!r}")
     kind, where, path, how, reason = columns
     place = LINE.fullmatch(path)
     api, _, span = where.partition(" ")
     if kind not in ("varies", "differs") or place is None or (api not in ADVERTISED and api != "-"):
-        raise BadText(f"allowed.txt:{number}: cannot be read: {line!r}")
+        raise BadText(f"allowed.txt:{number}: unknown class, API or path: {line!r}")
     word, _, argument = how.partition(" ")
     if word == "any" and WHOLE.fullmatch(place["path"]):
-        raise BadText(f"allowed.txt:{number}: never a whole answer")
+        raise BadText(f"allowed.txt:{number}: 'any' cannot be used for a whole answer")
     if word not in HOWS:
         raise BadText(f"allowed.txt:{number}: {word!r} is not one of {', '.join(HOWS)}")
     versions = range(-1, 1000) if api == "-" else _span(api, span, number)
@@ -113,7 +113,7 @@ def _span(api: str, span: str, number: int) -> range:
         return range(first, last + 1)
     match = re.fullmatch(r"(\d+)(-)?(\d+)?", span)
     if match is None:
-        raise BadText(f"allowed.txt:{number}: versions are all, N, N- or N-M, not {span!r}")
+        raise BadText(f"allowed.txt:{number}: versions must be all, N, N- or N-M, not {span!r}")
     low = int(match[1])
     high = int(match[3]) if match[3] else last if match[2] else low
     if low < first or high > last:

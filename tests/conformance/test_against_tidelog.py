@@ -1,4 +1,4 @@
-"""Tidelog gives the recorded answers, field by field, less the named list, of which every entry is needed."""
+"""Tidelog's answers equal the recorded ones, except for the differences that a rule allows. Every rule is needed."""
 
 from . import brokers, report, rules
 from .command import CONVERSATIONS, compare
@@ -15,7 +15,7 @@ def test_tidelog_answers_as_recorded() -> None:
 
 
 def test_false_times_in_headers_are_answered_as_recorded_without_full_validation() -> None:
-    """By default records are looked at only where a header cannot be taken at its word: these headers cannot."""
+    """By default a broker reads records only if it cannot trust the header of their batch. These headers are such."""
     conversations = [c for c in load_all(CONVERSATIONS) if c.file == "times"]
     with brokers.tidelog(brokers.SETTINGS) as address:
         result = compare(conversations, address, rules.load())

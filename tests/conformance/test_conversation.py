@@ -1,4 +1,4 @@
-"""Conversation files: how they are read, and that those that are there can be."""
+"""The parser of conversation files, and a check of all conversation files."""
 
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def test_refuses_what_it_does_not_understand(text: str) -> None:
 def test_two_of_one_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("conversation a\nApiVersions/0\n")
     (tmp_path / "b.txt").write_text("conversation a\nApiVersions/0\n")
-    with pytest.raises(BadText, match="two conversations"):
+    with pytest.raises(BadText, match="two conversations are named"):
         load_all(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Holding conversations, with a broker that only replays the recording."""
+"""Run conversations with a broker that replays the recording."""
 
 import struct
 
@@ -8,8 +8,8 @@ from . import recording, rules
 from .command import CONVERSATIONS
 from .compare import Bindings, Tally, compare_runs
 from .conversation import Condition, Run, load_all, parse, parse_path, runs_of
-from .exchange import Transcript, find, hold
-from .replaying import serving, with_changed_answer
+from .exchange import Transcript, find, run_conversation
+from .replaying import change_answer, serve_recording
 
 EVERY = {run.name: run for one in load_all(CONVERSATIONS) for run in runs_of(one)}
 CHOSEN = [
@@ -34,12 +34,12 @@ def transcript_of(run: Run) -> Transcript:
 def test_the_recorded_requests_are_sent_and_their_answers_found_equal(name: str) -> None:
     run = EVERY[name]
     recorded = transcript_of(run)
-    with serving([recorded]) as address:
-        held = hold(run, address)
-    assert (held.stopped, held.broken) == ("", ())
-    assert [o.request[8:] for o in held.outcomes] == [o.request[8:] for o in recorded.outcomes]
+    with serve_recording([recorded]) as address:
+        transcript = run_conversation(run, address)
+    assert (transcript.stop_reason, transcript.failed_conditions) == ("", ())
+    assert [o.request[8:] for o in transcript.outcomes] == [o.request[8:] for o in recorded.outcomes]
     tally = Tally()
-    assert compare_runs(run, recorded, held, rules.parse(""), Bindings(), tally) == []
+    assert compare_runs(run, recorded, transcript, rules.parse(""), Bindings(), tally) == []
     assert tally.cases == len(recorded.outcomes)
 
 
@@ -48,9 +48,9 @@ def test_a_changed_byte_is_found() -> None:
     recorded = transcript_of(run)
     step = next(i for i, s in enumerate(run.conversation.steps) if s.case == "gzip")
     offset = struct.pack(">q", 5)
-    with serving([with_changed_answer(recorded, step, (offset, struct.pack(">q", 6)))]) as address:
-        held = hold(run, address)
-    (difference,) = compare_runs(run, recorded, held, rules.load(), Bindings(), Tally())
+    with serve_recording([change_answer(recorded, step, (offset, struct.pack(">q", 6)))]) as address:
+        transcript = run_conversation(run, address)
+    (difference,) = compare_runs(run, recorded, transcript, rules.load(), Bindings(), Tally())
     assert (difference.case, difference.recorded, difference.ours) == ("gzip", 5, 6)
     assert difference.path.endswith("base_offset")
 
@@ -60,10 +60,10 @@ def run_of(text: str) -> Run:
 
 
 def test_a_conversation_stops_where_it_cannot_go_on() -> None:
-    with serving([]) as address:
-        held = hold(run_of("Heartbeat/0\n  keep x = member_id\nHeartbeat/0 member_id=$x"), address)
-    assert "closed, where an answer was to be kept" in held.stopped
-    assert len(held.outcomes) == 1
+    with serve_recording([]) as address:
+        transcript = run_conversation(run_of("Heartbeat/0\n  keep x = member_id\nHeartbeat/0 member_id=$x"), address)
+    assert "closed, but a variable needs the answer" in transcript.stop_reason
+    assert len(transcript.outcomes) == 1
 
 
 def test_conditions_that_do_not_hold_are_told() -> None:
@@ -72,11 +72,11 @@ def test_conditions_that_do_not_hold_are_told() -> None:
     first = run.conversation.steps[0]
     strict = first._replace(expect=(parse_condition("error_code == 5"),), within_ms=(5_000, 6_000))
     changed = run._replace(conversation=run.conversation._replace(steps=(strict, *run.conversation.steps[1:])))
-    with serving([recorded]) as address:
-        held = hold(changed, address)
-    assert len(held.broken) == 2
-    assert "took" in held.broken[0]
-    assert "error_code is NONE" in held.broken[1]
+    with serve_recording([recorded]) as address:
+        transcript = run_conversation(changed, address)
+    assert len(transcript.failed_conditions) == 2
+    assert "took" in transcript.failed_conditions[0]
+    assert "error_code is NONE" in transcript.failed_conditions[1]
 
 
 def parse_condition(text: str) -> Condition:

@@ -1,4 +1,4 @@
-"""What is recorded: of these conversations, for each API and version, and exactly what kio makes of the same bytes."""
+"""The recording: it is complete, and kio decodes and encodes all of its bytes without a change."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ for _conversation in load_all(CONVERSATIONS):
     RUNS.setdefault(_conversation.file, []).extend(runs_of(_conversation))
 
 
-def recorded(file: str) -> list[tuple[Run, Transcript]]:
+def runs_with_transcripts(file: str) -> list[tuple[Run, Transcript]]:
     transcripts = recording.read(file)
     return [(run, transcripts[run.name]) for run in RUNS[file]]
 
@@ -29,7 +29,9 @@ def test_a_recording_is_of_the_conversations_that_there_are(file: str) -> None:
 def test_each_api_is_recorded_in_each_version() -> None:
     seen: set[tuple[int, int]] = set()
     for file in RUNS:
-        seen |= {(o.api_key, o.version) for _, t in recorded(file) for o in t.outcomes if o.kind == "answer"}
+        seen |= {
+            (o.api_key, o.version) for _, t in runs_with_transcripts(file) for o in t.outcomes if o.kind == "answer"
+        }
     missing = [
         (api, version)
         for api, (first, last) in ADVERTISED.items()
@@ -41,7 +43,7 @@ def test_each_api_is_recorded_in_each_version() -> None:
 
 @pytest.mark.parametrize("file", RUNS)
 def test_kio_reads_and_writes_the_recorded_bytes(file: str) -> None:
-    for run, transcript in recorded(file):
+    for run, transcript in runs_with_transcripts(file):
         for outcome in transcript.outcomes:
             if run.conversation.steps[outcome.step].is_described:
                 key, version, tree = messages.decode_request(outcome.request)

@@ -1,4 +1,4 @@
-"""The list of what may differ."""
+"""The rules of allowed.txt: their format, and to which fields they apply."""
 
 import pytest
 

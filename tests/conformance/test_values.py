@@ -2,7 +2,7 @@
 
 import pytest
 
-from .values import BadText, Built, Name, Text, evaluate, parse_fields, parse_value
+from .values import BadText, BuilderCall, Name, Text, evaluate, parse_fields, parse_value
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from .values import BadText, Built, Name, Text, evaluate, parse_fields, parse_va
         ("$name", Name("name")),
         ("[1, [], {a=2}]", [1, [], {"a": 2}]),
         ('{"retention.ms"=5}', {"retention.ms": 5}),
-        ("batch(1, codec=gzip)", Built("batch", (1,), {"codec": Text("gzip")})),
+        ("batch(1, codec=gzip)", BuilderCall("batch", (1,), {"codec": Text("gzip")})),
     ],
 )
 def test_parses(text: str, value: object) -> None:
@@ -47,4 +47,4 @@ def test_names_what_there_is_not() -> None:
     with pytest.raises(BadText, match="no variable"):
         evaluate(Name("gone"), {}, {})
     with pytest.raises(BadText, match="no builder"):
-        evaluate(Built("gone", (), {}), {}, {})
+        evaluate(BuilderCall("gone", (), {}), {}, {})

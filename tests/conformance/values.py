@@ -1,9 +1,10 @@
-"""The value language of conversation files: text -> expression -> plain Python value.
+"""The language of values in conversation files. A text is parsed to an expression and evaluated to a Python value.
 
     value := null | true | false | 12 | 0x1f | "text ${name}" | WORD | $name
            | [value, ...] | {field=value, ...} | builder(value, ..., option=value)
 
-A bare WORD is a string, except the error names of the protocol in an `expect` (resolved by the caller).
+A WORD without quotes is a string. In an `expect` it may be the name of an error of the protocol, which the caller
+replaces by the error's number.
 """
 
 import re
@@ -28,22 +29,22 @@ Builder = Callable[..., Any]
 
 
 class BadText(ValueError):
-    """A conversation file that cannot be read; the message says what and where."""
+    """A conversation file or a rule cannot be parsed. The message says where, and what is wrong."""
 
 
 class Name(NamedTuple):
-    """A variable that an earlier answer, or the runner, has set."""
+    """The name of a variable, which an earlier answer or the runner has set."""
 
     name: str
 
 
 class Text(NamedTuple):
-    """A string that may hold ${variables}."""
+    """A string that may contain ${variables}."""
 
     text: str
 
 
-class Built(NamedTuple):
+class BuilderCall(NamedTuple):
     """A call of a named builder."""
 
     builder: str
@@ -52,7 +53,7 @@ class Built(NamedTuple):
 
 
 class Scanner:
-    """Tokens of one piece of text, with one token of look-ahead."""
+    """The tokens of one text, and the current position among them."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -78,7 +79,7 @@ class Scanner:
     def token(self) -> str:
         return self.tokens[self.index][1]
 
-    def take(self) -> str:
+    def next_token(self) -> str:
         token = self.token
         self.index += 1
         return token
@@ -95,7 +96,7 @@ class Scanner:
 
 
 def parse_value(text: str) -> Any:
-    """The expression in `text`, which must be exactly one value."""
+    """Parse `text`, which must be exactly one value. Return the expression."""
     scanner = Scanner(text)
     value = _value(scanner)
     if scanner.kind != "end":
@@ -104,7 +105,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_fields(text: str) -> dict[str, Any]:
-    """`name=value name=value ...`: the top-level fields of a request."""
+    """Parse `name=value name=value ...`, the top-level fields of a request."""
     scanner = Scanner(text)
     fields: dict[str, Any] = {}
     while scanner.kind != "end":
@@ -113,10 +114,10 @@ def parse_fields(text: str) -> dict[str, Any]:
 
 
 def _field(scanner: Scanner, fields: dict[str, Any]) -> None:
-    # Setting names (retention.ms) are written as strings when they are keys of a map.
+    # A key of a map may be a string, because names of settings (retention.ms) are keys.
     if scanner.kind not in ("word", "string"):
         raise BadText(f"a field name expected, not {scanner.token!r}, in {scanner.text!r}")
-    name = scanner.take().strip('"')
+    name = scanner.next_token().strip('"')
     scanner.require("=")
     if name in fields:
         raise BadText(f"field {name} twice in {scanner.text!r}")
@@ -126,18 +127,18 @@ def _field(scanner: Scanner, fields: dict[str, Any]) -> None:
 def _value(scanner: Scanner) -> Any:
     kind = scanner.kind
     if kind == "number":
-        return int(scanner.take(), 0)
+        return int(scanner.next_token(), 0)
     if kind == "string":
-        return Text(re.sub(r"\\(.)", lambda m: ESCAPED.get(m[1], m[1]), scanner.take()[1:-1]))
+        return Text(re.sub(r"\\(.)", lambda m: ESCAPED.get(m[1], m[1]), scanner.next_token()[1:-1]))
     if kind == "name":
-        return Name(scanner.take()[1:])
+        return Name(scanner.next_token()[1:])
     if scanner.accept("["):
         return _list(scanner, "]")
     if scanner.accept("{"):
         return _map(scanner)
     if kind != "word":
         raise BadText(f"a value expected, not {scanner.token!r}, in {scanner.text!r}")
-    word = scanner.take()
+    word = scanner.next_token()
     if scanner.accept("("):
         return _call(scanner, word)
     return CONSTANTS[word] if word in CONSTANTS else Text(word)
@@ -163,7 +164,7 @@ def _map(scanner: Scanner) -> dict[str, Any]:
     return fields
 
 
-def _call(scanner: Scanner, builder: str) -> Built:
+def _call(scanner: Scanner, builder: str) -> BuilderCall:
     arguments: list[Any] = []
     options: dict[str, Any] = {}
     while not scanner.accept(")"):
@@ -174,16 +175,16 @@ def _call(scanner: Scanner, builder: str) -> Built:
         if not scanner.accept(","):
             scanner.require(")")
             break
-    return Built(builder, tuple(arguments), options)
+    return BuilderCall(builder, tuple(arguments), options)
 
 
 def evaluate(expression: Any, variables: Mapping[str, Any], builders: Mapping[str, Builder]) -> Any:
-    """The plain value of an expression. Raises BadText for an unknown variable or builder."""
+    """Return the value of an expression. Raises BadText for an unknown variable or builder."""
     if isinstance(expression, Name):
         return _variable(expression.name, variables)
     if isinstance(expression, Text):
         return INTERPOLATED.sub(lambda m: str(_variable(m[1], variables)), expression.text)
-    if isinstance(expression, Built):
+    if isinstance(expression, BuilderCall):
         if expression.builder not in builders:
             raise BadText(f"no builder {expression.builder}; there are: {', '.join(sorted(builders))}")
         arguments = [evaluate(a, variables, builders) for a in expression.arguments]

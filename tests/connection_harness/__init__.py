@@ -1,4 +1,4 @@
-"""A connection of the broker, between a stream and handlers of the test."""
+"""A connection of the broker with a fake stream and with handlers that the test defines."""
 
 import asyncio
 import struct
@@ -55,13 +55,13 @@ class FakeStream:
 
 
 class FakeSockets:
-    """An address to which no client connects."""
+    """The sockets of a listener to which no client connects."""
 
     host = "10.0.0.2"
     port = 9092
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing: there is no socket."""
 
 
 class FakeTimer:
@@ -75,7 +75,7 @@ class FakeTimer:
 
 
 class FakeTasks:
-    """Callbacks wait until `run`; coroutines run on the test's event loop."""
+    """Callbacks are stored until `run` calls them. Coroutines run on the test's event loop."""
 
     def __init__(self) -> None:
         self.soon: list[tuple[Callable[..., object], tuple[object, ...]]] = []
@@ -107,7 +107,7 @@ class FakeTasks:
 
 
 class Bench:
-    """A connection whose Heartbeat and Produce handlers are the test's."""
+    """A connection whose Heartbeat and Produce requests are answered by the test."""
 
     def __init__(self, **settings: int) -> None:
         config = {
@@ -155,7 +155,7 @@ class Bench:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes that are counted for requests that are not handled yet."""
+        """Bytes of the requests that were received but not handled yet, as the connection counts them."""
         return self.bounds.frame_bytes
 
     def feed(self, data: bytes, step: int = 1 << 30, connection: ServerConnection | None = None) -> None:
@@ -168,12 +168,12 @@ class Bench:
             data = data[len(part) :]
 
     def correlation_ids(self) -> list[int]:
-        found, position = [], 0
+        ids, position = [], 0
         while position < len(self.stream.sent):
             size, correlation_id = struct.unpack_from(">ii", self.stream.sent, position)
-            found.append(correlation_id)
+            ids.append(correlation_id)
             position += 4 + size
-        return found
+        return ids
 
 
 def frame(correlation_id: int, key: int = HEARTBEAT, version: int = 3, body: bytes | None = None) -> bytes:
@@ -185,7 +185,7 @@ def frame(correlation_id: int, key: int = HEARTBEAT, version: int = 3, body: byt
 
 
 def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
-    made = Bench(**settings)
+    bench = Bench(**settings)
     for key, version, request, response in (
         (HEARTBEAT, 3, HeartbeatRequest, HeartbeatResponse),
         (PRODUCE, 7, ProduceRequest, ProduceResponse),
@@ -193,7 +193,7 @@ def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
         route = object.__new__(registry.Route)
         route.api_key, route.version, route.name = key, version, response.name
         route.has_effects = key == PRODUCE
-        route.handle = route.handle_wide = made.handle
+        route.handle = route.handle_wide = bench.handle
         route.decode = request.decoder(version)  # type: ignore[attr-defined]
         route.request = request
         route.produce_templates = None
@@ -202,22 +202,22 @@ def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
         route.encode = response.pieces_encoder(version)  # type: ignore[attr-defined]
         route.flexible_request = route.flexible_response = False
         monkeypatch.setitem(registry.routes, key << 16 | version, route)
-    return made
+    return bench
 
 
-class Clocked:
-    """Steps of one millisecond each, on the bench's clock."""
+class TimedSteps:
+    """A computation in steps. Each step takes one millisecond on the bench's clock."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.taken = 0
+        self.step_count = 0
         self.abandoned = False
 
     def steps(self, count: int, answer: Any) -> Steps[Any]:
         try:
             for _ in range(count):
                 self.bench.now_s += 0.001
-                self.taken += 1
+                self.step_count += 1
                 yield
         except GeneratorExit:
             self.abandoned = True

@@ -1,4 +1,4 @@
-"""Members that behave as clients: they revoke partitions before they take new ones, and join again when fenced."""
+"""Members that behave like clients: they revoke partitions before they accept new ones, and join again when fenced."""
 
 from typing import Any
 
@@ -39,14 +39,14 @@ class ConsumerMember:
         self.epoch = 0
         self.owned: Owned = {}
         self.assigned: Owned = {}
-        self.says_all = True
-        self.is_gone = False
+        self.sends_all_fields = True
+        self.has_left = False
         self.error = ErrorCode.NONE
 
-    def beat(self, *, answer_is_lost: bool = False) -> Any:
+    def beat(self, *, lose_answer: bool = False) -> Any:
         """Send one heartbeat. Return the response, or the ApiError."""
         request = ConsumerGroupHeartbeatRequest(self.group, self.member_id, self.epoch, self.instance)
-        if self.says_all or self.epoch == 0:
+        if self.sends_all_fields or self.epoch == 0:
             request.rack_id = self.rack
             request.rebalance_timeout_ms = REBALANCE_MS
             request.subscribed_topic_names = list(self.topics)
@@ -54,57 +54,58 @@ class ConsumerMember:
             request.server_assignor = self.assignor
         request.topic_partitions = [TopicPartitions(topic, sorted(p)) for topic, p in self.owned.items() if p]
         answer = self._send(request)
-        if answer_is_lost:
-            self.says_all = True
+        if lose_answer:
+            self.sends_all_fields = True
         elif isinstance(answer, ApiError):
-            self._refused(answer.code)
+            self._handle_error(answer.code)
         else:
-            self._take(answer)
+            self._apply_response(answer)
         return answer
 
     def leave(self, epoch: int = -1) -> Any:
         answer = self._send(ConsumerGroupHeartbeatRequest(self.group, self.member_id, epoch, self.instance))
-        self.is_gone = True
+        self.has_left = True
         self.owned = {}
         return answer
 
     def _send(self, request: ConsumerGroupHeartbeatRequest) -> Any:
-        told: list[Any] = []
+        answers: list[Any] = []
         stage = self.stage
         try:
             check_request(request, 1, stage.settings.consumer)
-            stage.apply(stage.core.consumer_heartbeat(HeartbeatCall(request, told.append, "c", "/h", 1, ""), stage.now))
+            call = HeartbeatCall(request, answers.append, "c", "/h", 1, "")
+            stage.apply(stage.core.consumer_heartbeat(call, stage.now))
         except ApiError as error:
             return error
-        (answer,) = told
+        (answer,) = answers
         return answer
 
-    def _refused(self, code: ErrorCode) -> None:
+    def _handle_error(self, code: ErrorCode) -> None:
         self.error = code
         if code in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND):
             self.epoch = 0
             self.owned = {}
             self.assigned = {}
-            self.says_all = True
+            self.sends_all_fields = True
         elif code == ErrorCode.UNRELEASED_INSTANCE_ID:
-            self.says_all = True
+            self.sends_all_fields = True
         else:
-            self.is_gone = True
+            self.has_left = True
             self.owned = {}
 
-    def _take(self, answer: Any) -> None:
+    def _apply_response(self, answer: Any) -> None:
         self.error = ErrorCode.NONE
-        self.says_all = False
+        self.sends_all_fields = False
         self.epoch = answer.member_epoch
         if answer.assignment is not None:
             self.assigned = {t.topic_id: set(t.partitions) for t in answer.assignment.topic_partitions}
-            # New partitions are taken after the others were revoked: at once here, since revoking takes no time.
+            # A client accepts new partitions after it has revoked the old ones. Here revoking takes no time.
             self.owned = {topic: set(partitions) for topic, partitions in self.assigned.items()}
 
 
 class ClassicMember:
-    """A member of the classic protocol. It revokes all its partitions before it joins (eager) or keeps them
-    (cooperative).
+    """A member of the classic protocol. Before it joins, it revokes all its partitions if it is eager. A cooperative
+    member retains them.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class ClassicMember:
         self.owned: Owned = {}
         self.joining = False
         self.synced = False
-        self.is_gone = False
+        self.has_left = False
         self._fresh = 0
         self._members: list[Any] = []
 
@@ -138,7 +139,7 @@ class ClassicMember:
             self.sync()
         else:
             request = HeartbeatRequest(self.group, self.generation, self.member_id, self.instance)
-            self._refused(self.stage.core.heartbeat(request, self.stage.now))
+            self._handle_error(self.stage.core.heartbeat(request, self.stage.now))
 
     def join(self) -> None:
         stage = self.stage
@@ -156,7 +157,7 @@ class ClassicMember:
             protocols=[JoinGroupRequestProtocol("range", self._metadata())],
         )
         fresh = f"{id(self):x}-{self._fresh}"
-        joining = JoinCall(request, self._joined, "c", "/h", 5, f"classic-{fresh}", f"uuid-{fresh}")
+        joining = JoinCall(request, self._on_join_response, "c", "/h", 5, f"classic-{fresh}", f"uuid-{fresh}")
         stage.apply(stage.core.join(joining, stage.now))
 
     def sync(self) -> None:
@@ -165,15 +166,15 @@ class ClassicMember:
             generation_id=self.generation,
             member_id=self.member_id,
             group_instance_id=self.instance,
-            assignments=self._led_assignments(),
+            assignments=self._leader_assignments(),
         )
-        self.stage.apply(self.stage.core.sync(request, self._synced, self.stage.now))
+        self.stage.apply(self.stage.core.sync(request, self._on_sync_response, self.stage.now))
 
     def leave(self) -> None:
         identity = MemberIdentity(self.member_id, self.instance)
         request = LeaveGroupRequest(group_id=self.group, members=[identity])
         self.stage.apply(self.stage.core.leave(request, lambda answer: None, self.stage.now))
-        self.is_gone = True
+        self.has_left = True
         self.owned = {}
 
     def _metadata(self) -> bytes:
@@ -185,7 +186,7 @@ class ClassicMember:
         ]
         return b"\0\1" + ConsumerProtocolSubscription(topics=self.topics, owned_partitions=owned).encode(1)
 
-    def _joined(self, answer: Any) -> None:
+    def _on_join_response(self, answer: Any) -> None:
         self.joining = False
         if isinstance(answer, ApiError):
             return
@@ -193,36 +194,36 @@ class ClassicMember:
             self.member_id = answer.member_id
             self.join()
         elif answer.error_code:
-            self._refused(answer.error_code)
+            self._handle_error(answer.error_code)
         else:
             self.member_id, self.generation = answer.member_id, answer.generation_id
             self._members = answer.members
             self.synced = False
 
-    def _led_assignments(self) -> list[SyncGroupRequestAssignment]:
-        """Return assignments as a classic leader computes them: each topic's partitions round-robin over its
+    def _leader_assignments(self) -> list[SyncGroupRequestAssignment]:
+        """Return assignments as a classic leader computes them: each topic's partitions, round-robin over the topic's
         subscribers.
         """
         from tidelog.coordinator.consumer.embedded import read_subscription, write_assignment
 
-        given: dict[str, dict[bytes, list[int]]] = {member.member_id: {} for member in self._members}
+        assignments: dict[str, dict[bytes, list[int]]] = {member.member_id: {} for member in self._members}
         readers = {m.member_id: read_subscription(bytes(m.metadata)).topics for m in self._members}
         for topic in self.stage.image.topics.values():
-            who = [member_id for member_id, topics in readers.items() if topic.name in topics]
-            for partition in range(len(topic.partitions) if who else 0):
-                given[who[partition % len(who)]].setdefault(topic.topic_id, []).append(partition)
+            subscribers = [member_id for member_id, topics in readers.items() if topic.name in topics]
+            for partition in range(len(topic.partitions) if subscribers else 0):
+                assignments[subscribers[partition % len(subscribers)]].setdefault(topic.topic_id, []).append(partition)
         return [
             SyncGroupRequestAssignment(
                 member_id, write_assignment({t: tuple(p) for t, p in parts.items()}, 1, self.stage.image)
             )
-            for member_id, parts in given.items()
+            for member_id, parts in assignments.items()
         ]
 
-    def _synced(self, answer: Any) -> None:
+    def _on_sync_response(self, answer: Any) -> None:
         if isinstance(answer, ApiError):
             return
         if answer.error_code:
-            self._refused(answer.error_code)
+            self._handle_error(answer.error_code)
             return
         self.synced = True
         topics = self.stage.image.topics
@@ -232,7 +233,7 @@ class ClassicMember:
             if part.topic in topics and part.partitions
         }
 
-    def _refused(self, code: int) -> None:
+    def _handle_error(self, code: int) -> None:
         if code == ErrorCode.NONE:
             return
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
@@ -240,7 +241,7 @@ class ClassicMember:
                 self.owned = {}
             self.join()
         elif code == ErrorCode.FENCED_INSTANCE_ID:
-            self.is_gone = True
+            self.has_left = True
             self.owned = {}
         else:
             self.generation = -1

@@ -1,5 +1,5 @@
-"""One coordinator core with a log in encoded form, and the cluster's topics. A restart replays the log as a load
-does.
+"""One coordinator core with an encoded log, and the cluster's topics. A restart replays the log, as a coordinator does
+when it loads its partition.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ class Stage:
         self.time_ms = end_ms
 
     def restart(self) -> None:
-        """Lose the coordinator. The next one loads the log."""
+        """Replace the core by a new one that loads the log."""
         core = self._new_core()
         for record, next_offset in self._latest():
             core.replay(record, next_offset)
@@ -70,8 +70,8 @@ class Stage:
     # Changes of the cluster
 
     def change_topics(self, topics: Mapping[str, int]) -> None:
-        """Replace the topics of the cluster. A topic with fewer partitions than before counts as deleted and created
-        again.
+        """Replace the topics of the cluster. A topic that has fewer partitions than before is created again, with a new
+        id.
         """
         old = self.image
         made: dict[str, TopicImage] = {}
@@ -92,7 +92,7 @@ class Stage:
     # State from the log
 
     def replayed(self) -> DurableGroups:
-        """Return the state after a replay of every record, as it was written."""
+        """Return the state after a replay of every record, in the order in which they were written."""
         durable = DurableGroups()
         for key, value, next_offset in self.log:
             durable.replay(_decoded(key, value), next_offset)
@@ -126,7 +126,7 @@ def _topic(name: str, topic_id: bytes, count: int) -> TopicImage:
     return TopicImage(name, TopicId(topic_id), (state,) * count, {})
 
 
-def told(groups: DurableGroups) -> dict[str, Any]:
+def visible_state(groups: DurableGroups) -> dict[str, Any]:
     """Return all visible state in a form that can be compared."""
     return {name: (group.metadata, group.offsets, _consumer(group.consumer)) for name, group in groups.by_id.items()}
 

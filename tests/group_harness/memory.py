@@ -140,7 +140,7 @@ class MemoryPartition:
         for _, listener in waiting:
             listener(None)
 
-    def refuse_all(self, error: ApiError) -> None:
+    def fail_all(self, error: ApiError) -> None:
         """Fail every appended batch that is not committed. The log stays online."""
         waiting, self._waiting = self._waiting, []
         for _, listener in waiting:
@@ -153,4 +153,4 @@ class MemoryPartition:
     def fail(self) -> None:
         """Refuse further appends and notify all waiters, after the log has failed."""
         self.append_error = StorageError(f"{self.log.failure}")
-        self.refuse_all(StorageError(f"{self.log.failure}"))
+        self.fail_all(StorageError(f"{self.log.failure}"))

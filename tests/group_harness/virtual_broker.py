@@ -104,7 +104,7 @@ class VirtualBroker:
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
     def settle(self) -> None:
-        """Run all work that needs no time."""
+        """Run all work that is due now."""
         self.advance(0)
         self.advance(0)
 
@@ -159,7 +159,7 @@ class VirtualBroker:
         self.change_topics({**counts, CONSUMER_OFFSETS: self.config.offsets_topic_num_partitions})
 
     async def ensure_topics(self, names: list[str]) -> list[TopicResult]:
-        """Replaces the method of the metadata controller."""
+        """Create the offsets topic, in place of the metadata controller."""
         await asyncio.sleep(0)
         self.made_topics += names
         if self.refuse_topics is not None:
@@ -182,7 +182,7 @@ class VirtualBroker:
     # Requests
 
     def send(self, api: str, version: int, request: Any, client_id: str | None = "client") -> "Sent":
-        """Send a request. It and its response are encoded and decoded in `version`, as on the wire."""
+        """Send a request. The request and its response are encoded and decoded in `version`, as on the wire."""
         info = APIS[API_KEYS[api]]
         messages = import_module(f"tidelog.wire.messages.{info.module}")
         handler = import_module(f"tidelog.api.{info.module}")

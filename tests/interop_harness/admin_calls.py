@@ -15,15 +15,15 @@ SECURITY_DISABLED = r"(?i)security_?disabled|no authorizer"
 
 
 class Method(NamedTuple):
-    """A method. `needs` are the APIs without which it fails with an error that matches `REFUSED`."""
+    """A method. `needs` are the keys of APIs. Without one of them it fails with an error that matches `REFUSED`."""
 
     needs: tuple[int, ...] = ()
     kafka: str = ""
     """Kafka's error message, if Kafka refuses the call in the tests' configuration."""
     own: bool = False
     """Whether the method sends no request."""
-    untried: str = ""
-    """Why the method is not called while an API that it needs is missing."""
+    why_not_called: str = ""
+    """Why the tests do not call the method while Tidelog does not serve an API that it needs."""
 
 
 WORKS = Method()
@@ -39,7 +39,7 @@ METHODS: dict[str, dict[str, Method]] = {
         "create_partitions": WORKS,
         "create_topics": WORKS,
         "delete_acls": Method((31,), SECURITY_DISABLED),
-        "delete_consumer_groups": Method((42,), untried="librdkafka 2.16 ends the process then"),
+        "delete_consumer_groups": Method((42,), why_not_called="librdkafka 2.16 would end the process"),
         "delete_records": WORKS,
         "delete_topics": WORKS,
         "describe_acls": Method((29,)),
@@ -147,6 +147,6 @@ def _cell(method: Method | None) -> str:
         return ""
     lacking = missing(method)
     if lacking:
-        verb = f"not tried, {method.untried}" if method.untried else "refused"
+        verb = f"not tried, {method.why_not_called}" if method.why_not_called else "refused"
         return f"{verb}: no {', '.join(f'{APIS[key].name} ({key})' for key in lacking)}"
-    return "works (asks no broker)" if method.own else "works"
+    return "works (sends no request)" if method.own else "works"

@@ -17,7 +17,7 @@ from interop_harness.suite import LIMIT_S
 Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 
 NULL = "NIL"
-"""The text that stands for null in line-oriented tools."""
+"""The text that means null in tools that read and write lines."""
 
 
 class Sent(NamedTuple):
@@ -135,7 +135,7 @@ def run_kcat(program: str, bootstrap: str, *arguments: str, input: bytes = b"", 
 
 def kcat(program: str, bootstrap: str) -> Client:
     def write(topic: str, codec: str, records: list[Sent]) -> None:
-        for sent in records:  # kcat takes headers on its command line, for all records of one run
+        for sent in records:  # kcat has the headers of all records of a run on its command line
             words = [word for name, value in sent.headers for word in ("-H", f"{name}={value.decode()}")]
             words += [] if sent.key is None else ["-K", "\t"]
             line = (b"" if sent.key is None else sent.key + b"\t") + (sent.value or b"")
@@ -143,16 +143,16 @@ def kcat(program: str, bootstrap: str) -> Client:
 
     def read(topic: str, count: int) -> list[Sent]:
         words = ("-C", "-t", topic, "-p", "0", "-o", "beginning", "-c", str(count), "-q", "-J")
-        return [_of_kcat(line) for line in run_kcat(program, bootstrap, *words).splitlines()]
+        return [_parse_kcat_line(line) for line in run_kcat(program, bootstrap, *words).splitlines()]
 
     return Client(write, read)
 
 
-def _of_kcat(line: bytes) -> Sent:
-    told = json.loads(line)
-    pairs = told.get("headers", [])
+def _parse_kcat_line(line: bytes) -> Sent:
+    document = json.loads(line)
+    pairs = document.get("headers", [])
     headers = tuple((name, value.encode()) for name, value in zip(pairs[::2], pairs[1::2], strict=True))
-    key, value = (None if told[name] is None else told[name].encode() for name in ("key", "payload"))
+    key, value = (None if document[name] is None else document[name].encode() for name in ("key", "payload"))
     return Sent(key, value, headers)
 
 
@@ -169,7 +169,7 @@ def java(tools: JavaTools, bootstrap: str) -> Client:
         words = [word for one in properties for word in ("--formatter-property", one)]
         where = ("--bootstrap-server", bootstrap, "--topic", topic, "--partition", 0, "--offset", "earliest")
         ran = tools.run("console-consumer", *where, "--max-messages", count, "--timeout-ms", 30_000, *words)
-        return [_of_console(line) for line in ran.lines]
+        return [_parse_console_line(line) for line in ran.lines]
 
     return Client(write, read)
 
@@ -182,8 +182,8 @@ def _headers_line(headers: Headers) -> str:
     return ",".join(f"{name}:{value.decode()}" for name, value in headers) or NULL
 
 
-def _of_console(line: str) -> Sent:
-    told, key, value = line.split("\t")
-    pairs = [] if told == "NO_HEADERS" else [one.split(":") for one in told.split(",")]
+def _parse_console_line(line: str) -> Sent:
+    headers_text, key, value = line.split("\t")
+    pairs = [] if headers_text == "NO_HEADERS" else [one.split(":") for one in headers_text.split(",")]
     headers = tuple((name, text.encode()) for name, text in pairs)
     return Sent(None if key == NULL else key.encode(), None if value == NULL else value.encode(), headers)

@@ -30,7 +30,7 @@ CAPABILITIES = {
     "timestamps": "timestamps, offsets for times",
     "acks": "acks 0, 1 and all",
     "idempotent": "idempotent producer",
-    "auto-create": "topics made on demand",
+    "auto-create": "topics created on demand",
     "seek": "seek and replay, into compressed batches too",
     "groups": "groups: members join and leave (eager)",
     "cooperative": "groups: cooperative rebalance",
@@ -40,26 +40,29 @@ CAPABILITIES = {
     "admin-topics": "admin: topics, partitions, settings, offsets, cluster",
     "admin-groups": "admin: groups",
     "files": "dump-log reads our segments, indexes, snapshots and groups",
-    "transactions-refused": "a transactional id is refused at once, for good",
+    "transactions-refused": "a transactional id is refused at once, permanently",
 }
 
 
-class Exercised(NamedTuple):
+class Capability(NamedTuple):
     client: str
     capability: str
 
 
-def exercised() -> set[Exercised]:
-    """Return what the tests exercise. Raises ValueError for a client or a capability that has no row."""
-    found = set()
+def exercised_capabilities() -> set[Capability]:
+    """Return the capabilities of each client that the tests exercise.
+
+    Raises ValueError for a client or a capability that the table does not have.
+    """
+    pairs = set()
     for path in sorted(SUITES.glob("test_*.py")):
         tree = ast.parse(path.read_text())
         clients = list(_clients(tree))
         for name in _capabilities(tree):
             if not clients or not {*clients} <= {*CLIENTS} or name not in CAPABILITIES:
-                raise ValueError(f"{path.name}: {clients} and {name!r} have no place in the table")
-            found |= {Exercised(client, name) for client in clients}
-    return found
+                raise ValueError(f"{path.name}: {clients} and {name!r} are not in the table")
+            pairs |= {Capability(client, name) for client in clients}
+    return pairs
 
 
 def _clients(tree: ast.Module) -> Iterator[str]:
@@ -78,18 +81,18 @@ def _capabilities(tree: ast.Module) -> Iterator[str]:
 
 def versions() -> dict[str, str]:
     """Return the installed version of each client; for a missing client, the version in the document."""
-    told = {client: importlib.metadata.version(name) for client, name in PYTHON_CLIENTS.items()}
-    told[JAVA] = kafka_version()
-    told[KCAT] = _kcat_version() or _kcat_version_documented()
-    return told
+    versions_by_client = {client: importlib.metadata.version(name) for client, name in PYTHON_CLIENTS.items()}
+    versions_by_client[JAVA] = kafka_version()
+    versions_by_client[KCAT] = _kcat_version() or _kcat_version_documented()
+    return versions_by_client
 
 
 def _kcat_version() -> str | None:
     program = shutil.which("kcat")
     if program is None:
         return None
-    said = subprocess.run([program, "-V"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"Version (\S+) .*librdkafka (\S+)", said)
+    output = subprocess.run([program, "-V"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"Version (\S+) .*librdkafka (\S+)", output)
     return f"{found[1]} (librdkafka {found[2]})" if found else None
 
 
@@ -100,11 +103,11 @@ def _kcat_version_documented() -> str:
 
 
 def table() -> str:
-    done, installed = exercised(), versions()
+    done, installed = exercised_capabilities(), versions()
     head = ["", *CLIENTS]
     rows = [["version", *(installed[client] for client in CLIENTS)]]
     for name, text in CAPABILITIES.items():
-        rows.append([text, *("yes" if Exercised(client, name) in done else "" for client in CLIENTS)])
+        rows.append([text, *("yes" if Capability(client, name) in done else "" for client in CLIENTS)])
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -96,12 +96,13 @@ class RunningTool:
         with self._changed:
             return bool(self._changed.wait_for(reached, LIMIT_S))
 
-    def told(self, what: str, value: str) -> None:
+    def handle_line(self, kind: str, value: str) -> None:
+        """Handle a line that Tools.java printed for this tool: `exit CODE`, or output as `out BYTES` or `err BYTES`."""
         with self._changed:
-            if what == "exit":
+            if kind == "exit":
                 self._code = int(value)
             else:
-                self._printed[what] += base64.b64decode(value)
+                self._printed[kind] += base64.b64decode(value)
             self._changed.notify_all()
 
 
@@ -137,7 +138,7 @@ class JavaTools:
         return tool
 
     def run(self, name: str, *arguments: object, input: bytes = b"", code: int | None = 0) -> Ran:
-        """Run a tool to its end. `code` is the expected exit code, None for any."""
+        """Run a tool until it ends. `code` is the expected exit code; None accepts any."""
         ran = self.start(name, *arguments, input=input).wait()
         assert code is None or ran.code == code, f"{name} ended with {ran.code}: {ran.out[-2000:]}{ran.err[-2000:]}"
         return ran
@@ -150,11 +151,11 @@ class JavaTools:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            number, what, value = line.split()
-            self._running[number].told(what, value)
+            number, kind, value = line.split()
+            self._running[number].handle_line(kind, value)
         for tool in self._running.values():
             if tool._code is None:
-                tool.told("exit", "-1")
+                tool.handle_line("exit", "-1")
 
     def __enter__(self) -> "JavaTools":
         return self

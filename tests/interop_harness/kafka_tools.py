@@ -1,4 +1,4 @@
-"""Scenes of commands with Kafka's command-line tools, and the table of them.
+"""Commands of Kafka's command-line tools, in scenes that run in order, and the table of all commands.
 
 tests/interop/test_kafka_tools.py runs them with either broker; docs/kafka-tools.md shows the table.
 """
@@ -29,14 +29,15 @@ class Command(NamedTuple):
     refusal: str = NOT_SERVED
     refusal_code: int = 1
     otherwise: str = ""
-    """The output of Tidelog, where it differs from Kafka on purpose. The exit code is then `refusal_code`."""
+    """The output with Tidelog, if it differs from Kafka on purpose. The exit code is then `refusal_code`."""
     why: str = ""
+    """Why Tidelog differs."""
     shown: str = ""
     """The command line for the table, if `line` has irrelevant parts."""
 
 
 def bare(tool: str) -> bool:
-    """Return whether the tool takes the address after a subcommand."""
+    """Return whether the tool expects the broker's address after a subcommand."""
     return tool == "cluster"
 
 
@@ -58,7 +59,9 @@ SCENES: dict[str, list[Command]] = {
         Command("topics", "--describe --under-replicated-partitions"),
         Command("topics", "--describe --unavailable-partitions"),
         Command("topics", "--describe --under-min-isr-partitions"),
-        Command("topics", "--create --topic {name}", "already exists", code=1, shown="--create, of one that is there"),
+        Command(
+            "topics", "--create --topic {name}", "already exists", code=1, shown="--create, of a topic that exists"
+        ),
         Command("topics", "--delete --topic {name}"),
     ],
     "topic-configs": [
@@ -81,7 +84,7 @@ SCENES: dict[str, list[Command]] = {
             "--entity-type topics --entity-name {topic} --alter --add-config retention.ms=soon",
             "Not a number",
             code=1,
-            shown="--alter, a value that is none",
+            shown="--alter, with a value that is not a number",
         ),
     ],
     "broker-configs": [
@@ -105,7 +108,7 @@ SCENES: dict[str, list[Command]] = {
             "--entity-type brokers --entity-name {broker} --alter --add-config num.partitions=3",
             "InvalidRequestException",
             code=1,
-            shown="--alter of a broker, what is only set at the start",
+            shown="--alter of a broker, a setting that is only read at the start",
         ),
     ],
     "broker-loggers": [
@@ -120,7 +123,7 @@ SCENES: dict[str, list[Command]] = {
             "--entity-type broker-loggers --entity-name {broker} --alter --add-config no.such=WARN",
             "Invalid broker logger",
             code=1,
-            shown="--alter, a logger that there is not",
+            shown="--alter, of a logger that does not exist",
         ),
     ],
     "group-configs": [

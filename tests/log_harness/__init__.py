@@ -90,7 +90,7 @@ class LogOnDisk:
         return self.log.append(memoryview(batch), BatchHeader(batch), leader_epoch=leader_epoch, now_ms=self.now_ms)
 
     def append_unchecked(self, batch: bytearray) -> Appended:
-        """Append as an earlier version did, which did not check the header's timestamps."""
+        """Append without a check of the header's timestamps, like an earlier version of Tidelog."""
         header = BatchHeader(batch)
         return self.log.append(memoryview(batch), header, leader_epoch=0, now_ms=self.now_ms, limits=False)
 
@@ -105,13 +105,13 @@ class LogOnDisk:
         """Run retention as a broker does, until the due files are deleted. Return the number of segments removed
         from the log.
         """
-        look = self.log.segment_age_search(now_ms)
-        if look is not None:
-            look.run()
-            while look.wanted_part is not None:
-                look.add_record_times(find_times(self.disk.open(look.wanted_part.path), look.wanted_part))
-                look.run()
-            look.store_result()
+        search = self.log.segment_age_search(now_ms)
+        if search is not None:
+            search.run()
+            while search.wanted_part is not None:
+                search.add_record_times(find_times(self.disk.open(search.wanted_part.path), search.wanted_part))
+                search.run()
+            search.store_result()
         count = self.log.apply_retention(now_ms, high_watermark)
         self.persisted_log_start_offset = self.log.log_start_offset
         removal = self.log.removal(now_ms)

@@ -35,7 +35,7 @@ class Terminal:
                 self._printed = plain[found.end() :]
                 return found[0].decode()
             ready, _, _ = select.select([self.leader], [], [], max(deadline - time.monotonic(), 0))
-            assert ready, f"{pattern!r} did not come, but\n{plain.decode()}"
+            assert ready, f"{pattern!r} was not printed, but\n{plain.decode()}"
             self._printed += os.read(self.leader, 65536)
 
     def end(self) -> tuple[int, str]:
@@ -54,7 +54,7 @@ class Terminal:
         return self.process.wait(LIMIT_S), ESCAPES.sub(b"", self._printed).decode()
 
 
-def _heed_interrupts() -> None:
+def _restore_interrupts() -> None:
     """Restore the default handling of Ctrl-C in the child: a test run in the background may ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -74,7 +74,7 @@ def on_a_terminal(
             stdout=follower,
             stderr=follower,
             env={**environment, **size},
-            preexec_fn=_heed_interrupts,
+            preexec_fn=_restore_interrupts,
         )
     finally:
         os.close(follower)

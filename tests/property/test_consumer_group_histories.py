@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from consumer_harness.members import ClassicMember, ConsumerMember
-from consumer_harness.stage import Stage, told
+from consumer_harness.stage import Stage, visible_state
 from group_harness.invariants import check_core
 from tidelog.coordinator.consumer.settings import ConsumerSettings
 from tidelog.coordinator.consumer.state import ConsumerGroupState
@@ -45,7 +45,7 @@ class ConsumerHistory(RuleBasedStateMachine):
         self.count = 0
 
     def live(self) -> list[Any]:
-        return [client for client in self.clients if not client.is_gone]
+        return [client for client in self.clients if not client.has_left]
 
     def of_kind(self, kind: type[Any]) -> list[Any]:
         return [client for client in self.live() if isinstance(client, kind)]
@@ -79,7 +79,7 @@ class ConsumerHistory(RuleBasedStateMachine):
     def beats(self, data: Any, times: int) -> None:
         client = data.draw(st.sampled_from(self.live()))
         for _ in range(times):
-            if not client.is_gone:
+            if not client.has_left:
                 client.beat()
 
     @precondition(lambda self: self.live())
@@ -92,13 +92,13 @@ class ConsumerHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.of_kind(ConsumerMember))
     @rule(data=st.data())
     def misses_an_answer(self, data: Any) -> None:
-        data.draw(st.sampled_from(self.of_kind(ConsumerMember))).beat(answer_is_lost=True)
+        data.draw(st.sampled_from(self.of_kind(ConsumerMember))).beat(lose_answer=True)
 
     @precondition(lambda self: self.of_kind(ConsumerMember))
     @rule(data=st.data(), topics=subscriptions, pattern=st.sampled_from((None, "", "u.*")))
     def changes_subscription(self, data: Any, topics: list[str], pattern: str | None) -> None:
         client = data.draw(st.sampled_from(self.of_kind(ConsumerMember)))
-        client.topics, client.says_all = topics, True
+        client.topics, client.sends_all_fields = topics, True
         client.pattern = pattern if pattern is not None else client.pattern
         client.beat()
 
@@ -174,7 +174,7 @@ class ConsumerHistory(RuleBasedStateMachine):
     @rule()
     def group_is_deleted(self) -> None:
         core = self.stage.core
-        had_members, before = self.has_members(), told(core.durable)
+        had_members, before = self.has_members(), visible_state(core.durable)
         refusal = None
         try:
             decision, is_last = core.delete_some(GROUP, self.stage.now)
@@ -182,7 +182,7 @@ class ConsumerHistory(RuleBasedStateMachine):
             refusal = error.code
         if refusal is not None:
             assert refusal is (ErrorCode.NON_EMPTY_GROUP if had_members else ErrorCode.GROUP_ID_NOT_FOUND)
-            assert told(core.durable) == before
+            assert visible_state(core.durable) == before
             return
         self.stage.apply(decision)
         assert is_last
@@ -233,9 +233,9 @@ class ConsumerHistory(RuleBasedStateMachine):
     @invariant()
     def the_log_says_what_is_live(self) -> None:
         if hasattr(self, "stage"):
-            live = told(self.stage.core.durable)
-            assert told(self.stage.replayed()) == live
-            assert told(self.stage.reloaded()) == live
+            live = visible_state(self.stage.core.durable)
+            assert visible_state(self.stage.replayed()) == live
+            assert visible_state(self.stage.reloaded()) == live
 
     @invariant()
     def no_two_members_have_a_partition(self) -> None:
@@ -246,7 +246,7 @@ class ConsumerHistory(RuleBasedStateMachine):
         current = []
         for client in self.clients:
             member = group.members.get(client.member_id)
-            if member is not None and not client.is_gone and client.epoch == member.epoch:
+            if member is not None and not client.has_left and client.epoch == member.epoch:
                 current.append({(t, p) for t, partitions in client.owned.items() for p in partitions})
         for one, other in combinations(current, 2):
             assert not one & other

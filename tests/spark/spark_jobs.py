@@ -231,7 +231,7 @@ READS = [
     read(
         "TLS",
         kafka__ssl__protocol="TLS",
-        differs="option kafka.ssl.protocol is not taken by format tidelog: it speaks plaintext only",
+        differs="option kafka.ssl.protocol is not accepted by format tidelog: it connects in plaintext",
     ),
     read("an assigned partition that does not exist", assign='{{"{a}":[0,7]}}', differs="{a}-7"),
 ]
@@ -348,7 +348,7 @@ WRITES = [
     unwritten("ignore", "'v' value", mode="ignore", says=("mode", "Append")),
     unwritten("key.serializer", "'v' value", kafka__key__serializer="x", says=("key.serializer",)),
     write("no mode", "'v' value", mode="errorifexists", differs='cannot be written in the "ErrorIfExists" mode'),
-    write("acks=0", "'v' value", kafka__acks=0, differs="option kafka.acks is '0': it takes all or -1 or 1"),
+    write("acks=0", "'v' value", kafka__acks=0, differs="option kafka.acks is '0': it must be all or -1 or 1"),
     write("two columns of a name", "'v' value", "'x' value", differs="two columns are named 'value'"),
     write(
         "an idempotent producer",

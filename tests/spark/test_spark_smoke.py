@@ -216,13 +216,15 @@ def test_what_is_wrong_is_said(spark: "SparkSession", topic: Topic, stream: Stre
         read(spark, topic, subcribe="x").collect()
     with pytest.raises(PySparkException, match="topic 'no-such-topic'"):
         read(spark, topic, subscribe="no-such-topic").collect()
-    with pytest.raises(PySparkException, match=f"{topic.name}-1: the log ends at 0, reading was to go on at 5"):
+    with pytest.raises(PySparkException, match=f"{topic.name}-1: the log ends at 0, but reading starts at 5"):
         read(spark, topic, startingOffsets=offsets(topic, 0, 5)).collect()
     with pytest.raises(AnalysisException, match="column value must be binary or string, not bigint"):
         spark.range(1).selectExpr("id as value").write.format("tidelog").options(
             **{"kafka.bootstrap.servers": topic.bootstrap, "topic": topic.name}
         ).mode("append").save()
-    with pytest.raises(PySparkException, match=f"column partition says 7; topic {topic.name} has 2 partitions"):
+    with pytest.raises(
+        PySparkException, match=f"column partition has the value 7; topic {topic.name} has 2 partitions"
+    ):
         spark.range(1).selectExpr("7 as partition", "'v' as value").write.format("tidelog").options(
             **{"kafka.bootstrap.servers": topic.bootstrap, "topic": topic.name}
         ).mode("append").save()

@@ -1,4 +1,4 @@
-"""The house rules that a linter does not know. Each names the file and line that breaks it."""
+"""The rules of this repository that no linter checks. Each test lists the files and lines that break its rule."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ OUTSIDE = {
     "concurrent", "ctypes", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "random", "secrets", "select",
     "selectors", "shutil", "signal", "socket", "sqlite3", "subprocess", "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
-"""What reaches the world: only through the runtime."""
+"""Modules that access the machine or the network. The product may use them only through the runtime."""
 
 MAY_REACH_OUTSIDE = (
     "tidelog/runtime/",
@@ -39,12 +39,13 @@ LOOP_CHOICES = {
     "create_task", "ensure_future", "get_event_loop", "get_running_loop", "new_event_loop", "open_connection", "run",
     "sleep", "start_server", "to_thread",
 }  # fmt: skip
-"""Of asyncio: what a virtual clock or a simulated network could not replace."""
+"""Functions of asyncio that a virtual clock or a simulated network cannot replace."""
 
 
 def _pure() -> tuple[str, ...]:
-    """The modules of decisions and codecs, as ARCHITECTURE.md lists them: the same arguments, the same result. Their
-    callers bring the time and do the waiting.
+    """Return the modules that ARCHITECTURE.md lists as pure.
+
+    Their results depend on their arguments only: the time is an argument, and their callers do all waiting.
     """
     line = re.search(r"^\*\*Pure\*\*.*?: (.*?)\.$", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL | re.MULTILINE)
     assert line is not None, "ARCHITECTURE.md lists no pure modules"
@@ -58,16 +59,16 @@ CALLED_BY_FRAMEWORKS = {
     "prepareForTriggerAvailableNow", "pytest_addoption", "pytest_configure", "reportLatestOffset", "streamReader",
     "streamWriter", "writer",
 }  # fmt: skip
-"""Overrides and hooks: click's, rich's, pytest's and Spark's code calls them."""
+"""Methods and hooks that are called only by click, rich, pytest or Spark."""
 
 WHOLE_TABLES = ("tidelog/wire/errors.py",)
 
 CAN_FAIL = re.compile(r"assert|check|expect|raises|warns|until|attacked|or_refuse|compare|agree|fail")
-"""In the name of a function that a test calls: it raises when what it looks at is wrong."""
+"""Matches the names of functions that raise if what they check is wrong. A test that calls one of them can fail."""
 
 
 @cache
-def _parsed(path: Path) -> ast.Module:
+def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
@@ -78,7 +79,7 @@ def _relative(path: Path) -> str:
 def _pure_product() -> Iterator[tuple[Path, ast.Module]]:
     for path in PRODUCT:
         if not _relative(path).startswith(MAY_REACH_OUTSIDE):
-            yield path, _parsed(path)
+            yield path, _parse(path)
 
 
 def test_the_world_is_reached_through_the_runtime_only() -> None:
@@ -115,7 +116,7 @@ def test_pure_modules_neither_wait_nor_know_a_runtime() -> None:
     for path in PRODUCT:
         if not _relative(path).startswith(PURE):
             continue
-        for node in _run_time_nodes(_parsed(path)):
+        for node in _run_time_nodes(_parse(path)):
             names: list[str] = []
             if isinstance(node, ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await):
                 found.append(f"{_relative(path)}:{node.lineno}: waits")
@@ -131,7 +132,7 @@ def test_pure_modules_neither_wait_nor_know_a_runtime() -> None:
 
 
 def _run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All but what only type checkers look at."""
+    """Yield all nodes except those below `if TYPE_CHECKING:`."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
@@ -145,25 +146,25 @@ def test_no_set_is_walked_where_the_order_can_be_seen() -> None:
         for scope in ast.walk(tree):
             if isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
                 known = _names_of_sets(scope)
-                found += [f"{_relative(path)}:{over.lineno}" for over in _walked(scope) if _is_set(over, known)]
+                found += [f"{_relative(path)}:{over.lineno}" for over in _iterated(scope) if _is_set(over, known)]
     assert not found
 
 
 def _names_of_sets(scope: ast.AST) -> dict[str, None]:
-    """What in `scope` is given a set, or said to be one."""
+    """Return the names to which `scope` assigns a set, or which it annotates as a set."""
     known: dict[str, None] = {}
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign) and _is_set(node.value, {}):
             known.update((target.id, None) for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.AnnAssign) and _says_set(node.annotation):
+        elif isinstance(node, ast.AnnAssign) and _is_set_annotation(node.annotation):
             known[ast.unparse(node.target)] = None
-        elif isinstance(node, ast.arg) and node.annotation is not None and _says_set(node.annotation):
+        elif isinstance(node, ast.arg) and node.annotation is not None and _is_set_annotation(node.annotation):
             known[node.arg] = None
     return known
 
 
-def _walked(scope: ast.AST) -> Iterator[ast.expr]:
-    """Everything whose items are taken in their order."""
+def _iterated(scope: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions over which `scope` iterates in an order that can be seen."""
     for node in ast.walk(scope):
         if isinstance(node, ast.For | ast.comprehension):
             yield node.iter
@@ -181,13 +182,14 @@ def _is_set(value: ast.expr, known: dict[str, None]) -> bool:
     return isinstance(value, ast.Set | ast.SetComp)
 
 
-def _says_set(annotation: ast.expr) -> bool:
+def _is_set_annotation(annotation: ast.expr) -> bool:
     return re.match(r"['\"]?(set|frozenset|AbstractSet)\b", ast.unparse(annotation)) is not None
 
 
 def test_nothing_is_defined_that_the_product_does_not_use() -> None:
-    """What tests alone call is dead, or belongs into their harness. `simulation/` is such a harness itself, and Kafka's
-    error codes are a whole table, used or not.
+    """Code that only tests call is dead, or belongs to a harness of the tests.
+
+    Exceptions are `simulation/`, which is such a harness, and Kafka's error codes, a table that is complete on purpose.
     """
     uses = {path: Uses(path) for path in [*PRODUCT, *_scripts()] if GENERATED not in path.parents}
     anywhere = {name for used in uses.values() for name in used.anywhere}
@@ -198,7 +200,7 @@ def test_nothing_is_defined_that_the_product_does_not_use() -> None:
         if path not in uses or relative.startswith("tidelog/simulation/") or relative in WHOLE_TABLES:
             continue
         by_bare_name = {"method": set(), "field": bare, "other": uses[path].by_bare_name}
-        for name, line, kind in _defined(_parsed(path)):
+        for name, line, kind in _definitions(_parse(path)):
             is_used = name in anywhere or name in by_bare_name[kind] or name in CALLED_BY_FRAMEWORKS
             if not is_used and not name.startswith("__"):
                 found.append(f"{relative}:{line}: {name}")
@@ -206,19 +208,19 @@ def test_nothing_is_defined_that_the_product_does_not_use() -> None:
 
 
 class Uses:
-    """The names that a file uses, but for those that it only defines or lists."""
+    """The names that a file uses, without those that it only defines or lists."""
 
     def __init__(self, path: Path) -> None:
         self.by_bare_name: set[str] = set()
-        """Of the file's own functions, classes and constants, and of local variables."""
+        """Names without a dot: the file's own functions, classes and constants, and local variables."""
         self.anywhere: set[str] = set()
-        """Attributes, imports, and words in texts (modules and types are named there): other files' definitions too."""
+        """Attributes, imports, and words in texts (which may name modules and types). Any file may define them."""
         text = path.read_text(errors="replace")
         if path.suffix != ".py" and not text.startswith("#!/usr/bin/env python"):
-            self.anywhere.update(re.findall(r"\w+", text))  # a shell's
+            self.anywhere.update(re.findall(r"\w+", text))  # a shell script
             return
-        tree = _parsed(path)
-        listed = {id(part) for node in ast.walk(tree) for part in _listed(node)}
+        tree = _parse(path)
+        listed = {id(part) for node in ast.walk(tree) for part in _listing_nodes(node)}
         for node in ast.walk(tree):
             match node:
                 case ast.Name(id=name, ctx=ast.Load()):
@@ -237,8 +239,8 @@ def _scripts() -> list[Path]:
     return [path for path in sorted((ROOT / "script").iterdir()) if path.suffix in {".py", ""} and path.is_file()]
 
 
-def _listed(node: ast.AST) -> Iterator[ast.AST]:
-    """Docstrings, `__all__` and `__slots__`: they say a name and do not use it."""
+def _listing_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield docstrings, `__all__` and `__slots__`, in which a name is not a use of it."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         for statement in node.body:
             match statement:
@@ -248,9 +250,10 @@ def _listed(node: ast.AST) -> Iterator[ast.AST]:
                     yield from ast.walk(value)
 
 
-def _defined(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
-    """Methods, fields of classes (a tuple is taken apart by position, so local variables may be their use), and other
-    functions, classes and constants; with their lines. What a decorator registers is used by that.
+def _definitions(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
+    """Yield (name, line, kind) of every definition. The kind is "method", "field" (of a class) or "other".
+
+    Functions and classes with other decorators than those of methods are left out: the decorator uses them.
     """
     methods = {
         id(statement)
@@ -275,14 +278,14 @@ def _defined(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
 def test_log_lines_have_tidelogs_names_and_their_arguments_beside_them() -> None:
     found = []
     for path in PRODUCT:
-        for node in ast.walk(_parsed(path)):
+        for node in ast.walk(_parse(path)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
                 continue
             first = node.args[0]
             if node.func.attr == "getLogger" and not ast.unparse(first).startswith(("'tidelog", "'pyspark_tidelog")):
                 found.append(f"{_relative(path)}:{node.lineno}: {ast.unparse(node)}")
             on_logger = isinstance(node.func.value, ast.Name) and node.func.value.id in {"log", "logger"}
-            # A line that is put together first costs its time even where nobody reads it.
+            # Formatting before the call would take time even if the line is not logged.
             if on_logger and isinstance(first, ast.JoinedStr | ast.BinOp):
                 found.append(f"{_relative(path)}:{node.lineno}: {ast.unparse(first)}")
     assert not found
@@ -291,9 +294,9 @@ def test_log_lines_have_tidelogs_names_and_their_arguments_beside_them() -> None
 def test_every_test_can_fail() -> None:
     found = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        functions = [n for n in ast.walk(_parsed(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        functions = [n for n in ast.walk(_parse(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
         checking: dict[str, None] = {}
-        for _ in range(2):  # a function of the same file that checks, and one that calls it
+        for _ in range(2):  # first functions that check, then those of the same file that call them
             checking.update((f.name, None) for f in functions if any(_can_fail(n, checking) for n in ast.walk(f)))
         found += [
             f"{path.relative_to(ROOT)}:{function.lineno}: {function.name}"
@@ -308,19 +311,19 @@ def _can_fail(node: ast.AST, checking: dict[str, None]) -> bool:
         return not (isinstance(node.test, ast.Constant) and node.test.value)
     if isinstance(node, ast.Call):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        of_its_own = called in checking or any(keyword.arg == "check" for keyword in node.keywords)
-        return of_its_own or CAN_FAIL.search(called) is not None
+        is_check = called in checking or any(keyword.arg == "check" for keyword in node.keywords)
+        return is_check or CAN_FAIL.search(called) is not None
     return isinstance(node, ast.Raise)
 
 
 def test_unit_tests_stand_where_the_code_stands() -> None:
     packages = {path.parent.name for path in PRODUCT if path.name == "__init__.py"} | {"pyspark_tidelog"}
-    strangers = [
+    other_directories = [
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests/unit").iterdir()
         if path.is_dir() and path.name not in packages and path.name != "__pycache__"
     ]
-    assert not strangers
+    assert not other_directories
 
 
 def test_functions_and_files_stay_short() -> None:
@@ -331,7 +334,7 @@ def test_functions_and_files_stay_short() -> None:
         text = path.read_text()
         if text.count("\n") > FILE_LINES_MAX:
             found.append(f"{_relative(path)}: {text.count(chr(10))} lines")
-        for node in ast.walk(_parsed(path)):
+        for node in ast.walk(_parse(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -340,16 +343,16 @@ def test_functions_and_files_stay_short() -> None:
 
 
 def test_every_module_says_its_duty() -> None:
-    missing = [_relative(p) for p in PRODUCT if p.read_text().strip() and not ast.get_docstring(_parsed(p))]
+    missing = [_relative(p) for p in PRODUCT if p.read_text().strip() and not ast.get_docstring(_parse(p))]
     assert not missing
 
 
 def test_files_are_named_for_their_duty() -> None:
-    empty = {"utils.py", "util.py", "helpers.py", "misc.py", "common.py"}
-    assert not [_relative(p) for p in PRODUCT if p.name in empty]
+    meaningless = {"utils.py", "util.py", "helpers.py", "misc.py", "common.py"}
+    assert not [_relative(p) for p in PRODUCT if p.name in meaningless]
 
 
-def _committed() -> list[Path]:
+def _committed_files() -> list[Path]:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
         "\n"
     )
@@ -371,13 +374,13 @@ TEXT = {".py", ".md", ".toml", ".txt", ".tsv", ".cfg", ".yml", ".sh", ".c", ".ja
     ],
 )
 def test_no_committed_file_has(what: str, pattern: str) -> None:
-    sought = re.compile(pattern)
+    forbidden = re.compile(pattern)
     found = []
-    for path in _committed():
+    for path in _committed_files():
         if path.suffix not in TEXT or path.stat().st_size > 1 << 20 or "golden" in path.parts or path == Path(__file__):
             continue
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-            if sought.search(line):
+            if forbidden.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
     assert not found, what
 
@@ -388,7 +391,7 @@ def test_api_modules_say_the_versions_that_the_registry_serves() -> None:
     wrong = []
     for key, entry in TABLE.items():
         path = ROOT / f"src/tidelog/api/{entry.module}.py"
-        said = ast.get_docstring(_parsed(path)) or ""
+        said = ast.get_docstring(_parse(path)) or ""
         wanted = f"(key {key}), v{entry.min_version}-{entry.max_version}"
         single = f"(key {key}), v{entry.min_version}"
         if wanted not in said and not (entry.min_version == entry.max_version and single in said):

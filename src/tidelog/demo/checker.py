@@ -1,6 +1,6 @@
-"""The checker reads topics, ledger and Parquet files itself, and compares them. It trusts no other part.
+"""The checker reads topics, ledger and Parquet files itself, and compares them. It does not rely on the other parts.
 
-python -m tidelog.demo.checker BOOTSTRAP DIRECTORY    JSON on stdout; exit code 1 if an account does not balance
+python -m tidelog.demo.checker BOOTSTRAP DIRECTORY    JSON on stdout; exit code 1 if the sources do not agree
 """
 
 import json
@@ -26,7 +26,7 @@ class Evidence(NamedTuple):
     stock: dict[str, tuple[int, int]]
     """From the ledger: product -> (units at the start, units now)."""
     events: list[tuple[int, dict[str, Any]]]
-    """(event id, event), with repeats."""
+    """(event id, event). An event that was published again is in the list again."""
     sold: dict[str, int] | None
     """From Parquet: product -> units. None if no pipeline ran."""
     readers: dict[str, int]
@@ -34,7 +34,7 @@ class Evidence(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The result. `problems` is empty if every account balances."""
+    """The result. `problems` is empty if all sources agree."""
 
     sent: int
     counts: dict[str, int]
@@ -122,12 +122,12 @@ def gather(bootstrap: str, directory: Path) -> Evidence:
         outcomes=outcomes,
         stock=stock,
         events=[(event_id(m), json.loads(_bytes(m))) for m in read_topic(bootstrap, EVENTS)],
-        sold=_sold(directory / "sales"),
+        sold=_units_in_parquet(directory / "sales"),
         readers={name: read_events_seen(directory / f"{name}.sqlite")[0] for name in READERS},
     )
 
 
-def _sold(sales: Path) -> dict[str, int] | None:
+def _units_in_parquet(sales: Path) -> dict[str, int] | None:
     if not sales.exists():
         return None
     import pyarrow.dataset as dataset

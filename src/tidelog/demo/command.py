@@ -1,4 +1,4 @@
-"""`tidelog demo`: shows the use of Tidelog on real data."""
+"""The command `tidelog demo`, which shows Tidelog at work on real data."""
 
 import shutil
 import sys
@@ -28,12 +28,16 @@ def flash_sale(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--directory", metavar="DIR", show_default=False, help="Default: a new temporary one.", file_okay=False
+            "--directory",
+            metavar="DIR",
+            show_default=False,
+            help="Default: a new temporary directory.",
+            file_okay=False,
         ),
     ] = None,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Run the Spark pipeline.")] = True,
     orders_per_s: Annotated[
-        int, typer.Option("--orders-per-s", min=1, metavar="N", help="Most orders per second of one worker.")
+        int, typer.Option("--orders-per-s", min=1, metavar="N", help="Maximum orders per second of one worker.")
     ] = 700,
     expiry: Annotated[
         float, typer.Option("--expiry", min=0.1, metavar="SECONDS", help="Orders that waited longer expire.")

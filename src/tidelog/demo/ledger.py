@@ -1,8 +1,8 @@
 """The ledger of stock and orders: one SQLite file that all workers share.
 
-The outcome of an order, its change of the stock and its event are written in one transaction. So a worker may be
-killed at any point and its orders delivered again: an order with an outcome is never decided twice, and each event
-that was written is published sooner or later (the outbox).
+The outcome of an order, its change of the stock and its event are written in one transaction. Therefore a worker may
+be killed at any point, and its orders may be delivered again: an order that has an outcome is not decided again. The
+events are in a table of the same file (the outbox) until a worker has published them, so that none is lost.
 """
 
 import sqlite3
@@ -16,7 +16,8 @@ from tidelog.demo.orders import Order
 ACCEPTED, SOLD_OUT, EXPIRED = "accepted", "sold out", "expired"
 OUTCOMES = (ACCEPTED, SOLD_OUT, EXPIRED)
 ORPHAN_MS = 2000
-"""Any worker may publish an event that its own worker has not published after this time."""
+"""Time after which any worker may publish an event that is still unpublished. Before, only the worker that decided
+the order publishes it."""
 
 SCHEMA = """
 CREATE TABLE stock (product TEXT PRIMARY KEY, opening INTEGER NOT NULL, units INTEGER NOT NULL CHECK (units >= 0));
@@ -98,7 +99,7 @@ class Ledger:
         )  # fmt: skip
 
     def unpublished(self, worker: str, now_ms: int, limit: int = 1000) -> list[Event]:
-        """Return this worker's unpublished events, and those that another worker has left unpublished for ORPHAN_MS."""
+        """Return this worker's unpublished events, and those of other workers that are older than ORPHAN_MS."""
         rows = self._db.execute(
             "SELECT event_id, product, body FROM outbox WHERE published = 0 AND (worker = ? OR decided_ms < ?) "
             "ORDER BY event_id LIMIT ?",
@@ -118,7 +119,7 @@ class Ledger:
         counts = dict(self._db.execute("SELECT outcome, count(*) FROM outcomes GROUP BY outcome").fetchall())
         return {outcome: counts.get(outcome, 0) for outcome in OUTCOMES}
 
-    def waiting_events(self) -> int:
+    def unpublished_count(self) -> int:
         return int(self._db.execute("SELECT count(*) FROM outbox WHERE published = 0").fetchone()[0])
 
     def outcomes(self) -> dict[str, tuple[str, int, str]]:

@@ -15,7 +15,7 @@ REORDERS = "reorders"
 PARTITIONS = 12
 DATA = "online_retail_2010_12.csv.gz"
 STOCK_PERCENT = 70
-"""Opening stock in percent of all orders of a product: the remaining orders find it sold out."""
+"""Opening stock of a product, in percent of the units ordered. Orders for the remaining units find it sold out."""
 
 
 class Order(NamedTuple):
@@ -39,15 +39,15 @@ class Order(NamedTuple):
         return cls(**json.loads(data))
 
 
-class LeftOut(NamedTuple):
-    """Number of lines that are not sales, by reason."""
+class SkippedLines(NamedTuple):
+    """Numbers of lines that are not sales, by reason."""
 
     cancellations: int
     not_positive: int
 
 
-def read_orders() -> tuple[list[Order], LeftOut]:
-    """Return every sale of the data set, in order, and the numbers of lines left out."""
+def read_orders() -> tuple[list[Order], SkippedLines]:
+    """Return every sale of the data set, in order, and the numbers of skipped lines."""
     orders: list[Order] = []
     cancellations = not_positive = 0
     for number, row in enumerate(_rows()):
@@ -68,7 +68,7 @@ def read_orders() -> tuple[list[Order], LeftOut]:
                     country=row["Country"],
                 )
             )
-    return orders, LeftOut(cancellations, not_positive)
+    return orders, SkippedLines(cancellations, not_positive)
 
 
 def opening_stock(orders: list[Order]) -> dict[str, int]:

@@ -1,9 +1,11 @@
-"""The Spark pipeline. It reads `order-events`; it writes sales by product and minute to Parquet, and `reorders`.
+"""The Spark pipeline. It reads `order-events`, and writes sales by product and minute to Parquet, and the topic
+`reorders`.
 
     python -m tidelog.demo.pipeline BOOTSTRAP DIRECTORY
 
-It starts Spark at once. When a line arrives on stdin, it reads the events that the topic holds. It uses structured
-streaming with a checkpoint: the next run continues where the last one stopped. A replayed batch overwrites its files.
+It starts Spark, then waits for a line on stdin, then processes the events that the topic holds. It uses structured
+streaming with a checkpoint: the next run continues where the previous one stopped. A micro-batch that is replayed
+overwrites its own Parquet files.
 """
 
 import sys
@@ -83,7 +85,9 @@ def sales(batch: "DataFrame") -> "DataFrame":
 
 
 def reorders(batch: "DataFrame") -> "DataFrame":
-    """Return the products that run short and the units that were sold out: key product, value JSON."""
+    """Return the products whose stock fell below REORDER_BELOW, and the units that could not be sold. Key: product;
+    value: JSON.
+    """
     from pyspark.sql import functions as f
 
     short = (

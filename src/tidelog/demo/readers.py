@@ -1,9 +1,9 @@
-"""Three groups that read the events, each for its own purpose. Each drops repeated events by the event's id.
+"""Three groups that read the events, each for its own purpose. Each detects repeated events by the event's id.
 
     python -m tidelog.demo.readers BOOTSTRAP NAME FILE
 
-The primary key of a table detects a repeat, in the same transaction as the reader's work. So a reader may be killed at
-any point.
+A reader stores the ids of the events in a table, in the same transaction as the result of its work. Therefore it may
+be killed at any point: an event that is delivered again does not change the result.
 """
 
 import json
@@ -28,7 +28,8 @@ CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value INTEGER NOT NULL
 """
 
 Work = Callable[[dict[str, Any]], str]
-"""Returns the key of `results` that an event adds one to; "" for none."""
+"""A function from an event to a key of the table `results`. The value of this key is increased by one. "" means no
+key."""
 
 
 def message_to_customer(event: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Run the flash sale: a broker and all parts in processes of their own, one worker killed midway, a live view.
+"""Run the flash sale. The broker and each part run in processes of their own; one worker is killed midway.
 
 The stderr of each part is stored in `logs/` of the directory.
 """
@@ -23,10 +23,10 @@ from tidelog.testing import Broker
 
 SETTINGS = {"offsets.topic.num.partitions": 3, "group.min.session.timeout.ms": SESSION_MS}
 QUIET: dict[str, Any] = {"log_level": 0}
-"""Settings of clients in this process: librdkafka's own log lines would disturb the display."""
+"""Settings of clients in this process. They disable librdkafka's own log lines, which would disturb the display."""
 SAMPLE_S = 0.25
 SALE_TIMEOUT_S = 100
-"""Longest time until every order is settled; after it the sale has failed."""
+"""Time limit, in seconds, until every order is settled and its event processed. After it the sale has failed."""
 KILL_AT_PERCENT = 40
 PART_TIMEOUT_S = 90
 
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     directory: Path
     spark: bool = True
     orders_per_s: int = 700
-    """Most orders per second of one worker."""
+    """Maximum orders per second of one worker."""
     expiry_ms: int = 15_000
     bursts: int = 3
     pause_s: float = 2.0
@@ -74,17 +74,17 @@ class Result(NamedTuple):
 
 
 class Display(Protocol):
-    """Displays the progress of the sale."""
+    """A display of the sale's progress."""
 
     def show(self, sample: Sample, expected: int) -> None:
         """Show a sample; `expected` is the number of all orders."""
 
     def phase(self, name: str) -> None:
-        """Show the present phase, a phrase for a sentence. Called repeatedly while the phase lasts."""
+        """Show the name of the present phase, for example "stopping workers". Called repeatedly while it lasts."""
 
 
 class Stage:
-    """The processes of one sale. All are ended when the block ends."""
+    """The processes of one sale. Those that still run are killed at the end of the `with` block."""
 
     def __init__(self, plan: Plan, bootstrap: str, display: Display) -> None:
         self.plan = plan
@@ -132,19 +132,22 @@ class Stage:
         self._processes[name].kill()
 
     def stop(self, *names: str) -> None:
-        """Send SIGTERM to all, then wait for each."""
+        """Send SIGTERM to all of these parts, then wait for each one. Raises SaleFailed if one ends with an error."""
         for name in names:
             self._processes[name].send_signal(signal.SIGTERM)
         for name in names:
-            self.expect(name, self._processes[name].wait(30))
+            self.check_exit_code(name, self._processes[name].wait(30))
 
-    def expect(self, name: str, code: int | None) -> None:
-        """Raise SaleFailed if the part ended with an error."""
+    def check_exit_code(self, name: str, code: int | None) -> None:
+        """Raise SaleFailed if the part ended with an error. A `code` of None means that it still runs."""
         if code not in (None, 0):
             raise SaleFailed(f"{name} ended with exit code {code}: see {self._log(name)}")
 
     def finish(self, name: str, phase: str, line: str = "", *, codes: tuple[int, ...] = (0,)) -> str:
-        """Write a line to the part's stdin, and wait for its end, showing `phase`. Return its stdout."""
+        """Write a line to the part's stdin, wait until the part ends, and return its stdout. Show `phase` meanwhile.
+
+        Raises SaleFailed if the exit code is not one of `codes`, or if the part takes longer than PART_TIMEOUT_S.
+        """
         process = self._processes[name]
         deadline = time.monotonic() + PART_TIMEOUT_S
         input_line: str | None = line
@@ -154,27 +157,28 @@ class Stage:
                 out, _ = process.communicate(input_line, timeout=SAMPLE_S)
                 break
             except subprocess.TimeoutExpired:
-                input_line = None  # communicate() has stored the input of its first call
+                input_line = None  # later calls of communicate() still send the input of the first call
                 if time.monotonic() > deadline:
                     raise SaleFailed(f"{name} took more than {PART_TIMEOUT_S} s: see {self._log(name)}") from None
         if process.returncode not in codes:
-            self.expect(name, process.returncode)
+            self.check_exit_code(name, process.returncode)
         return out
 
     def _log(self, name: str) -> Path:
         return self.plan.directory / "logs" / f"{name}.log"
 
     def check_all(self) -> None:
+        """Raise SaleFailed if a part ended with an error, other than a worker that was killed."""
         for name, process in self._processes.items():
             if self.workers.get(name) != "killed":
-                self.expect(name, process.poll())
+                self.check_exit_code(name, process.poll())
 
-    def ended(self, name: str) -> bool:
+    def has_ended(self, name: str) -> bool:
         return self._processes[name].poll() is not None
 
 
 class Observer:
-    """Reads topics, ledger and readers without disturbing them."""
+    """Read the state of topics, ledger and readers, without disturbing them."""
 
     def __init__(self, bootstrap: str, directory: Path) -> None:
         self._consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "observer"})
@@ -188,7 +192,7 @@ class Observer:
             at_s=at_s,
             sent=sum(end for _, end in ends),
             counts=self._ledger.counts(),
-            unpublished=self._ledger.waiting_events(),
+            unpublished=self._ledger.unpublished_count(),
             seen={name: _events_seen(file) for name, file in files.items()},
             workers=dict(workers),
         )
@@ -231,7 +235,7 @@ def run(plan: Plan, display: Display) -> Result:
         stage.stop(*(name for name, state in stage.workers.items() if state == "works"), *READERS)
         if plan.spark:
             stage.finish("pipeline", "Spark writes the events to Parquet", "go\n")
-        verdict = _check(stage)
+        verdict = _run_checker(stage)
     return Result(samples, verdict, left_out, time.monotonic() - began)
 
 
@@ -243,7 +247,10 @@ def make_topics(bootstrap: str) -> None:
 
 
 def _watch(stage: Stage, expected: int, display: Display) -> list[Sample]:
-    """Take samples until every order is settled and every reader has its event; kill a worker on the way."""
+    """Take samples until every order is settled and every reader has processed its event.
+
+    After KILL_AT_PERCENT of the orders, kill worker-1 and start another worker. Raises SaleFailed.
+    """
     observer = Observer(stage.bootstrap, stage.plan.directory)
     samples: list[Sample] = []
     began = time.monotonic()
@@ -258,7 +265,7 @@ def _watch(stage: Stage, expected: int, display: Display) -> list[Sample]:
                 stage.kill_worker("worker-1")
                 stage.start_worker("worker-3")
             all_readers_done = all(count == sample.settled for count in sample.seen.values())
-            if stage.ended("gateway") and sample.queue == 0 and sample.unpublished == 0 and all_readers_done:
+            if stage.has_ended("gateway") and sample.queue == 0 and sample.unpublished == 0 and all_readers_done:
                 return samples
             if at_s > SALE_TIMEOUT_S:
                 raise SaleFailed(
@@ -269,7 +276,7 @@ def _watch(stage: Stage, expected: int, display: Display) -> list[Sample]:
         observer.close()
 
 
-def _check(stage: Stage) -> dict[str, Any]:
+def _run_checker(stage: Stage) -> dict[str, Any]:
     stage.start("checker", "checker", stage.plan.directory)
     out = stage.finish("checker", "the checker compares all accounts", codes=(0, 1))
     try:

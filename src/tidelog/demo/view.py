@@ -25,7 +25,7 @@ PANEL_WIDTH = 76
 
 
 class LiveView:
-    """Show samples as they arrive: redrawn in a terminal, otherwise as a plain line every few seconds."""
+    """Show the newest sample: in a terminal as a panel that is redrawn, otherwise as a plain line every few seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -63,7 +63,7 @@ class LiveView:
             self._live.console.print(f"{name} ...", highlight=False)
 
     def _print_line(self, phase: str, facts: str) -> None:
-        """Print a plain line: at once for a new phase, else every few seconds."""
+        """Print a plain line if the phase is new, or if PLAIN_EVERY_S have passed since the last line."""
         at_s = time.monotonic() - self._began_s
         if phase != self._phase or at_s - self._printed_at_s >= PLAIN_EVERY_S:
             self._phase, self._printed_at_s = phase, at_s
@@ -73,7 +73,7 @@ class LiveView:
         sent_per_s, settled_per_s = self._rates(sample)
         bars = Grid.grid(padding=(0, 2))
         bars.add_column(width=7)
-        # the width that the other columns leave
+        # the panel's width without the other columns
         bars.add_column(width=max(min(self._console.width, PANEL_WIDTH) - 37, 4))
         bars.add_column(justify="right", width=14)
         bars.add_row("sent", ProgressBar(expected, sample.sent, complete_style="cyan"), f"{sample.sent:,}")

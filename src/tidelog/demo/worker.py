@@ -1,8 +1,10 @@
-"""An order worker: reads orders at a limited pace, settles them in the ledger, publishes the events of the outbox.
+"""An order worker. It reads orders at a limited pace, settles them in the ledger, and publishes the events of the
+outbox.
 
     python -m tidelog.demo.worker BOOTSTRAP LEDGER NAME ORDERS_PER_S
 
-Offsets are committed after the ledger's transaction: an order may be delivered twice, but is decided once.
+Offsets are committed after the ledger's transaction. An order may therefore be delivered twice, but it is decided
+once.
 """
 
 import signal
@@ -20,8 +22,8 @@ GROUP = "order-workers"
 BATCH = 100
 IDLE_S = 0.2
 SESSION_MS = 2500
-"""Session timeout: a killed worker's partitions move to other workers after it. The broker must allow it
-(group.min.session.timeout.ms)."""
+"""Session timeout. After this time the partitions of a killed worker move to other workers. The broker's
+group.min.session.timeout.ms must not be larger."""
 
 
 class Worker:

@@ -28,7 +28,8 @@ TEST_SETTINGS = {
 """Settings that differ from those of `tidelog start`, so that tests do not wait. `settings` takes precedence."""
 
 AFTER_GRANDCHILDREN = -1
-"""Exit priority of multiprocessing: below 0 means after its own children were joined. They may be clients."""
+"""Priority of an exit function of multiprocessing. A negative one is called after the process has joined its own
+children, which may be clients of the broker."""
 
 
 class RunningBroker(Protocol):
@@ -84,7 +85,7 @@ class Broker:
         self.port = port
         """The real port after the start; a restart listens on the same port."""
         self.data = None if data is None else Path(data).absolute()
-        """The data directory; None while there is no temporary directory."""
+        """The data directory. None if no `data` was passed and no temporary directory exists at present."""
         self._temporary = data is None
         self._owner_pid: int | None = None
         """The process that started the broker; None while neither a running broker nor a temporary directory exists."""
@@ -104,8 +105,9 @@ class Broker:
         return self._require_running().pid
 
     def log(self) -> str:
-        """Return the log of a broker process since its start; empty for a broker in a thread, which logs with this
-        process.
+        """Return the log of a broker process since its start.
+
+        Empty for a broker in a thread, which writes to the log of this process.
         """
         return self._require_running().log()
 
@@ -146,7 +148,11 @@ class Broker:
         return BrokerThread(config)
 
     def _config(self, data: Path) -> "BrokerConfig":
-        """Check the settings, for both kinds of broker, since they are set in Python. Raises BrokerFailedError."""
+        """Check the settings, and return the configuration. Raises BrokerFailedError.
+
+        A broker process checks them again. They are checked here too, so that an error says that they come from
+        `settings`, and not from the command line of the broker process.
+        """
         from tidelog.config.broker_config import BrokerConfig, ConfigError
 
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -157,7 +163,7 @@ class Broker:
             raise BrokerFailedError(str(error)) from error
 
     def stop(self) -> None:
-        """Stop the broker in order, and delete a temporary data directory. Does nothing if the broker does not run.
+        """Stop the broker in order if it runs, and delete a temporary data directory.
 
         Does nothing in a process that was forked from its owner: the owner's broker continues to serve. Raises
         BrokerFailedError if the broker had ended by itself or ended with an error.
@@ -173,7 +179,7 @@ class Broker:
             self._clear_owner()
 
     def kill(self) -> None:
-        """Kill the broker with kill -9; the data stays for `start`.
+        """Kill the broker with kill -9. The data directory remains, also a temporary one: `start` uses it again.
 
         Raises RuntimeError unless the broker is a process that this process started.
         """
@@ -203,7 +209,10 @@ class Broker:
             self.data = None
 
     def _at_exit(self) -> None:
-        """Clean up a broker that was not stopped. It cannot stop in order, since threads cannot be started any more."""
+        """Clean up a broker that was not stopped.
+
+        It cannot be stopped in order, because a program that is ending cannot start the threads that this needs.
+        """
         if not self._belongs_to_another_process:
             if self.process and self._running is not None:
                 self.kill()
@@ -247,7 +256,7 @@ class Broker:
     def __getstate__(self) -> dict[str, object]:
         """Return the state for pickle and copy. Raises TypeError if the broker is started: it cannot be copied."""
         if self._owner_pid is not None:
-            hint = f": hand on its bootstrap, {self.bootstrap!r}" if self.port else ""
+            hint = f": pass its bootstrap instead, {self.bootstrap!r}" if self.port else ""
             raise TypeError(f"{self._ownership_text()} and cannot be copied{hint}")
         return self.__dict__
 
@@ -280,12 +289,13 @@ class Broker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._belongs_to_another_process:  # the loop is a copy of the owner's too: nothing may be called on it
+        # In a forked process the event loop is a copy of the owner's, and nothing may be called on it.
+        if not self._belongs_to_another_process:
             await _run_in_thread(self.stop)
 
 
 def setting_text(value: object) -> str:
-    """Return a setting as the text that a file would have: true, 3, a,b."""
+    """Return the text of a setting as it would be in a file, for example `true`, `3` or `a,b`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -294,9 +304,10 @@ def setting_text(value: object) -> str:
 
 
 async def _run_in_thread(function: Callable[[], None]) -> None:
-    """Run `function` in a thread, which has ended when this returns. (The loop's executor would keep its thread.)
+    """Run `function` in a new thread, and return when the thread has ended. (A thread of the loop's executor would not
+    end.)
 
-    If the caller is cancelled, this still waits for the thread, so that nothing is left half done.
+    If the caller is cancelled, this still waits for the thread, so that `function` is never interrupted.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

@@ -27,8 +27,8 @@ class BrokerProcess:
     """
 
     def __init__(self, host: str, port: int, data: Path, settings: Mapping[str, str]) -> None:
-        # This process holds the writing end and never writes. When it ends, in any way, the broker reads end of
-        # file.
+        # This process has the writing end of the pipe and never writes. When this process ends, for any reason, the
+        # broker reads end of file, and ends too.
         reading_end, self._writing_end = os.pipe()
         self._log = tempfile.TemporaryFile(prefix="tidelog-log-")  # noqa: SIM115 - closed by _release
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -86,9 +86,7 @@ class BrokerProcess:
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     def drop_in_forked_child(self) -> None:
-        """Close the forked child's copy of the writing end: the broker ends with this process, not with its
-        children.
-        """
+        """Close the forked child's copy of the writing end. Otherwise the broker would run until that child ends."""
         os.close(self._writing_end)
 
     def _read_address(self) -> tuple[str, int]:
@@ -101,8 +99,9 @@ class BrokerProcess:
         return host.strip("[]"), int(port)
 
     def _read_line(self) -> str:
-        """Return the broker's one line on stdout; empty if it ended without one. Raises BrokerFailedError after
-        START_S.
+        """Return the only line that the broker prints on stdout. Empty if the broker ended without printing it.
+
+        Raises BrokerFailedError after START_S.
         """
         assert self._process.stdout is not None
         pipe = self._process.stdout
@@ -129,7 +128,10 @@ class BrokerProcess:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without broker settings, and with a path to this package if it is not installed."""
+    """Return the environment without the variables that are broker settings.
+
+    If this package is not installed, its directory is added to PYTHONPATH, so that the child process finds it.
+    """
     package = str(Path(tidelog.__file__).parents[1])
     variables = {name: value for name, value in environment.items() if not name.startswith("TIDELOG_")}
     if "site-packages" not in package:

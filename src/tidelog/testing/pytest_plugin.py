@@ -23,7 +23,7 @@ class StartedBroker:
 
 SCOPES = ("function", "class", "module", "package", "session")
 RUNNING = pytest.StashKey[dict[int, StartedBroker]]()
-"""The running brokers, by `id()`."""
+"""The running brokers, by the `id()` of the `Broker`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,12 +33,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the ini option. Raises UsageError, which pytest prints as one line; an invalid scope of a fixture is
-    not.
+    """Check the ini option. Raises UsageError, which pytest prints as one line. Without this check, pytest would report
+    the invalid scope in many lines.
     """
     scope = config.getini("tidelog_broker_scope")
     if scope not in SCOPES:
-        raise pytest.UsageError(f"tidelog_broker_scope is {scope!r}; it takes {', '.join(SCOPES[:-1])} or {SCOPES[-1]}")
+        raise pytest.UsageError(
+            f"tidelog_broker_scope is {scope!r}; it must be {', '.join(SCOPES[:-1])} or {SCOPES[-1]}"
+        )
 
 
 def _scope(fixture_name: str, config: pytest.Config) -> Any:
@@ -69,11 +71,10 @@ def tidelog_broker(tidelog_settings: Mapping[str, object], request: pytest.Fixtu
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check, after the fixtures were created, that the broker has the settings of the test's own module or
-    conftest.py.
+    """Check, after the fixtures were created, that the broker was started with this test's own `tidelog_settings`.
 
-    pytest creates a fixture once for its scope, for the first test that uses it. Overrides for later tests have no
-    effect.
+    They may differ, because pytest creates a fixture only once for its scope: for the first test that uses it.
+    Settings of later tests would silently have no effect.
     """
     arguments: Mapping[str, Any] = getattr(item, "funcargs", {})
     started = item.config.stash.get(RUNNING, {}).get(id(arguments.get("tidelog_broker")))

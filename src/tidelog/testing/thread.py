@@ -27,7 +27,7 @@ class BrokerThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requested = asyncio.Event()
         self._stopping = False
-        # A daemon thread, so that a program that forgets to stop the broker can end; `stop` joins the thread.
+        # A program that does not stop its broker can end nevertheless, because this is a daemon thread.
         self._thread = threading.Thread(target=self._main, name="tidelog-broker", daemon=True)
         self._thread.start()
         try:
@@ -44,7 +44,8 @@ class BrokerThread:
 
         Raises BrokerFailedError if the broker had failed, or did not stop in order.
         """
-        # Either the thread, which is still starting, reads the flag, or its loop is set already.
+        # The flag is set before the loop is checked. If the thread has not set its loop yet, it reads the flag after it
+        # has done so.
         self._stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the broker has ended by itself
@@ -63,7 +64,7 @@ class BrokerThread:
         if isinstance(error, BrokerFailedError):  # the broker failed just after the start
             return str(error)
         if not isinstance(error, Exception):
-            return f"the start was broken off: {type(error).__name__}"
+            return f"the start was interrupted: {type(error).__name__}"
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         return explain(error, self._config.data_directory, address, IN_PYTHON)
 

@@ -1,1 +1,1 @@
-"""The Kafka protocol as bytes: frames, messages, record batches, errors. Pure."""
+"""The Kafka protocol as bytes: frames, messages, record batches, errors. No I/O."""

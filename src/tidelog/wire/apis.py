@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class ApiInfo(NamedTuple):
-    """`module` is below `tidelog.wire.messages`. Versions are the schema's; `flexible_from` is 32767 if never."""
+    """`module` is a module of `tidelog.wire.messages`. `flexible_from` is 32767 if no version is flexible."""
 
     name: str
     module: str

@@ -18,7 +18,9 @@ STRUCTS_PER_STEP = 128
 
 
 def parts_of(message: Struct) -> Steps[list[list[Any]]]:
-    """Return the elements of all arrays with more than `PART_ITEMS` elements, at any depth, as lists of that size."""
+    """Return the elements of all arrays with more than `PART_ITEMS` elements, at any depth, in lists of at most that
+    size.
+    """
     parts: list[list[Any]] = []
     structs: list[Any] = [message]
     structs_left = STRUCTS_PER_STEP
@@ -48,13 +50,13 @@ _arrays: dict[type[Struct], tuple[tuple[str, bool], ...]] = {}
 
 
 def _arrays_of(kind: type[Struct]) -> tuple[tuple[str, bool], ...]:
-    """Return the attributes that are or contain arrays, each with whether its elements contain arrays themselves."""
+    """Return the attributes that are or contain arrays, each with a flag: whether its struct type contains arrays."""
     attributes = _arrays.get(kind)
     if attributes is None:
-        found = []
+        array_attributes = []
         for field in fields_from_lines(kind.FIELDS):
             contains_arrays = field.is_struct and bool(_arrays_of(struct_named(kind, field.type)))
             if field.is_array or contains_arrays:
-                found.append((field.attribute, contains_arrays))
-        attributes = _arrays[kind] = tuple(found)
+                array_attributes.append((field.attribute, contains_arrays))
+        attributes = _arrays[kind] = tuple(array_attributes)
     return attributes

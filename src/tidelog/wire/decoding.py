@@ -33,15 +33,15 @@ def build_decoder(message: type[Message], version: int, *, any_text: bool = Fals
 
     With `any_text`, strings need not be UTF-8: other bytes become lone surrogates ("surrogateescape").
     """
-    return _compiled(_Source(message, version, stepwise=False, any_text=any_text))  # type: ignore[no-any-return]
+    return _compile(_Source(message, version, stepwise=False, any_text=any_text))  # type: ignore[no-any-return]
 
 
 def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDecoder:
     """Return a generator function that decodes like `build_decoder`'s function, but yields within long arrays."""
-    return _compiled(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
+    return _compile(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
 
 
-def _compiled(source: "_Source") -> Any:
+def _compile(source: "_Source") -> Any:
     kind = "stepwise decoder" if source.stepwise else "decoder"
     code = compile(source.text(), f"<{source.message.__name__} v{source.version} {kind}>", "exec")
     exec(code, source.names)  # noqa: S102  # own source
@@ -49,9 +49,9 @@ def _compiled(source: "_Source") -> Any:
 
 
 def struct_named(owner: type[Struct], name: str) -> type[Struct]:
-    """Return the class of the struct that a field of `owner` names; it is in the same module."""
-    found: type[Struct] = getattr(sys.modules[owner.__module__], name)
-    return found
+    """Return the struct class with this name from the module of `owner`, which has a field of that type."""
+    struct_class: type[Struct] = getattr(sys.modules[owner.__module__], name)
+    return struct_class
 
 
 def is_flexible(message: type[Message], version: int) -> bool:
@@ -153,7 +153,7 @@ class _Source:
         self.run.clear()
 
     def struct(self, kind: type[Struct], target: str) -> None:
-        """Read one struct into a new object named `target`. Leaves reads pending."""
+        """Read one struct into a new object named `target`. Its last reads may stay pending in `run`."""
         self.names[kind.__name__] = kind
         self.emit(f"{target} = new({kind.__name__})")
         tagged = []
@@ -254,8 +254,8 @@ class _Source:
         if compact:
             self.long_form(length)
             if field.type == "string" and code == "h":
-                # As in Kafka, a compact string is at most as long as the other form could say. A length of one byte
-                # needs no check.
+                # As in Kafka, a compact string may not be longer than a two-byte length could state. This is checked
+                # only for long forms: a length of one byte is always small enough.
                 self.emit(f"    if {length} > {STRING_BYTES_MAX + 1}:")
                 self.emit(
                     f"        raise Malformed('{self.message.__name__} v{self.version}: {field.name} is too long')"

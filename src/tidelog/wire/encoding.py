@@ -26,7 +26,7 @@ def build_encoders(message: type[Message], version: int, *, any_text: bool = Fal
     With `any_text`, strings may hold lone surrogates, which stand for bytes that are not UTF-8 ("surrogateescape").
     """
     source = _Source(message, version, stepwise=False, any_text=any_text)
-    encode = _compiled(source)
+    encode = _compile(source)
     if not source.in_pieces:
         return encode, lambda message: [encode(message)]
     return lambda message: b"".join(encode(message)), encode
@@ -34,10 +34,10 @@ def build_encoders(message: type[Message], version: int, *, any_text: bool = Fal
 
 def build_stepwise_encoder(message: type[Message], version: int) -> StepwiseEncoder:
     """Return a generator function that encodes into pieces and yields within long arrays."""
-    return _compiled(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
+    return _compile(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
 
 
-def _compiled(source: "_Source") -> Any:
+def _compile(source: "_Source") -> Any:
     kind = "stepwise encoder" if source.stepwise else "encoder"
     code = compile(source.text(), f"<{source.message.__name__} v{source.version} {kind}>", "exec")
     exec(code, source.names)  # noqa: S102  # own source
@@ -72,7 +72,7 @@ class _Source:
         self.run: list[tuple[str, str]] = []
         self.parts: list[str] = []
         self.out = "out"
-        self.in_steps = False  # whether `out` was written to; if not, the message is one expression
+        self.out_is_used = False  # False if the encoder needs no list: the message is one expression
         self.temporaries = 0
         self.names: dict[str, Any] = {
             "join": b"".join,
@@ -92,14 +92,14 @@ class _Source:
         self.flush_run()
         head = ["def encode(m0):", "    try:"]
         if self.stepwise:
-            # The first condition is never true; it makes a generator of an encoder for a message without arrays.
+            # The condition is never true. Its yield makes the encoder of a message without arrays a generator, too.
             head += [f"        left = {STEP_ITEMS}", "        if not left:", "            yield"]
         if self.in_pieces:
             self.write_parts()
             head += ["        pieces = []", "        out = []"]
-            unwritten = "out or not pieces" if self.stepwise else "out"
-            tail = [f"        if {unwritten}:", "            pieces.append(join(out))", "        return pieces"]
-        elif not self.in_steps:
+            has_last_piece = "out or not pieces" if self.stepwise else "out"
+            tail = [f"        if {has_last_piece}:", "            pieces.append(join(out))", "        return pieces"]
+        elif not self.out_is_used:
             tail = [f"        return {self.joined()}"]
         else:
             self.write_parts()
@@ -131,7 +131,7 @@ class _Source:
         return name
 
     def flush_run(self) -> None:
-        """Make one part of the pending values of fixed size. Only the last one can be a compact length (`C`)."""
+        """Convert the pending values of fixed size to one part. Only the last one can be a compact length (`C`)."""
         if not self.run:
             return
         run, self.run = self.run, []
@@ -148,9 +148,9 @@ class _Source:
             self.parts.append(f"({short} if {compact} < 128 else {fixed} + uvarint({compact}))")
 
     def write_parts(self) -> None:
-        """Write the pending values and parts into `out`. Needed before a loop or branch begins or ends."""
+        """Write the pending values and parts into `out`. Call it before a loop or branch begins, and before it ends."""
         self.flush_run()
-        self.in_steps |= self.out == "out"
+        self.out_is_used |= self.out == "out"
         if len(self.parts) == 1:
             self.emit(f"{self.out}.append({self.parts[0]})")
         elif self.parts:
@@ -158,7 +158,7 @@ class _Source:
         self.parts.clear()
 
     def struct(self, kind: type[Struct], source: str) -> None:
-        """Write the struct in the variable `source`. Leaves values pending."""
+        """Write the struct in the variable `source`. Its last values may stay pending."""
         tagged = []
         for field in fields_from_lines(kind.FIELDS):
             value = f"{source}.{field.attribute}"
@@ -191,9 +191,9 @@ class _Source:
 
     def tags(self, kind: type[Struct], source: str, fields: list[Field]) -> None:
         """Write the tagged fields whose value is not the default, in the order of their tags."""
-        found = self.temporary("t")
+        tagged = self.temporary("t")
         outer = self.out, self.run, self.parts
-        self.emit(f"{found} = ()")
+        self.emit(f"{tagged} = ()")
         for field in sorted(fields, key=lambda field: field.tag or 0):
             self.out, self.run, self.parts = self.temporary("o"), [], []
             self.emit(f"if {self.is_set(kind, field, f'{source}.{field.attribute}')}:")
@@ -203,11 +203,11 @@ class _Source:
             self.write_parts()
             body = self.temporary("s")
             self.emit(f"{body} = join({self.out})")
-            self.emit(f"{found} += ({uvarint(field.tag or 0)!r}, uvarint(len({body})), {body})")
+            self.emit(f"{tagged} += ({uvarint(field.tag or 0)!r}, uvarint(len({body})), {body})")
             self.indent -= 1
         self.out, self.run, self.parts = outer
         self.flush_run()
-        self.parts.append(f"(uvarint(len({found}) // 3) + join({found}) if {found} else b'\\x00')")
+        self.parts.append(f"(uvarint(len({tagged}) // 3) + join({tagged}) if {tagged} else b'\\x00')")
 
     def field(self, kind: type[Struct], field: Field, value: str) -> None:
         nullable = self.version in field.nullable
@@ -242,7 +242,7 @@ class _Source:
         self.indent -= 1
 
     def length(self, source: str, nullable: bool, compact: bool, code: str, size: str) -> None:
-        """Add the length of `source` to the pending values; the length of null if it is None and the field nullable."""
+        """Add the length of `source` to the pending values. If the field is nullable, None has the length of null."""
         length = f"{size} + 1" if compact else size
         if nullable:
             length = f"{0 if compact else -1} if {source} is None else {length}"

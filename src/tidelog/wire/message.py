@@ -56,11 +56,11 @@ class Struct:
 
     def __repr__(self) -> str:
         """Return a text for tests and debugging. Byte fields are left out, since they may hold secrets or user data."""
-        values = ", ".join(f"{name}={_shown(name, getattr(self, name))}" for name in self._names())
+        values = ", ".join(f"{name}={_value_text(name, getattr(self, name))}" for name in self._names())
         return f"{type(self).__name__}({values})"
 
 
-def _shown(name: str, value: object) -> str:
+def _value_text(name: str, value: object) -> str:
     if not isinstance(value, bytes | bytearray | memoryview):
         return repr(value)
     if len(value) == 16 and name.endswith("_id"):
@@ -116,7 +116,7 @@ class Message(Struct):
 
     @classmethod
     def decoder(cls, version: int) -> Decoder:
-        """Return the function that `decode` calls for one version; hot paths keep it."""
+        """Return the function that `decode` calls for one version. Hot paths store it and call it themselves."""
         if version not in cls._decoders:
             from tidelog.wire.decoding import build_decoder
 
@@ -125,28 +125,29 @@ class Message(Struct):
 
     @classmethod
     def stepwise_decoder(cls, version: int) -> StepwiseDecoder:
-        """Return `decode` for one version as a generator function, for long messages that are decoded in steps."""
+        """Return a generator function that decodes like `decode`, in steps. It is for long messages of one version."""
         from tidelog.wire.decoding import build_stepwise_decoder
 
         return build_stepwise_decoder(cls, version)
 
     @classmethod
     def stepwise_encoder(cls, version: int) -> StepwiseEncoder:
-        """Return a `pieces_encoder` for one version as a generator function; it may make more pieces."""
+        """Return a generator function that encodes like `pieces_encoder`, in steps. It may return more pieces."""
         from tidelog.wire.encoding import build_stepwise_encoder
 
         return build_stepwise_encoder(cls, version)
 
     @classmethod
     def encoder(cls, version: int) -> Encoder:
-        """Return the function that `encode` calls for one version; hot paths keep it."""
+        """Return the function that `encode` calls for one version. Hot paths store it and call it themselves."""
         if version not in cls._encoders:
             cls._build_encoders(version)
         return cls._encoders[version]
 
     @classmethod
     def pieces_encoder(cls, version: int) -> PiecesEncoder:
-        """Return the function that encodes a message of one version into pieces. Record data stays in its own pieces.
+        """Return the function that encodes a message of one version into pieces. Record data is not copied: its pieces
+        are returned as they are.
 
         The first piece is always `bytes`.
         """

@@ -12,7 +12,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 NO_UUID = bytes(16)
 """The default of uuid fields."""
 SKIPPED_PER_STEP = 64
-"""Unknown tagged fields that a stepwise decoder skips between two yields; below 128, so that a count takes one byte."""
+"""Unknown tagged fields that a stepwise decoder skips between two yields. Below 128, because `skip_tagged_fields`
+interprets a larger count as the first byte of a varint."""
 
 
 class MalformedMessage(ValueError):
@@ -20,18 +21,18 @@ class MalformedMessage(ValueError):
 
 
 class FieldNotInVersion(ValueError):
-    """This version of the message has no such field, and the field's value must not be dropped silently."""
+    """This version of the message has no such field, and the field's value is not the default and must not be lost."""
 
     def __init__(self, struct: str, field: str, version: int) -> None:
         super().__init__(f"{struct}.{field} is not in version {version} and does not hold its default")
 
 
 class TooLargeDecompressed(MalformedMessage):
-    """The compressed data would be larger than the limit, or has more pieces than the limit allows."""
+    """The decompressed data would be larger than the limit, or the data has more pieces than the limit allows."""
 
 
 class BrokenStream(MalformedMessage):
-    """Compressed data that a reader cannot read to its end. `before` are the bytes that come before the damage."""
+    """Compressed data is damaged or incomplete. `before` has the decompressed bytes before the damage."""
 
     def __init__(self, message: str, before: bytes) -> None:
         super().__init__(message)

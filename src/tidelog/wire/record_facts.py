@@ -1,7 +1,7 @@
-"""Read the facts of each record that a broker needs, one record after another, without building record objects.
+"""Read those facts of each record that a broker needs, one record after another, without building record objects.
 
-A few KB of compressed records may decompress to millions, so the broker reads clients' records only in this way, and
-within a limit of decompressed bytes. All checks of `records.decode_records` are made here too.
+A few KB of compressed data may decompress to millions of records. Therefore the broker reads clients' records only in
+this way, and within a limit of decompressed bytes. Every check that `records.decode_records` makes is made here too.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class UnreadableLength(MalformedMessage):
 
 
 class RecordFacts(NamedTuple):
-    """Facts about one record: `timestamp` is in ms, and is the batch's append time if the batch has one."""
+    """Facts about one record. `timestamp` is in ms; it is the batch's append time if the batch has one."""
 
     offset_delta: int
     timestamp: int
@@ -30,7 +30,7 @@ class RecordFacts(NamedTuple):
 def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
     """Yield the facts of each record in `data`, which is the result of `records.decompressed_records`.
 
-    Raises MalformedMessage at the first place where `data` differs from the header's statements.
+    Raises MalformedMessage at the first record that is malformed or that contradicts the header.
     """
     base_timestamp = header.base_timestamp
     append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
@@ -66,8 +66,8 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
 def check_record_count(data: Buffer, header: BatchHeader) -> None:
     """Check the number of records by stepping from record to record by their lengths alone.
 
-    Raises WrongRecordCount unless the stated number of records fills `data` exactly, and MalformedMessage for a
-    length that exceeds it.
+    Raises WrongRecordCount unless the number of records that the header states fills `data` exactly. Raises
+    MalformedMessage if the length of a record exceeds `data`.
     """
     size = len(data)
     position = 0

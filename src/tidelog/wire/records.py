@@ -82,7 +82,7 @@ class Record:
 
 
 def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
-    """Yield the headers of the complete batches from `position` on, as in a fetch response or a segment.
+    """Yield the headers of the complete batches that begin at `position`, as in a fetch response or a segment.
 
     Stops before an incomplete batch, which may be the last one of a fetch response. Raises MalformedMessage for an
     impossible length, and for message sets of magic 0 and 1, which Kafka 4 no longer writes.
@@ -97,10 +97,10 @@ def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
 
 
 def decompressed_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
-    """Return the bytes of all records of the complete `batch`, decompressed.
+    """Return the decompressed bytes of all records of the complete `batch`.
 
-    Raises BrokenStream for compressed data that cannot be read, TooLargeDecompressed above the limit, and
-    WrongRecordCount if the bytes are too few for the stated number of records.
+    Raises BrokenStream if the compressed data is damaged, TooLargeDecompressed above the limit, and WrongRecordCount if
+    the bytes are too few for the number of records that the header states.
     """
     data: Buffer = memoryview(batch)[HEADER_BYTES : header.size]
     if header.codec != Codec.NONE:
@@ -115,9 +115,9 @@ def decompressed_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -
 def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> list[Record]:
     """Decode all records of the batch at `position`, with absolute offsets and timestamps.
 
-    At most `limit_bytes` are decompressed. The caller checks the CRC (`BatchHeader.crc_ok`). Raises MalformedMessage
-    (TooLargeDecompressed above the limit) unless a complete batch of magic 2 is there that holds exactly the records
-    that its header states.
+    The CRC is not checked: see `BatchHeader.crc_ok`. Raises TooLargeDecompressed if the records have more than
+    `limit_bytes` after decompression. Raises MalformedMessage if there is no complete batch of magic 2 at `position`,
+    or if it does not have exactly the records that its header states.
     """
     if len(buffer) - position < HEADER_BYTES:
         raise MalformedMessage("record batch: cut short")

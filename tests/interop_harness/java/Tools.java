@@ -21,9 +21,9 @@ import org.apache.kafka.common.utils.Exit;
  * Lines in:  run ID CLASS INPUT ARGUMENT...   and   stop ID   (INPUT and ARGUMENT in base64, "-" when empty)
  * Lines out: ID out|err BYTES   and   ID exit CODE   (BYTES in base64)
  *
- * Each tool has a thread group, and the output of its threads is its output. Its first call of exit sets its exit code. After
- * that call its output is dropped, as of an ended process: some tools catch the error that ends their thread, and print it. The shutdown
- * hooks of its threads are removed from the JVM's (--add-opens java.base/java.lang=ALL-UNNAMED) and run when the tool ends.
+ * Each tool has a thread group. What the threads of the group print is the output of the tool. Its first call of exit sets its exit code.
+ * Its later output is dropped, as if the process had ended: some tools catch the error that ends their thread, and print it. The shutdown
+ * hooks that its threads add are removed from the JVM (--add-opens java.base/java.lang=ALL-UNNAMED), and run when the tool ends.
  */
 public final class Tools {
     private static final PrintStream ANSWERS = System.out;

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from connection_harness import HEARTBEAT, PRODUCE, Bench, Clocked, FakeStream, frame, make_bench, wide_frame
+from connection_harness import HEARTBEAT, PRODUCE, Bench, FakeStream, TimedSteps, frame, make_bench, wide_frame
 from process_harness.raw import RawConnection
 from tidelog.api.pending import Pending
 from tidelog.broker.connection import BACKLOG_BYTES_MAX
@@ -61,11 +61,11 @@ def by_coroutine(answer: Any, parked: list[Pending[Any]], bench: Bench) -> Corou
 
 
 def by_steps(answer: Any, parked: list[Pending[Any]], bench: Bench) -> Any:
-    return Clocked(bench).steps(30, answer)
+    return TimedSteps(bench).steps(30, answer)
 
 
 def by_steps_that_park(answer: Any, parked: list[Pending[Any]], bench: Bench) -> Any:
-    return Clocked(bench).steps(10, later(answer, parked, bench))
+    return TimedSteps(bench).steps(10, later(answer, parked, bench))
 
 
 @pytest.mark.parametrize("kind", [later, by_coroutine, by_steps, by_steps_that_park])

@@ -701,7 +701,7 @@ def test_several_answers_that_fail_over_one_append_begin_one_load() -> None:
         return future
 
     stage.tasks.run_blocking = slow  # type: ignore[method-assign]
-    stage.partition.refuse_all(StorageError("the disk"))
+    stage.partition.fail_all(StorageError("the disk"))
     assert [type(answer) for answer in stage.answers] == [NotCoordinator] * 5
     stage.run(5)
     assert len(cores) == 2

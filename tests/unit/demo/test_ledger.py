@@ -42,7 +42,7 @@ def test_an_order_that_comes_again_late_keeps_its_outcome(path: Path) -> None:
     ledger.settle([order("a")], "w", NOW)
     assert ledger.settle([order("a"), order("b")], "w", NOW + 100) == 1
     assert [outcome for _, _, outcome in ledger.outcomes().values()] == ["accepted", "expired"]
-    assert ledger.waiting_events() == 2
+    assert ledger.unpublished_count() == 2
     ledger.close()
 
 
@@ -51,7 +51,7 @@ def test_a_failed_batch_leaves_nothing_behind(path: Path) -> None:
     with pytest.raises(AttributeError):
         ledger.settle([order("a"), None], "w", NOW)  # type: ignore[list-item]
     assert ledger.outcomes() == {}
-    assert ledger.waiting_events() == 0
+    assert ledger.unpublished_count() == 0
     ledger.close()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.batches import BASE_TIMESTAMP_MS, batch
-from conformance.forms import BROKEN, FORMS, TAKEN
+from conformance.forms import ACCEPTED, BROKEN, FORMS
 from log_harness import DIRECTORY, NOW_MS, LogOnDisk
 from log_harness.compaction import compact
 from tidelog.log.config import LogConfig
@@ -18,8 +18,8 @@ from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.errors import ApiError
 from tidelog.wire.records import decode_records
 
-TAKEN_FORMS = [name for name, form in FORMS.items() if form.answer == TAKEN]
-REFUSED_FORMS = [name for name, form in FORMS.items() if form.answer != TAKEN]
+TAKEN_FORMS = [name for name, form in FORMS.items() if form.answer == ACCEPTED]
+REFUSED_FORMS = [name for name, form in FORMS.items() if form.answer != ACCEPTED]
 COUNTS = [(form, count) for form in ("gzip", "snappy-raw", "xerial", "lz4", "zstd") for count in (1, 2, 4, 5)]
 COMPACTED = LogConfig(cleanup_policy="compact")
 GZIP = Recompression(Codec.GZIP, None, 1 << 20)

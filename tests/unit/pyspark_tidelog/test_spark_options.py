@@ -161,20 +161,23 @@ REFUSALS = [
     ({"subcribe": "x"}, r"option subcribe is not known to format tidelog; did you mean subscribe?"),
     ({"kafka.fetch.max.byte": "1"}, "option kafka.fetch.max.byte is not known .* did you mean kafka.fetch.max.bytes?"),
     ({"xyzzy": "1"}, "option xyzzy is not known to format tidelog$"),
-    ({"path": "x"}, "option path is not taken by format tidelog: topics are chosen with"),
-    ({"fetchOffset.numRetries": "x"}, "option fetchOffset.numRetries is 'x': it takes a whole number"),
-    ({"kafkaConsumer.pollTimeoutMs": "0"}, "option kafkaConsumer.pollTimeoutMs is '0': it takes a whole number from 1"),
+    ({"path": "x"}, "option path is not accepted by format tidelog: topics are chosen with"),
+    ({"fetchOffset.numRetries": "x"}, "option fetchOffset.numRetries is 'x': it must be a whole number"),
+    (
+        {"kafkaConsumer.pollTimeoutMs": "0"},
+        "option kafkaConsumer.pollTimeoutMs is '0': it must be a whole number from 1",
+    ),
     (
         {"kafka.session.timout.ms": "1"},
         "option kafka.session.timout.ms is not known .* did you mean kafka.session.timeout",
     ),
-    ({"kafka.security.providers": "x"}, "option kafka.security.providers .* plaintext only"),
-    ({"kafka.enable.idempotence": "true"}, "option kafka.enable.idempotence is not taken by format tidelog"),
-    ({"kafka.sasl.mechanism": "PLAIN"}, "option kafka.sasl.mechanism .* plaintext only, without TLS and SASL"),
-    ({"kafka.ssl.truststore.location": "x"}, "option kafka.ssl.truststore.location .* plaintext only"),
-    ({"kafka.security.protocol": "SASL_SSL"}, "option kafka.security.protocol .* plaintext only"),
-    ({"assign": '{"orders":[0]}'}, "options subscribe and assign exclude each other"),
-    ({"subscribePattern": "o.*"}, "options subscribe and subscribePattern exclude each other"),
+    ({"kafka.security.providers": "x"}, "option kafka.security.providers .* in plaintext"),
+    ({"kafka.enable.idempotence": "true"}, "option kafka.enable.idempotence is not accepted by format tidelog"),
+    ({"kafka.sasl.mechanism": "PLAIN"}, "option kafka.sasl.mechanism .* in plaintext, without TLS or SASL"),
+    ({"kafka.ssl.truststore.location": "x"}, "option kafka.ssl.truststore.location .* in plaintext"),
+    ({"kafka.security.protocol": "SASL_SSL"}, "option kafka.security.protocol .* in plaintext"),
+    ({"assign": '{"orders":[0]}'}, "options subscribe and assign cannot be used together"),
+    ({"subscribePattern": "o.*"}, "options subscribe and subscribePattern cannot be used together"),
     (
         {"startingOffsets": '{"orders":{"0":1,"1":5}}', "endingOffsets": '{"orders":{"0":1,"1":4}}'},
         r"\[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] orders-1: the starting offset 5 is past the ending "
@@ -188,7 +191,7 @@ REFUSALS = [
         {"startingOffsets": '{"orders":{"0":1}}', "endingOffsets": '{"orders":{"1":4}}'},
         r"\[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_.*\] .* name different partitions: .* orders-0, orders-1",
     ),
-    ({"startingOffsets": "soonest"}, "option startingOffsets is 'soonest': it takes earliest, latest or JSON"),
+    ({"startingOffsets": "soonest"}, "option startingOffsets is 'soonest': it must be earliest, latest or JSON"),
     ({"startingOffsets": "latest"}, "option startingOffsets cannot be latest"),
     ({"startingOffsets": '{"orders":{"0":-1}}'}, "option startingOffsets cannot be latest"),
     ({"endingOffsets": "earliest"}, "option endingOffsets cannot be earliest"),
@@ -197,16 +200,16 @@ REFUSALS = [
     ({"startingOffsets": "{}"}, "option startingOffsets names no partition"),
     ({"startingOffsets": '{"orders":[0]}'}, "topic 'orders' needs an object of partitions"),
     ({"startingOffsets": '{"orders":{"a":1}}'}, "'a' of topic 'orders' is not a partition's number"),
-    ({"startingOffsets": '{"orders":{"0":true}}'}, "orders-0 has True where a whole number from -2 is taken"),
-    ({"startingOffsets": '{"orders":{"0":-3}}'}, "orders-0 has -3 where"),
-    ({"startingOffsetsByTimestamp": '{"orders":{"0":-1}}'}, "orders-0 has -1 where a whole number from 0"),
-    ({"startingOffsetsByTimestampStrategy": "guess"}, "it takes error or latest"),
-    ({"startingTimestamp": "soon"}, "option startingTimestamp is 'soon': it takes a whole number"),
-    ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': it takes a whole number from 1"),
+    ({"startingOffsets": '{"orders":{"0":true}}'}, "orders-0 is True: it must be a whole number from -2"),
+    ({"startingOffsets": '{"orders":{"0":-3}}'}, "orders-0 is -3: it must be"),
+    ({"startingOffsetsByTimestamp": '{"orders":{"0":-1}}'}, "orders-0 is -1: it must be a whole number from 0"),
+    ({"startingOffsetsByTimestampStrategy": "guess"}, "it must be error or latest"),
+    ({"startingTimestamp": "soon"}, "option startingTimestamp is 'soon': it must be a whole number"),
+    ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': it must be a whole number from 1"),
     ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, r"minOffsetsPerTrigger \(5\) is above"),
-    ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon': it takes a time like 15m"),
-    ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it takes true or false"),
-    ({"kafka.isolation.level": "dirty"}, "it takes read_uncommitted or read_committed"),
+    ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon': it must be a time like 15m"),
+    ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it must be true or false"),
+    ({"kafka.isolation.level": "dirty"}, "it must be read_uncommitted or read_committed"),
     ({"kafka.bootstrap.servers": "here"}, "option kafka.bootstrap.servers: bootstrap server 'here' is not HOST:PORT"),
     ({"kafka.bootstrap.servers": ""}, "option kafka.bootstrap.servers is required"),
     ({"subscribe": " , "}, "option subscribe names no topic"),
@@ -223,14 +226,16 @@ def test_refusals(more: dict[str, str], message: str) -> None:
 def test_client_settings_without_a_meaning_are_refused_with_the_reason(name: str) -> None:
     for parse in (lambda given: read_options(given, streaming=True), lambda g: write_options(g | {"topic": "t"})):
         given = without("subscribe", **{f"kafka.{name}": "x"})
-        with pytest.raises(OptionError, match=rf"option kafka.{name} is not taken by format tidelog: {REFUSED[name]}"):
+        with pytest.raises(
+            OptionError, match=rf"option kafka.{name} is not accepted by format tidelog: {REFUSED[name]}"
+        ):
             parse(given)
 
 
 def test_more_refusals() -> None:
     with pytest.raises(OptionError, match=r"no topic is chosen: give option subscribe, subscribePattern or assign"):
         read_options(without("subscribe"), streaming=False)
-    with pytest.raises(OptionError, match=r"option subscribePattern is required, and is empty"):
+    with pytest.raises(OptionError, match=r"option subscribePattern is required, but it is empty"):
         read_options(without("subscribe", subscribePattern=" "), streaming=False)
     for text, message in [('{"a":1}', "needs a list"), ("[]", "not a JSON object"), ('{"a":[]}', "names no partition")]:
         with pytest.raises(OptionError, match=message):
@@ -250,11 +255,11 @@ def test_write_options() -> None:
     assert (options.client.delivery_timeout_ms, options.client.default_api_timeout_ms) == (9, 60_000)
     options = write_options(given | {"kafka.default.api.timeout.ms": "3000"})
     assert (options.client.delivery_timeout_ms, options.client.default_api_timeout_ms) == (120_000, 3000)
-    with pytest.raises(OptionError, match=r"option kafka.acks is '0': it takes all or -1 or 1"):
+    with pytest.raises(OptionError, match=r"option kafka.acks is '0': it must be all or -1 or 1"):
         write_options(given | {"kafka.acks": "0"})
     with pytest.raises(OptionError, match=r"option subscribe is not known"):
         write_options(BASIC)
-    with pytest.raises(OptionError, match=r"option topic is required, and is empty"):
+    with pytest.raises(OptionError, match=r"option topic is required, but it is empty"):
         write_options(given | {"topic": " "})
     assert write_options(given | {"kafka.batch.size": "0"}).batch_bytes == 1
 

@@ -15,7 +15,7 @@ pa = pytest.importorskip("pyarrow")
 from pyspark_tidelog import compiled, outgoing
 from pyspark_tidelog.encode_kernel import murmur2
 from pyspark_tidelog.errors import SchemaError
-from pyspark_tidelog.outgoing import Outgoing
+from pyspark_tidelog.outgoing import BatchEncoder
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import Codec, check_produced
 from tidelog.wire.records import Record, decode_records
@@ -26,9 +26,11 @@ HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), 
 COMPILED = [True, False] if compiled.AVAILABLE else [False]
 
 
-def new(topic: str | None = "orders", *, partitions: int = 4, batch_bytes: int = 1 << 16, **more: object) -> Outgoing:
+def new(
+    topic: str | None = "orders", *, partitions: int = 4, batch_bytes: int = 1 << 16, **more: object
+) -> BatchEncoder:
     chosen = {"codec": Codec.NONE, "first_partition": 0} | more
-    return Outgoing(topic, lambda _: partitions, lambda: NOW_MS, batch_bytes=batch_bytes, **chosen)  # type: ignore[arg-type]
+    return BatchEncoder(topic, lambda _: partitions, lambda: NOW_MS, batch_bytes=batch_bytes, **chosen)  # type: ignore[arg-type]
 
 
 def arrow(rows: list[dict[str, object]], **types: "pa.DataType") -> "pa.RecordBatch":
@@ -124,7 +126,7 @@ def test_a_partition_column_decides_and_null_leaves_it_to_the_key() -> None:
 @pytest.mark.parametrize("partition", [-1, 4])
 def test_an_impossible_partition_is_refused(partition: int) -> None:
     rows = arrow([{"value": b"a", "partition": partition}])
-    with pytest.raises(SchemaError, match=f"column partition says {partition}; topic orders has 4 partitions"):
+    with pytest.raises(SchemaError, match=f"column partition has the value {partition}; topic orders has 4 partitions"):
         new().batches(rows)
 
 

@@ -8,7 +8,7 @@ from pyspark_tidelog.errors import DataLoss, OptionError
 from pyspark_tidelog.lookup import Lookup, loss_reporter, refuse_backward_ranges, without_lost
 from pyspark_tidelog.offsets import ByTimestamp, Everywhere, Offsets, Specific, from_json_object, to_json_object
 from pyspark_tidelog.options import Subscription
-from pyspark_tidelog.plan import OffsetRange, cut_to, split
+from pyspark_tidelog.plan import OffsetRange, limited_ends, split
 from tidelog.client.cluster import PartitionLeader, Topic
 from tidelog.client.operations import EARLIEST, LATEST, ListedOffset
 from tidelog.model.ids import NO_TOPIC_ID, TopicPartition
@@ -23,7 +23,7 @@ def test_a_limit_is_shared_out_and_no_partition_starves(
 ) -> None:
     begin = {tp: start for tp, (start, _) in sizes.items()}
     end = {tp: start + size for tp, (start, size) in sizes.items()}
-    cut = cut_to(limit, begin, end)
+    cut = limited_ends(limit, begin, end)
     taken = {tp: cut[tp] - begin[tp] for tp in sizes}
     assert sum(taken.values()) <= max(limit, sum(1 for _, size in sizes.values() if size)) + len(sizes)
     for tp, (_, size) in sizes.items():
@@ -33,8 +33,8 @@ def test_a_limit_is_shared_out_and_no_partition_starves(
 
 
 def test_a_limit_is_shared_in_proportion() -> None:
-    assert cut_to(100, {A0: 0, A1: 1000, B0: 5}, {A0: 900, A1: 1100, B0: 5}) == {A0: 90, A1: 1010, B0: 5}
-    assert cut_to(10, {A0: 50}, {A0: 20}) == {A0: 20}
+    assert limited_ends(100, {A0: 0, A1: 1000, B0: 5}, {A0: 900, A1: 1100, B0: 5}) == {A0: 90, A1: 1010, B0: 5}
+    assert limited_ends(10, {A0: 50}, {A0: 20}) == {A0: 20}
 
 
 @given(
@@ -75,7 +75,7 @@ def test_what_is_lost_is_reported_and_left_out() -> None:
     assert reports == [
         "a-1: offsets 5 to 6 are gone, the log begins at 7",
         "b-0: offsets 5 to 9 are gone, the log begins at 20",
-        "b-1: the log ends at 5, reading was to go on at 10",
+        "b-1: the log ends at 5, but reading starts at 10",
     ]
     with pytest.raises(DataLoss, match="a-1: offsets 5 to 6 are gone"):
         without_lost(ranges, {A1: 7}, loss_reporter(True))
@@ -130,7 +130,7 @@ def test_a_range_that_ends_before_it_starts_is_refused() -> None:
     ]:
         with pytest.raises(
             OptionError,
-            match=rf"\[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] b-0: {end} at 50, reading was to go on at 60",
+            match=rf"\[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] b-0: {end} at 50, but reading starts at 60",
         ):
             refuse_backward_ranges(backward, ending)
 
@@ -142,15 +142,17 @@ def test_bounds_become_offsets() -> None:
     assert there.resolve("endingOffsets", Everywhere(LATEST), both) == {A0: 30, A1: 40}
     assert there.resolve("startingOffsets", Specific({A0: 7, A1: EARLIEST}), both) == {A0: 7, A1: 4}
     assert there.resolve("endingOffsets", ByTimestamp(99, True), both) == {A0: 12, A1: 40}
-    with pytest.raises(OptionError, match=r"a-1: no record is as late .* startingOffsetsByTimestampStrategy=latest"):
+    with pytest.raises(
+        OptionError, match=r"a-1: no record has the starting timestamp .* startingOffsetsByTimestampStrategy=latest"
+    ):
         there.resolve("startingOffsets", ByTimestamp({A0: 9, A1: 9}, False), both)
 
 
 def test_bounds_must_name_exactly_what_is_read() -> None:
     there = lookup(Subscription(topics=("a",)))
-    with pytest.raises(OptionError, match=r"option startingOffsets must name every partition .* it lacks a-1"):
+    with pytest.raises(OptionError, match=r"option startingOffsets must name every partition .* missing: a-1"):
         there.resolve("startingOffsets", Specific({A0: 1}), [A0, A1])
-    with pytest.raises(OptionError, match=r"option startingOffsets names what is not read: b-0"):
+    with pytest.raises(OptionError, match=r"option startingOffsets names partitions that are not read: b-0"):
         there.resolve("startingOffsets", Specific({A0: 1, B0: 1}), [A0])
     with pytest.raises(OptionError, match=r"option endingOffsetsByTimestamp must name every partition"):
         there.resolve("endingOffsets", ByTimestamp({A0: 1}, True), [A0, A1])

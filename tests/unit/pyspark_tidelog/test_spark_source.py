@@ -15,7 +15,7 @@ from pyspark_tidelog.options import ReadOptions, read_options
 from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.rows import TYPES
 from pyspark_tidelog.schema import columns_of, source_schema
-from pyspark_tidelog.writer import TidelogStreamWriter, TidelogWriter, check_columns, rounds
+from pyspark_tidelog.writer import TidelogStreamWriter, TidelogWriter, check_columns, split_into_rounds
 from tidelog.model.ids import TopicPartition
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:1"}
@@ -85,7 +85,7 @@ def test_readers_and_writers_check_their_options() -> None:
     assert isinstance(sink.writer(struct(value="binary"), False), TidelogWriter)
     assert isinstance(sink.streamWriter(struct(value="binary"), False), TidelogStreamWriter)
     for make in (sink.writer, sink.streamWriter):
-        with pytest.raises(OptionError, match="a topic is only ever appended to"):
+        with pytest.raises(OptionError, match="a topic only accepts appended rows"):
             make(struct(value="binary"), True)
     with pytest.raises(OptionError, match="no topic is chosen"):
         pyspark_tidelog.DefaultSource(SERVERS).reader(source_schema(False))
@@ -149,7 +149,7 @@ def test_rounds_hold_one_batch_of_each_partition_in_order(monkeypatch: pytest.Mo
         b: [bytearray(b"b1")],
         c: [bytearray(b"c1")] * 2,
     }
-    assert [list(together) for together in rounds(batches)] == [[a, b, c], [a, c], [a]]
-    assert [bytes(together[a]) for together in rounds(batches)] == [b"a1", b"a2", b"a3"]
+    assert [list(together) for together in split_into_rounds(batches)] == [[a, b, c], [a, c], [a]]
+    assert [bytes(together[a]) for together in split_into_rounds(batches)] == [b"a1", b"a2", b"a3"]
     monkeypatch.setattr(writer, "ROUND_BYTES", 4)
-    assert [list(together) for together in rounds(batches)] == [[a, b], [c], [a, c], [a]]
+    assert [list(together) for together in split_into_rounds(batches)] == [[a, b], [c], [a, c], [a]]

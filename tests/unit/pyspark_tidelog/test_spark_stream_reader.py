@@ -216,7 +216,7 @@ def test_a_start_beyond_the_end_is_a_loss() -> None:
         query = Query(Brokers(t=[(0, 10)]), startingOffsets='{"t":{"0":12}}')
         if available_now:
             query.reader.prepareForTriggerAvailableNow()
-        with pytest.raises(DataLoss, match="t-0: the log ends at 10, reading was to go on at 12"):
+        with pytest.raises(DataLoss, match="t-0: the log ends at 10, but reading starts at 12"):
             query.trigger()
 
 
@@ -229,13 +229,13 @@ def test_losses_are_errors_that_name_them() -> None:
         query.trigger()
     brokers.log["t1"] = [(0, 3)]
     query.log = query.log[:1]
-    with pytest.raises(DataLoss, match="t1-0: the log ends at 3, reading was to go on at 10"):
+    with pytest.raises(DataLoss, match="t1-0: the log ends at 3, but reading starts at 10"):
         query.trigger()
     brokers.log["t1"] = [(0, 10)]
     del brokers.log["t2"]
     query.log = query.log[:1]
     query.restart()
-    with pytest.raises(DataLoss, match="t2-0 is gone; it was read up to offset 10"):
+    with pytest.raises(DataLoss, match="t2-0 no longer exists; it was read up to offset 10"):
         query.trigger()
 
 

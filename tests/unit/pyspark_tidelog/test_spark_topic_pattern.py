@@ -30,13 +30,13 @@ def test_every_expression_means_what_it_means_in_java() -> None:
     with java_regex() as java:
         for text, kind, answer in RECORDED:
             try:
-                found = java.names_found(text, NAMES)
+                found = java.matching_names(text, NAMES)
             except OptionError as error:
                 position = (
                     int(answer.split()[0]) if kind == "refused" else -1
                 )  # the words differ between releases of Java
                 where = f" near position {position}, after {text[:position]!r}" if position >= 0 else ""
-                named = f"option subscribePattern {text!r} is no regular expression of Java: "
+                named = f"option subscribePattern {text!r} is not a regular expression of Java: "
                 if kind != "refused" or not str(error).startswith(named) or not str(error).endswith(where):
                     wrong.append(f"{text}: {error}, where Java says {kind} {answer}")
             else:
@@ -58,7 +58,7 @@ def test_java_is_started_for_new_names_only(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_expression_is_compiled_even_where_there_is_no_topic() -> None:
     with pytest.raises(
-        OptionError, match=r"option subscribePattern 'a\(' is no regular expression .* position 2, after"
+        OptionError, match=r"option subscribePattern 'a\(' is not a regular expression .* position 2, after"
     ):
         TopicPattern("a(").topics_among([])
 

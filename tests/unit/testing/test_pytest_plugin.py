@@ -145,5 +145,5 @@ def test_a_misspelt_scope_is_one_line(tmp_path: Path) -> None:
     told = run_pytest(
         tmp_path, BOOTSTRAPS, *PLUGIN, ini="tidelog_broker_scope = sesion", code=pytest.ExitCode.USAGE_ERROR
     )
-    line = "ERROR: tidelog_broker_scope is 'sesion'; it takes function, class, module, package or session"
+    line = "ERROR: tidelog_broker_scope is 'sesion'; it must be function, class, module, package or session"
     assert [said for said in told.splitlines() if said and not said.startswith("LOADED")] == [line]

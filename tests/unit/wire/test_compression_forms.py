@@ -11,7 +11,7 @@ import cramjam
 import pytest
 
 from conformance.batches import CODECS, batch
-from conformance.forms import BROKEN, FORMS, INVALID, TAKEN, XERIAL
+from conformance.forms import ACCEPTED, BROKEN, FORMS, INVALID, XERIAL
 from tidelog.wire.batches import HEADER_BYTES, BatchHeader, Codec
 from tidelog.wire.compression import decompress
 from tidelog.wire.primitives import BrokenStream, MalformedMessage, TooLargeDecompressed
@@ -28,7 +28,7 @@ def test_what_kafka_takes_is_read_and_what_it_refuses_is_not(name: str, size: in
     form = FORMS[name]
     payload = form.payload(RECORDS[size])
     codec = CODECS[form.codec]
-    if form.answer == TAKEN:
+    if form.answer == ACCEPTED:
         assert bytes(decompress(codec, memoryview(payload), LIMIT)) == RECORDS[size]
     elif form.answer == BROKEN:
         with pytest.raises(BrokenStream, match=form.codec):

@@ -7,9 +7,10 @@ Spark source. It accepts and refuses the same streams as the readers of Kafka 4.
     gzip     one or several members; bytes after a member that do not begin another one are ignored
     snappy   bare, or xerial's framing, whose header may repeat; up to three bytes after the last chunk are ignored
     lz4      one frame of independent blocks; bytes after it are ignored; checksums of the content are not compared
-    zstd     one or several frames, also skippable ones; an incomplete last frame is ignored if it gives no bytes
+    zstd     one or several frames, also skippable ones; an incomplete last frame is ignored if it yields no bytes
 
-Decompression stops at a limit, whatever size the stream states: a few KB may claim to be gigabytes.
+Decompression stops at a limit of bytes, because a few KB may decompress to gigabytes. The size that the stream states
+is not trusted.
 """
 
 from tidelog.wire.batches import Codec

@@ -17,8 +17,8 @@ _BARE_DEFLATE = -zlib.MAX_WBITS
 _READ_BYTES = 8192
 """Compressed bytes that Java's reader reads from its source at a time (Kafka's GzipCompression)."""
 _IGNORED_REST_BYTES = 18
-"""Java's reader ignores up to this many bytes after a member if it has read them already: the smallest member is
-longer."""
+"""Java's reader ignores up to this many bytes after a member if it has read them already. They are too few to be
+another member."""
 
 _MAGIC = b"\x1f\x8b\x08"  # followed by the only compression method
 _FLAGS_AT = 3

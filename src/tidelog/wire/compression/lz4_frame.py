@@ -55,8 +55,8 @@ def compress(data: memoryview, level: int | None) -> bytes:
 def _compress_slow(data: memoryview, level: int) -> bytes:
     """Compress with the slow compressor.
 
-    The library offers it only for whole frames, so each block is compressed into its own frame and then taken out of
-    it. Other threads can run between the blocks.
+    The library offers it only for whole frames. Therefore each block is compressed into a frame of its own, and then
+    copied from it. Other threads can run between the blocks.
     """
     parts: list[Buffer] = [_HEADER]
     for start in range(0, len(data), _BLOCK_BYTES):
@@ -138,7 +138,7 @@ def _read_header(data: memoryview) -> _Header:
 def _find_blocks(
     data: memoryview, header: _Header, block_bytes_max: int, blocks_max: int
 ) -> tuple[list[_Block], str | None]:
-    """Return the blocks of the frame (at most `blocks_max` + 1), and the reason if the frame does not end properly."""
+    """Return the blocks of the frame (at most `blocks_max` + 1), and the error text if the frame is malformed."""
     blocks: list[_Block] = []
     checksum_bytes = _SIZE.size if header.flags & _BLOCK_CHECKSUMS else 0
     position = header.end
@@ -165,7 +165,7 @@ def _find_blocks(
 def _check_block(data: memoryview, start: int, end: int, stored: bool, sizes: int, before: memoryview) -> None:
     """Compare the block's checksum. Raises BrokenStream.
 
-    The library checks blocks only in whole frames, so it gets a frame with this one block.
+    The library checks blocks only in whole frames. Therefore it decompresses a frame that has only this block.
     """
     descriptor = bytes((_VERSION | _INDEPENDENT | _BLOCK_CHECKSUMS, sizes))
     header = _MAGIC + descriptor + bytes((_header_checksum(descriptor),))

@@ -3,8 +3,8 @@
 from tidelog.wire.primitives import TooLargeDecompressed
 
 BYTES_PER_PIECE = 256
-"""One piece is allowed for this many bytes of a stream's size limit. Millions of empty pieces would cost time,
-although they add no bytes."""
+"""One piece is allowed for this many bytes of a stream's size limit. The limit of pieces is needed because millions of
+empty pieces would cost time, although they add no bytes."""
 PIECES_MIN = 64
 
 

@@ -1,4 +1,4 @@
-"""Snappy, written like the Java client in xerial's framing: a header, then chunks, each with its size in front.
+"""Snappy. It is written in xerial's framing, as by the Java client: a header, then chunks, each after its size.
 
 Both this framing and bare snappy, which librdkafka writes, can be read. The reader behaves like Java's
 `SnappyInputStream`: the header may repeat between chunks, and up to three bytes after the last chunk are ignored.
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 32 * 1024
 _SIZE = Struct(">i")
 _SIZE_BYTES = _SIZE.size
 _HEADER_AS_SIZE = _SIZE.unpack_from(_MAGIC)[0]
-"""The first bytes of the header as a chunk size. In place of a chunk's size, they begin a repeated header."""
+"""The first four bytes of the header, read as a chunk size. Instead of a size, they begin a repeated header."""
 
 
 def compress(data: memoryview) -> bytes:
@@ -62,7 +62,8 @@ def decompress(data: memoryview, limit_bytes: int) -> Buffer:
 def _check_header(data: memoryview, position: int) -> None:
     """Check a repeated header. Raises BrokenStream.
 
-    A header with a damaged magic number is skipped: Java's reader takes it for the end, but then reads on.
+    A header with a damaged magic number is skipped, because Java's reader first treats it as the end of the stream, but
+    then continues after it.
     """
     end = position + len(_HEADER)
     if end > len(data):
@@ -88,5 +89,5 @@ def _decompress_block(block: memoryview, limit_bytes: int) -> Buffer:
 
 
 def _broken(reason: str) -> BrokenStream:
-    """Build the exception, without bytes before the damage: Java's reader reads ahead and does not return those."""
+    """Return the exception. It has no bytes before the damage, because Java's reader reads ahead and loses them."""
     return BrokenStream(f"snappy data: {reason}", b"")

@@ -1,7 +1,7 @@
 """Zstandard (RFC 8878): one or several frames, also skippable ones.
 
 The reader behaves like `ZstdInputStream` of zstd-jni, which Kafka uses. The data may end inside a frame that follows
-complete frames: if that frame has given no bytes yet, the stream counts as complete.
+complete frames. If the incomplete frame has not yielded any bytes yet, the stream is accepted as complete.
 """
 
 from contextlib import suppress
@@ -21,8 +21,8 @@ _OUTPUT_FULL = "whole buffer"
 _CUT_SHORT = "incomplete frame"
 
 _ERROR_NUMBERS = 120
-"""Java's reader takes the highest 32-bit numbers for error codes. So a skippable frame that lacks that many bytes is
-an error."""
+"""Java's reader interprets this many of the highest 32-bit numbers as error codes. If the number of bytes that an
+incomplete skippable frame lacks is one of them, the reader raises an error."""
 _READ_BYTES = (128 << 10) + 3
 """Compressed bytes that Java's reader reads at a time. When it reads again, it expects a complete frame."""
 
@@ -63,10 +63,10 @@ def decompress(data: Buffer, limit_bytes: int) -> Buffer:
 
 
 def _decompress_cut(data: memoryview, limit_bytes: int, reason: str) -> bytes:
-    """Return the bytes before the damage that the library reports as `reason`, if Java's reader takes it for the
-    end.
+    """Return the decompressed bytes before the damage if Java's reader accepts the damaged stream as complete.
 
-    Otherwise raises BrokenStream. The caller has checked that the bytes are within the limit.
+    `reason` is the library's error text. Raises BrokenStream if Java's reader refuses the stream. The caller has
+    checked that the bytes are within the limit.
     """
     buffer = cramjam.Buffer()
     with suppress(cramjam.DecompressionError):
@@ -92,7 +92,7 @@ def _whole_frames_end(data: memoryview, limits: RemainingLimits) -> int:
 
 
 def _lacks_too_much(data: memoryview, position: int) -> bool:
-    """Return whether the incomplete frame at `position` lacks more bytes than Java's reader can count."""
+    """Return whether the incomplete frame at `position` lacks so many bytes that Java's reader raises an error."""
     end = _frame_end(data, position, RemainingLimits(0))
     return end is not None and end - len(data) >= (1 << 32) - _ERROR_NUMBERS
 

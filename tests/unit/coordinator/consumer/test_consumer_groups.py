@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from consumer_harness.members import REBALANCE_MS, ClassicMember, ConsumerMember
-from consumer_harness.stage import Stage, told
+from consumer_harness.stage import Stage, visible_state
 from group_harness.invariants import check_core
 from tidelog.coordinator.consumer.heartbeats import _reported_partitions
 from tidelog.coordinator.consumer.member import MemberState
@@ -159,9 +159,9 @@ def test_a_static_member_is_back_before_its_session_ends_and_nothing_moves() -> 
 def test_after_a_restart_members_go_on_and_the_silent_ones_go() -> None:
     on = stage(session_timeout_ms=10_000)
     one, _ = consumers(on, 2)
-    before = told(on.core.durable)
+    before = visible_state(on.core.durable)
     on.restart()
-    assert told(on.core.durable) == before
+    assert visible_state(on.core.durable) == before
     answer = one.beat()
     assert not isinstance(answer, ApiError)
     on.pass_time(6_000)
@@ -241,7 +241,7 @@ def test_a_record_of_an_earlier_kafka_is_ended() -> None:
     assert group_of(on).has_partition_metadata
     one.beat()
     assert not group_of(on).has_partition_metadata
-    assert told(on.reloaded()) == told(on.core.durable)
+    assert visible_state(on.reloaded()) == visible_state(on.core.durable)
 
 
 def test_an_empty_group_is_swept_and_its_offsets_stay_while_members_read_them() -> None:
@@ -256,7 +256,7 @@ def test_an_empty_group_is_swept_and_its_offsets_stay_while_members_read_them() 
     one.leave()
     on.apply_all(on.core.sweep(["g"], on.now))
     assert "g" not in on.core.durable.by_id
-    assert told(on.reloaded()) == {}
+    assert visible_state(on.reloaded()) == {}
 
 
 def test_five_hundred_members_move_only_what_must_move_and_cost_little() -> None:

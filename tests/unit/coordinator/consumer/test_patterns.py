@@ -80,7 +80,7 @@ def test_the_last_member_with_an_expression_takes_it_along() -> None:
     assert list(group.resolved) == ["t"]
     one.leave()
     assert list(group.resolved) == ["t"]
-    two.pattern, two.topics, two.says_all = "", ["u"], True
+    two.pattern, two.topics, two.sends_all_fields = "", ["u"], True
     two.beat()
     assert group.resolved == {}
     beat_until(two, ["u"])
