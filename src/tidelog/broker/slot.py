@@ -151,7 +151,7 @@ class Slot:
     @property
     def must_complete(self) -> bool:
         """Whether the request still has effects to complete, even if the client has disconnected."""
-        return self.route.has_effects and not self.is_handled
+        return self.route.has_effects and not self.is_handled and not self.answered
 
     def abandon(self) -> bool:
         """Handle the disconnection of the client. Return True if the request continues in spite of it."""

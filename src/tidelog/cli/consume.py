@@ -98,13 +98,7 @@ def consume(
     """
     start = start_from(from_beginning, offset, since)
     has_explicit_start = offset is not None or since is not None
-    if group is not None:
-        check_group(group, has_explicit_start or bool(partition))
-    elif until_end and not has_explicit_start and not from_beginning:
-        raise UsageError(
-            "--until-end without a start reads nothing, because reading begins at the end:"
-            " add --from-beginning, --offset N or --since TIME"
-        )
+    check_start(group, has_explicit_start, bool(partition), from_beginning or not until_end)
     if json and format != "{value}":
         raise UsageError("--json and --format cannot be used together")
     render = to_json if json else format_renderer(format, null_marker)
@@ -117,6 +111,19 @@ def consume(
             else:
                 reader.join(group, "earliest" if from_beginning else "latest")
             reader.run(interrupted)
+
+
+def check_start(group: str | None, has_explicit_start: bool, has_partitions: bool, reads_by_default: bool) -> None:
+    """Raise UsageError if the start does not suit the other options. `reads_by_default`: records are read without an
+    explicit start, too.
+    """
+    if group is not None:
+        check_group(group, has_explicit_start or has_partitions)
+    elif not has_explicit_start and not reads_by_default:
+        raise UsageError(
+            "--until-end without a start reads nothing, because reading begins at the end:"
+            " add --from-beginning, --offset N or --since TIME"
+        )
 
 
 def format_renderer(format: str, null_marker: str) -> RenderRecord:

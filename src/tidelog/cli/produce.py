@@ -106,15 +106,9 @@ def produce(
         raise UsageError(f"--acks must be one of {', '.join(ACKS)}, not {acks!r}")
     if compression not in CODECS:
         raise UsageError(f"--compression must be one of {', '.join(CODECS)}, not {compression!r}")
-    if key is not None and key_separator is not None:
-        raise UsageError("--key and --key-separator cannot be used together, because a record has only one key")
-    if json_lines and (key_separator is not None or null_marker is not None):
-        raise UsageError("--json lines have their own keys and nulls: leave out --key-separator and --null-marker")
-    if keep_partitions and (not json_lines or partition is not None):
-        raise UsageError("--keep-partitions uses the partitions in --json lines: add --json, leave out --partition")
-    headers = [
-        (key, value.encode()) for key, value in (key_value(each, "--header", "source=import") for each in header)
-    ]
+    check_line_options(key, key_separator, null_marker, json_lines, keep_partitions, partition)
+    pairs = (key_value(each, "--header", "source=import") for each in header)
+    headers = [(name, text.encode()) for name, text in pairs]
     if json_lines:
         parse = json_parser(key, headers, keep_partitions)
     else:
@@ -124,6 +118,23 @@ def produce(
     with connection.open() as cluster_client, record_interrupts(second_raises=False) as interrupts:
         writer = Writer(connection, cluster_client, topic, partition, settings, interrupts)
         writer.write_all(parse(number, line) for number, line in enumerate(stdin_lines(interrupts), 1))
+
+
+def check_line_options(
+    key: str | None,
+    key_separator: str | None,
+    null_marker: str | None,
+    json_lines: bool,
+    keep_partitions: bool,
+    partition: int | None,
+) -> None:
+    """Raise UsageError for options about the lines that cannot be used together."""
+    if key is not None and key_separator is not None:
+        raise UsageError("--key and --key-separator cannot be used together, because a record has only one key")
+    if json_lines and (key_separator is not None or null_marker is not None):
+        raise UsageError("--json lines have their own keys and nulls: leave out --key-separator and --null-marker")
+    if keep_partitions and (not json_lines or partition is not None):
+        raise UsageError("--keep-partitions uses the partitions in --json lines: add --json, leave out --partition")
 
 
 def stdin_lines(interrupts: Interrupts) -> Iterator[bytes]:

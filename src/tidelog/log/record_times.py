@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 NO_TIMESTAMP = -1
 DELETE_HORIZON_BIT = 0x40
+RECORD_BYTES_MIN = 7
+"""Size of the shortest record, with its length."""
 AHEAD_MS = 3_600_000
 """How far in the future a header's timestamp may be, in ms. It is Kafka's default of message.timestamp.after.max.ms."""
 INLINE_RECORDS_MAX = 4000
@@ -46,10 +48,44 @@ def contradicts_itself(header: BatchHeader) -> bool:
     return first < 0 or (first != largest and (first > largest or header.count == 1))
 
 
+def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
+    """Return whether `count` uncompressed records of equal size fill `batch` from `start` on, all with the timestamp
+    delta 0.
+
+    Records of different sizes give False: they have to be read one after the other. Nothing here takes time for each
+    record, except for comparisons of bytes.
+    """
+    size = len(batch) - start
+    if count <= 0 or size % count or size // count < RECORD_BYTES_MIN:
+        return False
+    stride = size // count
+    first = batch[start]
+    if first < 0x80:
+        length, delta_at = first >> 1 ^ -(first & 1), start + 2
+    else:
+        try:
+            length, end = read_varint(batch, start)
+        except MalformedMessage:
+            return False
+        delta_at = end + 1
+    # Behind the bytes of the length come that of the attributes and that of the timestamp delta.
+    if delta_at - 1 - start + length != stride or batch[delta_at]:
+        return False
+    # Equal lengths at equal distances: each record begins where the one before it ends.
+    return count == 1 or (
+        all(
+            batch[position::stride].tobytes() == count * batch[position : position + 1].tobytes()
+            for position in range(start, delta_at - 1)
+        )
+        and batch[delta_at::stride].tobytes() == bytes(count)
+    )
+
+
 def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
     """Return the largest timestamp of `count` records in `data`, which is decompressed; at least NO_TIMESTAMP.
 
-    Only the lengths and timestamps of the records are read. Raises MalformedMessage.
+    Only the lengths and timestamps of the records are read. Raises MalformedMessage, also for bytes behind the last
+    record.
     """
     largest = NO_TIMESTAMP - base_timestamp
     size = len(data)
@@ -75,6 +111,8 @@ def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
             position = end
     except IndexError:
         raise MalformedMessage("record batch: a record is cut short") from None
+    if position != size:
+        raise MalformedMessage(f"record batch: {size - position} bytes after the last of {count} records")
     return base_timestamp + largest
 
 
@@ -107,7 +145,7 @@ def latest_timestamp_of(batch: "Buffer", fields: Fields) -> int:
 def _header_is_wrong(fields: Fields) -> bool:
     stated = fields[MAX_TIMESTAMP]
     return (
-        (stated == 0 or stated < fields[BASE_TIMESTAMP])
+        (stated < fields[BASE_TIMESTAMP] or (stated == 0 and fields[BASE_TIMESTAMP] < 0))
         and fields[COUNT] > 0
         # the base timestamp is not a record's
         and not fields[ATTRIBUTES] & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)
@@ -143,13 +181,13 @@ class SegmentPart(NamedTuple):
 class RecordTimes(NamedTuple):
     """The result of `find_times`.
 
-    `latest` is the largest timestamp of all records that could be decoded. `stated` is the largest timestamp in the
-    headers of the other batches. `damage` is the reason why the rest was not read; it is empty if everything was
-    read.
+    `latest` is the largest timestamp of all records that could be decoded. `undecodable`: the records of some batch
+    could not be decoded, so they may have any timestamp. `damage` is the reason why the rest was not read; it is empty
+    if everything was read.
     """
 
     latest: int
-    stated: int
+    undecodable: bool
     damage: str
 
     def encode(self) -> bytes:
@@ -165,19 +203,20 @@ def find_times(file: "File", part: SegmentPart) -> RecordTimes:
     """Read the timestamp of every record of a part of a segment. A million records take about a second. Raises
     OSError.
     """
-    latest = stated = NO_TIMESTAMP
+    latest = NO_TIMESTAMP
+    undecodable = False
     try:
         for _, batch, fields in batches(file, part.position, part.end, part.base_offset):
             if not fields[COUNT]:
                 continue
             batch_latest = _latest_of_records(batch, DECOMPRESSED_BYTES_MAX)
             if batch_latest is None:
-                stated = max(stated, fields[MAX_TIMESTAMP])
+                undecodable = True
             else:
                 latest = max(latest, batch_latest)
     except CorruptLog as error:
-        return RecordTimes(latest, stated, str(error))
-    return RecordTimes(latest, stated, "")
+        return RecordTimes(latest, undecodable, str(error))
+    return RecordTimes(latest, undecodable, "")
 
 
 def find_times_in_child(resources: "ChildResources", request: bytes, report: "Callable[[bytes], None]") -> None:

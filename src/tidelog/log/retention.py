@@ -96,8 +96,8 @@ class SegmentAgeSearch:
         doubtful = self._doubtful
         assert doubtful is not None
         self._doubtful = None
-        from_ms = max(doubtful.known_from_ms, times.latest, min(times.stated, doubtful.modified_ms))
-        if times.damage or max(times.latest, times.stated) < 0:
+        from_ms = max(doubtful.known_from_ms, times.latest)
+        if times.damage or times.undecodable or times.latest < 0:
             from_ms = max(from_ms, doubtful.modified_ms)
         self._ages[doubtful.segment] = SegmentAge(doubtful.size, from_ms)
 

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tidelog.log.config import INT64_MAX
-from tidelog.log.record_times import AHEAD_MS, contradicts_itself
+from tidelog.log.record_times import AHEAD_MS, contradicts_itself, have_base_timestamp, largest_timestamp
 from tidelog.wire.batches import CODEC_MASK, DECOMPRESSED_BYTES_MAX, HEADER_BYTES, TIMESTAMP_TYPE_BIT, Codec
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
@@ -34,10 +34,6 @@ INLINE_BYTES_MAX = 1 << 20
 EXAMINED_RECORDS_MAX = 1_000_000
 """Maximum number of records of a batch that is examined. More records would occupy a thread, and half of the loop's
 time, for seconds."""
-VARINT_BYTES_MAX = 5
-TIMESTAMP_DELTA_AT = 2
-"""Distance from the last byte of a record's length to its timestamp delta. The attributes are between them."""
-FIRST_RECORD_BYTES_MIN = VARINT_BYTES_MAX + TIMESTAMP_DELTA_AT
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP = Struct(">q")
@@ -144,19 +140,23 @@ def _needs_examination(batch: memoryview, header: "BatchHeader", config: "LogCon
 
 
 def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
-    """Return whether a header whose base timestamp is 0 or old may be wrong: the first record cannot be read without
-    decompression, or its timestamp differs from the base timestamp.
+    """Return whether a header that states old times, or 0, may state another largest timestamp than the records'.
 
-    A client that does not set the timestamps of its headers states 0. But records that are old under a correct
-    header are common, for example in a bulk load, and the check must not read each of them. If a wrong header passes
-    this check, no record is lost: retention reads the records before it deletes them.
+    A client that does not fill in the times of its headers states 0. But old records under a true header are as common
+    as new ones, so a bulk load must not pay for a full examination of each record.
     """
-    if header.attributes & CODEC_MASK or len(batch) < HEADER_BYTES + FIRST_RECORD_BYTES_MIN:
+    if header.attributes & CODEC_MASK:
         return True
-    position = HEADER_BYTES
-    while batch[position] & 0x80 and position < HEADER_BYTES + VARINT_BYTES_MAX:  # the length of the record
-        position += 1
-    return batch[position + TIMESTAMP_DELTA_AT] != 0
+    if header.base_timestamp == header.max_timestamp and have_base_timestamp(batch, HEADER_BYTES, header.count):
+        return False
+    if header.count > INLINE_RECORDS_MAX:
+        return True
+    try:
+        return (
+            largest_timestamp(bytes(batch[HEADER_BYTES:]), header.count, header.base_timestamp) != header.max_timestamp
+        )
+    except MalformedMessage:
+        return True
 
 
 def retention_time_ms(config: "LogConfig") -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from typing import Any
 
 import pytest
 
@@ -264,6 +265,24 @@ def test_acks_zero_with_an_error_hangs_up(bench: Bench) -> None:
     bench.answers = [CloseConnection("produce failed")]
     bench.feed(frame(1, PRODUCE, 7))
     assert bench.stream.ended == "aborted"
+
+
+@pytest.mark.parametrize("fails", ["acks zero", "not encodable"])
+def test_a_request_that_closes_the_connection_leaves_no_answered_request_behind(bench: Bench, fails: str) -> None:
+    """The produce request behind it is answered already: it must not keep the connection from its end."""
+    first: Pending[Any] = Pending()
+    second: Pending[Any] = Pending()
+    bench.answers = [first, second]
+    bench.feed(frame(1, PRODUCE, 7) + frame(2, PRODUCE, 7))
+    assert len(bench.requests) == 2
+    second.complete(ProduceResponse())
+    if fails == "acks zero":
+        first.complete(CloseConnection("produce failed"))
+    else:
+        first.complete(ProduceResponse(throttle_time_ms=1 << 40))
+    assert bench.stream.ended == "aborted"
+    assert not bench.listener._connections
+    assert not bench.listener._ending
 
 
 def test_a_claimed_length_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_a_relative_data_directory_is_that_of_now(monkeypatch: pytest.MonkeyPatc
 
 def test_an_ipv6_host_stands_in_brackets() -> None:
     assert parse(["--listen", "[::1]:9092"]).settings == {"listeners": "PLAINTEXT://[::1]:9092"}
-    with pytest.raises(MisusedError, match=r"in brackets: \[::1\]:9092"):
+    with pytest.raises(MisusedError, match=r"in brackets, for example \[::1\]:9092"):
         parse(["--listen", "::1:9092"])
 
 

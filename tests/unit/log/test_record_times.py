@@ -18,13 +18,15 @@ from tidelog.log.record_times import (
     contradicts_itself,
     find_times,
     find_times_in_child,
+    have_base_timestamp,
     largest_timestamp,
 )
 from tidelog.log.times import find_max_timestamp, find_timestamp
+from tidelog.log.validation import RefusedRecords
 from tidelog.model.steps import run_all
 from tidelog.runtime.interfaces import ChildResources
 from tidelog.wire.batches import BatchHeader, Codec
-from tidelog.wire.errors import ApiError
+from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.primitives import MalformedMessage
 from tidelog.wire.records import Record, decode_records, decompressed_records, encode_batch
 
@@ -98,6 +100,64 @@ def test_old_records_under_a_true_header_cost_no_more_than_new_ones(time_ms: int
     assert looks == []
     on.append(b"v", timestamps=[time_ms], codec=Codec.GZIP)  # its first record is not at hand
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("time_ms", [0, 1, NOW_MS - MONTH_MS])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 2, 300)], ids=["equal", "different"])
+def test_times_behind_a_first_record_that_agrees_with_its_old_header(time_ms: int, sizes: tuple[int, ...]) -> None:
+    """A later record of the present corrects the header, one of the far future is refused."""
+    for later, expected in ((NOW_MS, NOW_MS), (time_ms, time_ms), (NOW_MS + MONTH_MS, None)):
+        on = LogOnDisk(retention_ms=WEEK_MS)
+        times = (time_ms, time_ms, later)
+        records = [Record(b"k", b"v" * size, time) for size, time in zip(sizes, times, strict=True)]
+        batch = encode_batch(records)
+        batch[35:43] = time_ms.to_bytes(8, "big")
+        batch[17:21] = make_crc(batch)
+        if expected is None:
+            with pytest.raises(RefusedRecords) as refused:
+                on.append_batch(batch)
+            assert refused.value.code == ErrorCode.INVALID_TIMESTAMP
+        else:
+            on.append_batch(batch)
+            assert BatchHeader(batch).max_timestamp == expected
+
+
+@pytest.mark.parametrize("content", [b"\x80" * 7, b"\xff" * 7, b"\x80" * 8, b"\x00" * 7, b"\x0c" + bytes(5), b""])
+def test_bytes_that_are_no_records_under_an_old_header_are_refused(content: bytes) -> None:
+    on = LogOnDisk()
+    batch = encode_batch([Record(b"k", b"v", 0)])[:61] + content
+    batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+    batch[17:21] = make_crc(batch)
+    with pytest.raises(ApiError):
+        on.append_batch(batch)
+    assert on.log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_false_number_of_records_under_an_old_header_is_refused(count: int) -> None:
+    on = LogOnDisk()
+    batch = encode_batch([Record(b"k", b"v" * 40, 0), Record(b"k", b"v" * 40, 0)])
+    batch[23:27] = (count - 1).to_bytes(4, "big")
+    batch[57:61] = count.to_bytes(4, "big")
+    batch[17:21] = make_crc(batch)
+    with pytest.raises(ApiError) as refused:
+        on.append_batch(batch)
+    assert refused.value.code == ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_records_that_all_have_the_base_timestamp_are_known_by_their_bytes(seed: int) -> None:
+    rng = random.Random(seed)
+    size = rng.choice((0, 1, 60, 100, 20_000))
+    records = [
+        Record(None, bytes(size + rng.choice((0, 0, 0, 1)) * (seed % 3)), 7) for _ in range(rng.choice((1, 2, 63)))
+    ]
+    batch = memoryview(encode_batch(records))
+    equal_sizes = len({len(record.value or b"") for record in records}) == 1
+    assert have_base_timestamp(batch, 61, len(records)) == equal_sizes
+    assert not have_base_timestamp(batch, 61, len(records) + 1)
+    later = memoryview(encode_batch([*records[:-1], Record(None, records[-1].value, 8)])) if len(records) > 1 else None
+    assert later is None or not have_base_timestamp(later, 61, len(records))
 
 
 @pytest.mark.parametrize("header", IMPOSSIBLE)
@@ -267,12 +327,12 @@ def test_records_are_looked_at_in_a_process_of_its_own() -> None:
     part = SegmentPart(on.path(0), 0, 0, on.log.size_bytes)
     reports: list[bytes] = []
     find_times_in_child(ChildResources(on.disk, lambda: 0.0, lambda _: None), part.encode(), reports.append)
-    assert [RecordTimes.decode(report) for report in reports] == [RecordTimes(NOW_MS + 7, -1, "")]
+    assert [RecordTimes.decode(report) for report in reports] == [RecordTimes(NOW_MS + 7, False, "")]
     garbage = false_batch(NOW_MS, NOW_MS, largest=6)
     garbage[61:] = b"\xff" * (len(garbage) - 61)
     on.append_unchecked(garbage)
     part = part._replace(position=part.end, end=on.log.size_bytes)
-    assert find_times(on.disk.open(part.path), part) == RecordTimes(-1, 6, "")
+    assert find_times(on.disk.open(part.path), part) == RecordTimes(-1, True, "")
     with pytest.raises((TypeError, ValueError)):
         RecordTimes.decode(json.dumps([1, 2]).encode())
 
