@@ -57,10 +57,6 @@ class Ledger:
     def partitions(self) -> list[TopicPartition]:
         return [TopicPartition(name, index) for name, count in self.topics.items() for index in range(count)]
 
-    @property
-    def acknowledged_count(self) -> int:
-        return sum(map(len, self._acknowledged.values()))
-
     def acknowledge(self, partition: TopicPartition, base_offset: int, values: Sequence[bytes]) -> None:
         """Add the acknowledgement of `values`, which are in the log from `base_offset` on."""
         for offset, value in enumerate(values, base_offset):

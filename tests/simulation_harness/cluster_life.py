@@ -194,11 +194,14 @@ class _Life:
             if rng.random() < 0.3:
                 await self._check_commits(client, until_s)
 
-    async def _check_commits(self, client: ClusterClient, until_s: float) -> None:
+    async def _check_commits(self, client: ClusterClient, until_s: float) -> bool:
+        """Check the committed offsets. Returns False if the coordinator does not answer for all of them."""
         found = await self._call(client, partial(groups.committed, client.cluster, BACKOFF, [GROUP]), until_s)
         offsets = None if found is None else found[GROUP]
-        if isinstance(offsets, dict) and all(isinstance(offset, int) for offset in offsets.values()):
-            self._ledger.check_commits({p: offset for p, offset in offsets.items() if isinstance(offset, int)})
+        if not isinstance(offsets, dict) or not all(isinstance(offset, int) for offset in offsets.values()):
+            return False
+        self._ledger.check_commits({p: offset for p, offset in offsets.items() if isinstance(offset, int)})
+        return True
 
     async def check_everything(self) -> None:
         """Check, after all faults have ended, that every partition accepts requests and has all acknowledged
@@ -220,7 +223,8 @@ class _Life:
                 everything += records
                 position = records[-1].offset + 1
             self._ledger.check_log(partition, everything, start)
-        await self._check_commits(client, forever)
+        while not await self._check_commits(client, forever):
+            await client.sleep(0.2)  # Liveness: the caller limits the time
 
     def _clock_ms(self) -> int:
         return self._world.host("admin").clock.now_ms()

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 from tidelog.client import groups, operations, partitions
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.each import Results
-from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable, Unreachable
+from tidelog.client.errors import BrokerUnreachable, ClientError, GaveUp, NoBrokerReachable, Unreachable
 from tidelog.client.link import Link
 from tidelog.client.operations import (
     ACKS_ALL,
@@ -272,9 +272,9 @@ class Client:
                 tickets.append(
                     (link, link.send(request.message, self._request_deadline(deadline), request.version_max))
                 )
-            except BrokerUnreachable as error:
+            except ClientError as error:
                 self._drop(request.address)
-                tickets.append(error)
+                tickets.append(_failure_of_one(request.address, error, len(ask.requests)))
         return tickets
 
     def collect(self, tickets: list[Ticket], deadline: float) -> list[Message | BrokerUnreachable]:
@@ -287,9 +287,9 @@ class Client:
             link, number = ticket
             try:
                 answers.append(link.answer(number, self._request_deadline(deadline), reuse=True))
-            except BrokerUnreachable as error:
+            except ClientError as error:
                 self._drop(link.address)
-                answers.append(error)
+                answers.append(_failure_of_one(link.address, error, len(tickets)))
         return answers
 
     def pause(self, pause: Pause, deadline: float, timeout_ms: int) -> None:
@@ -327,3 +327,14 @@ class Client:
     def _request_deadline(self, deadline: float) -> float:
         """Return the deadline of a request that is sent now."""
         return min(deadline, time.monotonic() + self.config.request_timeout_ms / 1000)
+
+
+def _failure_of_one(address: Address, error: ClientError, asked_count: int) -> BrokerUnreachable:
+    """Return the failure of one of `asked_count` brokers in a form that does not hide the others' responses. Raises
+    `error` if there are no others.
+    """
+    if isinstance(error, BrokerUnreachable):
+        return error
+    if asked_count == 1:
+        raise error
+    return BrokerUnreachable(address, str(error))

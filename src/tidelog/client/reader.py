@@ -126,10 +126,7 @@ class Reader:
         position = self.positions[tp]
         records: list[Record] = []
         events: list[Event] = []
-        try:
-            headers = whole_batches(fetched.records, self._check_crcs)
-        except MalformedMessage as error:
-            return [self._stop(tp, error)]
+        headers, damage = whole_batches(fetched.records, self._check_crcs)
         for header in visible_batches(headers, fetched, self._limits.isolation):
             try:
                 decoded = decode_records(header.buffer, header.position)
@@ -144,7 +141,10 @@ class Reader:
             position = max(position, headers[-1].next_offset)
             self.positions[tp] = position
         end_offset = fetched.last_stable_offset if self._limits.isolation == READ_COMMITTED else fetched.high_watermark
-        return [*events, Chunk(tp, records, position, end_offset if end_offset >= 0 else fetched.high_watermark)]
+        events.append(Chunk(tp, records, position, end_offset if end_offset >= 0 else fetched.high_watermark))
+        if damage is not None:  # what comes before it has been read
+            events.append(self._stop(tp, damage))
+        return events
 
     def _reset_position(self, tp: TopicPartition, now_s: float) -> list[Event]:
         """Set a position that is out of range to the nearest offset of the log.
@@ -189,27 +189,29 @@ class Reader:
             state.pop(tp, None)
 
 
-def whole_batches(records: memoryview, check_crcs: bool) -> list[BatchHeader]:
-    """Return the headers of the complete batches. The last batch of a fetch may be truncated; it is then omitted.
+def whole_batches(records: memoryview, check_crcs: bool) -> tuple[list[BatchHeader], MalformedMessage | None]:
+    """Return the headers of the complete batches up to the first damage, and the damage, which names the offset.
 
-    Raises MalformedMessage, which names the offset, if the records are not a sequence of batches, or if a checksum is
-    wrong.
+    The last batch of a fetch may be truncated; it is then omitted. It is damage if the bytes are not a sequence of
+    batches, or if a checksum is wrong.
     """
     headers: list[BatchHeader] = []
     position = expected_offset = 0
     while position + HEADER_BYTES <= len(records):
         header = BatchHeader(records, position)
+        damage = ""
         if header.magic != MAGIC:
-            raise MalformedMessage(f"message format {header.magic} is not supported, only {MAGIC}")
-        if header.length < MIN_LENGTH or header.last_offset_delta < 0 or header.base_offset < expected_offset:
-            raise MalformedMessage(f"the bytes at offset {expected_offset} are not a valid record batch")
-        if position + header.size > len(records):
+            damage = f"message format {header.magic} is not supported, only {MAGIC}"
+        elif header.length < MIN_LENGTH or header.last_offset_delta < 0 or header.base_offset < expected_offset:
+            damage = f"the bytes at offset {expected_offset} are not a valid record batch"
+        elif position + header.size > len(records):
             break
-        if check_crcs and not header.crc_ok():
-            raise MalformedMessage(
-                f"offsets {header.base_offset} to {header.last_offset}: the CRC-32C is not {header.crc:#010x} as stated"
-            )
+        elif check_crcs and not header.crc_ok():
+            offsets = f"offsets {header.base_offset} to {header.last_offset}"
+            damage = f"{offsets}: the CRC-32C is not {header.crc:#010x} as stated"
+        if damage:
+            return headers, MalformedMessage(damage)
         headers.append(header)
         position += header.size
         expected_offset = header.next_offset
-    return headers
+    return headers, None

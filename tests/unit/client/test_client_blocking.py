@@ -11,8 +11,8 @@ import pytest
 
 from tidelog.client.blocking import Client, ClientConfig, parse_bootstrap
 from tidelog.client.cluster import Address
-from tidelog.client.errors import BrokenProtocol, ClientError, GaveUp, NoBrokerReachable
-from tidelog.client.operations import EARLIEST, THROTTLED, Backoff, FetchLimits, Pause, Produced
+from tidelog.client.errors import BrokenProtocol, BrokerUnreachable, ClientError, GaveUp, NoBrokerReachable
+from tidelog.client.operations import EARLIEST, THROTTLED, Ask, Backoff, FetchLimits, Pause, Produced, Request
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import NotLeaderOrFollower
 from tidelog.wire.message import Message
@@ -24,6 +24,7 @@ from tidelog.wire.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from tidelog.wire.messages.metadata import (
+    MetadataRequest,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
@@ -209,6 +210,22 @@ def test_an_answer_that_does_not_come_is_given_up(answer: bytes) -> None:
         with connect(broker, QUICK) as client, pytest.raises(GaveUp, match="no answer in time"):
             client.list_offsets({T0: EARLIEST})
         assert 0.2 < time.monotonic() - began < 5
+
+
+def test_a_peer_that_is_no_broker_does_not_hide_the_answers_of_the_others() -> None:
+    web_server = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    with (
+        running() as broker,
+        running(lambda header, body: web_server) as other,
+        connect(broker, PATIENT) as client,
+    ):
+        requests = [Request(peer.address, MetadataRequest(topics=None)) for peer in (other, broker)]
+        deadline = time.monotonic() + 30
+        odd, good = client.collect(client.send_all(Ask(requests), deadline), deadline)
+        assert isinstance(odd, BrokerUnreachable)
+        assert isinstance(good, MetadataResponse)
+        with pytest.raises(ClientError):
+            client.collect(client.send_all(Ask(requests[:1]), deadline), deadline)
 
 
 def test_nobody_there_is_an_error_that_lists_who_was_tried() -> None:

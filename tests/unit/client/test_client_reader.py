@@ -18,7 +18,6 @@ from tidelog.wire.errors import (
     UnknownTopicOrPartition,
     error_for,
 )
-from tidelog.wire.primitives import MalformedMessage
 from tidelog.wire.records import Record, encode_batch
 
 GOOD, ODD = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -129,6 +128,16 @@ def test_a_damaged_batch_stops_its_partition_only() -> None:
     assert "CRC-32C" in str(stopped.reason)
 
 
+def test_batches_before_a_damaged_one_are_read() -> None:
+    damaged = bytearray(batch(b"c", base_offset=2))
+    damaged[-1] ^= 1
+    data = batch(b"a", b"b") + bytes(damaged) + batch(b"d", base_offset=3)
+    events = reader(Answers({GOOD: [THROTTLED], ODD: [fetched(data, 4)]})).poll(0)
+    assert values(events, ODD) == [b"a", b"b"]
+    (stopped,) = [event for event in events if isinstance(event, Stopped)]
+    assert (stopped.partition, stopped.offset) == (ODD, 2)
+
+
 def test_a_batch_that_cannot_be_decoded_is_skipped_and_named() -> None:
     first, last = batch(b"a", b"b"), batch(b"z", base_offset=5)
     odd = encode_batch([Record(value=b"c"), Record(value=b"d")], base_offset=2)
@@ -170,5 +179,6 @@ def test_each_partition_has_its_turn_to_come_first() -> None:
 def test_message_sets_of_old_formats_are_named() -> None:
     old = bytearray(batch(b"a"))
     old[16] = 1
-    with pytest.raises(MalformedMessage, match="message format 1 is not supported"):
-        whole_batches(memoryview(old), check_crcs=True)
+    headers, damage = whole_batches(memoryview(old), check_crcs=True)
+    assert headers == []
+    assert "message format 1 is not supported" in str(damage)
