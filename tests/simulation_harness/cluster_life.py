@@ -196,7 +196,7 @@ class _Life:
 
     async def _check_commits(self, client: ClusterClient, until_s: float) -> bool:
         """Check the committed offsets. Returns False if the coordinator does not answer for all of them."""
-        found = await self._call(client, partial(groups.committed, client.cluster, BACKOFF, [GROUP]), until_s)
+        found = await self._call(client, partial(groups.committed_offsets, client.cluster, BACKOFF, [GROUP]), until_s)
         offsets = None if found is None else found[GROUP]
         if not isinstance(offsets, dict) or not all(isinstance(offset, int) for offset in offsets.values()):
             return False
