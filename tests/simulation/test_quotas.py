@@ -108,7 +108,7 @@ def test_unacknowledged_records_are_held_back_too() -> None:
         began = asyncio.get_running_loop().time()
         for _ in range(count):
             hog._stream.write(hog._connection.request(produce_request(size, acks=0), PRODUCE_BY_NAME))
-            hog._connection._awaited.pop()
+            hog._connection._expected.pop()
         taken = 0
         while taken < count:
             await asyncio.sleep(0.5)
