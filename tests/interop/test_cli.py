@@ -296,7 +296,9 @@ def test_a_compacted_topic_wants_keys(tidelog: Run) -> None:
     name = f"cli-{uuid.uuid4().hex[:12]}"
     tidelog("topic", "create", name, "-p", 1, "--set", "cleanup.policy=compact")
     error = tidelog("produce", name, input=b"a\nb\n", code=1).stderr.decode()
-    assert f"topic {name} is compacted (cleanup.policy=compact), so each record needs a key: use --key-separator" in error
+    assert (
+        f"topic {name} is compacted (cleanup.policy=compact), so each record needs a key: use --key-separator" in error
+    )
     assert error.count("\n") == 1
     assert tidelog("produce", name, "--key-separator", ":", input=b"a:1\nb:2\n").stderr.startswith(b"2 records")
 

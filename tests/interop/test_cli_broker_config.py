@@ -116,7 +116,10 @@ def test_what_there_is_not(tidelog: Run, number: str) -> None:
     assert error == f"Error: there is no broker 77; the cluster has {number}\n"
     assert "KEY=VALUE" in tidelog("broker", "config", "set", "no-value", code=2).stderr.decode()
     assert "twice" in tidelog("broker", "config", "set", f"{SETTING}=1", f"{SETTING}=2", code=2).stderr.decode()
-    assert "cannot be used together" in tidelog("broker", "config", "describe", "--all-brokers", "--broker", 1, code=2).stderr.decode()
+    assert (
+        "cannot be used together"
+        in tidelog("broker", "config", "describe", "--all-brokers", "--broker", 1, code=2).stderr.decode()
+    )
 
 
 def test_nothing_to_take_back(tidelog: Run, number: str) -> None:
