@@ -71,14 +71,13 @@ def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
     # Behind the bytes of the length come that of the attributes and that of the timestamp delta.
     if delta_at - 1 - start + length != stride or batch[delta_at]:
         return False
+    if count == 1:
+        return True
     # Equal lengths at equal distances: each record begins where the one before it ends.
-    return count == 1 or (
-        all(
-            batch[position::stride].tobytes() == count * batch[position : position + 1].tobytes()
-            for position in range(start, delta_at - 1)
-        )
-        and batch[delta_at::stride].tobytes() == bytes(count)
-    )
+    for position in range(start, delta_at - 1):
+        if batch[position::stride].tobytes().count(batch[position]) != count:
+            return False
+    return batch[delta_at::stride].tobytes().count(0) == count
 
 
 def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
@@ -96,6 +95,9 @@ def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
             if length < 0x80:
                 length = length >> 1 ^ -(length & 1)
                 position += 1
+            elif (second := data[position + 1]) < 0x80:
+                length = (length >> 1 & 0x3F | second << 6) ^ -(length & 1)
+                position += 2
             else:
                 length, position = read_varint(data, position)
             end = position + length
