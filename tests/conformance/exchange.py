@@ -53,10 +53,6 @@ class ConversationStopped(Exception):
     """The rest of the conversation cannot be run."""
 
 
-class NotThere(LookupError):
-    """An answer has no value at a path."""
-
-
 class Connection:
     """One socket, its correlation ids, and the requests whose answers were not received yet."""
 

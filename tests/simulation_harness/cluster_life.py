@@ -12,9 +12,11 @@ from zlib import crc32
 from simulation_harness.cluster_faults import Faults, Profile
 from simulation_harness.cluster_ledger import Ledger, Violation
 from tidelog.client import groups, operations
+from tidelog.client.cluster import Cluster
 from tidelog.client.errors import GaveUp, Unreachable
-from tidelog.client.operations import AskAny, FetchLimits, Operation
+from tidelog.client.operations import AskAny, FetchLimits, Operation, Retries
 from tidelog.model.ids import TopicPartition
+from tidelog.simulation.client import records_of
 from tidelog.simulation.cluster import SimCluster
 from tidelog.simulation.cluster_client import BACKOFF, ClusterClient
 from tidelog.simulation.world import World, simulated
@@ -23,7 +25,7 @@ from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.message import Message
 from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
+from tidelog.wire.records import Record, encode_batch
 
 T = TypeVar("T")
 
@@ -119,7 +121,7 @@ class _Life:
     async def add_topic(self, client: ClusterClient) -> None:
         rng = self._world.rng(f"topic {len(self._ledger.topics)}")
         name, partitions = f"topic{len(self._ledger.topics)}", rng.choice((1, 2, 3))
-        await self._call(client, partial(_create_topic, name, partitions), float("inf"))
+        await self._call(client, partial(_create_topic, client.cluster, name, partitions), float("inf"))
         self._ledger.topics[name] = partitions
 
     async def produce(self, number: int, until_s: float) -> None:
@@ -129,7 +131,7 @@ class _Life:
         while self._world.loop.time() < until_s:
             writer = _Writer(f"{number}.{generation}", client, self._ledger, rng)
             generation += 1
-            identity = await self._call(client, _new_producer, until_s)
+            identity = await self._call(client, partial(_new_producer, client.cluster), until_s)
             if identity is None:
                 return
             # A batch of unknown outcome may arrive late. So this writer sends nothing after it.
@@ -163,12 +165,7 @@ class _Life:
         fetched = await self._call(client, fetch, until_s)
         if fetched is None:
             return []
-        records = [
-            record
-            for header in batches_in(fetched.records)
-            for record in decode_records(fetched.records, header.position)
-            if record.offset >= start
-        ]
+        records = [record for record in records_of(fetched.records) if record.offset >= start]
         leader = client.cluster.leader(partition)
         epoch = leader[1].epoch if leader is not None else -1
         self._ledger.read(reader, partition, epoch, fetched.high_watermark, records)
@@ -210,7 +207,7 @@ class _Life:
         client = self._cluster.client("checker")
         forever = float("inf")
         writer = _Writer("checker", client, self._ledger, self._world.rng("checker"))
-        identity = await self._call(client, _new_producer, forever)
+        identity = await self._call(client, partial(_new_producer, client.cluster), forever)
         for partition in self._ledger.partitions:
             while not await writer.write(identity, self._clock_ms(), partition):
                 pass
@@ -267,33 +264,29 @@ class _Writer:
         return True
 
 
-def _new_producer() -> Operation[tuple[int, int]]:
-    answer = yield from _ask_until_final(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000))
+def _new_producer(cluster: Cluster) -> Operation[tuple[int, int]]:
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
+    answer = yield from _ask_until_final(cluster, request)
     assert isinstance(answer, InitProducerIdResponse)
     return answer.producer_id, answer.producer_epoch
 
 
-def _create_topic(name: str, partitions: int) -> Operation[None]:
+def _create_topic(cluster: Cluster, name: str, partitions: int) -> Operation[None]:
     topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1)
-    yield from _ask_until_final(CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+    yield from _ask_until_final(cluster, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
 
 
-def _ask_until_final(request: Message) -> Operation[Message]:
+def _ask_until_final(cluster: Cluster, request: Message) -> Operation[Message]:
     """Send the request to any broker until the response has no retriable error. Raises ApiError for a final error."""
-    attempt = 0
+    retries = Retries(cluster, BACKOFF, ())
     while True:
         try:
             answer = yield AskAny(request)
-        except Unreachable as error:
-            reason: Exception = error
-        else:
             assert isinstance(answer, CreateTopicsResponse | InitProducerIdResponse)
             code = answer.topics[0].error_code if isinstance(answer, CreateTopicsResponse) else answer.error_code
             if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
                 return answer
-            refusal = error_for(code, f"{type(request).__name__} is refused")
-            if not refusal.retriable:
-                raise refusal
-            reason = refusal
-        yield operations.Pause(BACKOFF.delay_ms(attempt), reason)
-        attempt += 1
+            pause = retries.after(error_for(code, f"{type(request).__name__} is refused"))
+        except Unreachable as error:
+            pause = retries.after(error)
+        yield pause

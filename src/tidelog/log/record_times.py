@@ -17,7 +17,7 @@ from tidelog.log.batch_scan import (
     batches,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, TIMESTAMP_TYPE_BIT, BatchHeader
+from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, DELETE_HORIZON_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong
 from tidelog.wire.records import decompressed_records
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Buffer, ChildResources, File
 
 NO_TIMESTAMP = -1
-DELETE_HORIZON_BIT = 0x40
 RECORD_BYTES_MIN = 7
 """Size of the shortest record, with its length."""
 AHEAD_MS = 3_600_000
@@ -59,22 +58,17 @@ def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
     if count <= 0 or size % count or size // count < RECORD_BYTES_MIN:
         return False
     stride = size // count
-    first = batch[start]
-    if first < 0x80:
-        length, delta_at = first >> 1 ^ -(first & 1), start + 2
-    else:
-        try:
-            length, end = read_varint(batch, start)
-        except MalformedMessage:
-            return False
-        delta_at = end + 1
-    # Behind the bytes of the length come that of the attributes and that of the timestamp delta.
-    if delta_at - 1 - start + length != stride or batch[delta_at]:
+    try:
+        length, length_end = read_varint(batch, start)
+    except MalformedMessage:
+        return False
+    delta_at = length_end + 1  # behind the attributes
+    if length_end - start + length != stride or batch[delta_at]:
         return False
     if count == 1:
         return True
     # Equal lengths at equal distances: each record begins where the one before it ends.
-    for position in range(start, delta_at - 1):
+    for position in range(start, length_end):
         if batch[position::stride].tobytes().count(batch[position]) != count:
             return False
     return batch[delta_at::stride].tobytes().count(0) == count

@@ -12,7 +12,15 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tidelog.log.config import INT64_MAX
-from tidelog.log.record_times import AHEAD_MS, contradicts_itself, have_base_timestamp, largest_timestamp
+from tidelog.log.record_times import (
+    AHEAD_MS,
+    INLINE_BYTES_MAX,
+    INLINE_RECORDS_MAX,
+    NO_TIMESTAMP,
+    contradicts_itself,
+    have_base_timestamp,
+    largest_timestamp,
+)
 from tidelog.wire.batches import CODEC_MASK, DECOMPRESSED_BYTES_MAX, HEADER_BYTES, TIMESTAMP_TYPE_BIT, Codec
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
@@ -24,13 +32,8 @@ if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.wire.batches import BatchHeader
 
-NO_TIMESTAMP = -1
 RECORD_ERRORS_MAX = 1000
 """Maximum number of record errors in one response; its message states the total number."""
-INLINE_RECORDS_MAX = 4000
-"""Maximum number of records of a batch that is examined on the event loop, which takes some ms."""
-INLINE_BYTES_MAX = 1 << 20
-"""Maximum decompressed size, in bytes, of a batch that is examined on the event loop."""
 EXAMINED_RECORDS_MAX = 1_000_000
 """Maximum number of records of a batch that is examined. More records would occupy a thread, and half of the loop's
 time, for seconds."""

@@ -59,16 +59,11 @@ def system_error(error: OSError, directory: str, address: str, remedies: Remedie
         case errno.ENOENT if where is not None:
             return f"{where} cannot be created ({error.strerror}): {other_directory}"
         case errno.EEXIST | errno.ENOTDIR if where is not None:
-            return f"{_not_directory(where, directory)} is not a directory: {other_directory}"
+            # Below something that is no directory, the system names the file that was looked for.
+            path = directory if where.startswith(f"{directory}/") else where
+            return f"{path} is not a directory: {other_directory}"
         case errno.EWOULDBLOCK:
             return f"{directory} is in use by another broker: stop it, or {other_directory}"
     if isinstance(error, socket.gaierror):
         return f"{address}: unknown host ({error.strerror})"
     return f"{where}: {error.strerror}" if where and error.strerror else None
-
-
-def _not_directory(where: str, directories: str) -> str:
-    """Return the data directory that contains `where`, since that directory is then the path that is not a
-    directory. Return `where` if no data directory contains it.
-    """
-    return next((path for path in directories.split(",") if where.startswith(f"{path}/")), where)

@@ -168,7 +168,9 @@ class SimClient:
         )
         response = await self.ask(request, FetchResponse, version_max=FETCH_BY_NAME)
         partition_data = response.responses[0].partitions[0]
-        return partition_data, [record for record in _records(partition_data) if record.offset >= offset]
+        data = cast(Buffer | None, partition_data.records)
+        records = records_of(data) if data else []
+        return partition_data, [record for record in records if record.offset >= offset]
 
     async def find_coordinator(self, group: str) -> Coordinator:
         request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
@@ -227,12 +229,8 @@ class SimClient:
         return ConnectionResetError(errno.ECONNRESET, f"the connection has ended: {self.closed_by or 'in order'}")
 
 
-def _records(partition: PartitionData) -> list[Record]:
+def records_of(data: Buffer) -> list[Record]:
     """Decode the records of every whole batch. Raises BrokenProtocol for a wrong checksum, as a consumer does."""
-    data = partition.records
-    if not data:
-        return []
-    assert isinstance(data, bytes | bytearray | memoryview)
     records: list[Record] = []
     for header in batches_in(data):
         if not header.crc_ok():

@@ -21,6 +21,7 @@ from tidelog.metadata.store import (
     StoreFailed,
 )
 from tidelog.runtime.interfaces import Runtime
+from tidelog.simulation.leases import Leases
 
 if TYPE_CHECKING:
     from tidelog.simulation.world import World
@@ -46,8 +47,7 @@ class SharedStore:
         self.entries: dict[int, bytes] = {}
         self.next_position = 0
         self.stored_snapshot: Snapshot | None = None
-        self._leases: dict[str, tuple[Lease, float | None]] = {}
-        """Each lease with the virtual time at which it expires; None if it does not expire."""
+        self.leases = Leases(lambda: int(world.loop.time() * 1000))
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def handle(self, host: str, runtime: Runtime) -> "StoreHandle":
@@ -89,7 +89,7 @@ class SharedStore:
     # Calls, executed on the server
 
     def append(self, position: int, data: bytes, lease: Lease) -> None:
-        self._check(lease)
+        self.leases.check(lease)
         if position != self.next_position:
             raise PositionTaken(f"position {position} is not the end of the journal, which is {self.next_position}")
         self.entries[position] = data
@@ -125,31 +125,10 @@ class SharedStore:
         self.entries = {position: data for position, data in self.entries.items() if position >= snapshot.position}
 
     def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
-        current, ends = self._leases.get(name, (None, None))
-        if current is not None and current.holder not in (holder, "") and (ends is None or ends > self._loop.time()):
-            return None
-        lease = Lease(name, holder, 1 if current is None else current.epoch + 1)
-        self._hold(lease, ttl_ms)
-        self._trace.note(HOST, "store.acquire", f"{name} by {holder} in epoch {lease.epoch}")
+        lease = self.leases.acquire(name, holder, ttl_ms)
+        if lease is not None:
+            self._trace.note(HOST, "store.acquire", f"{name} by {holder} in epoch {lease.epoch}")
         return lease
-
-    def renew(self, lease: Lease, ttl_ms: int) -> None:
-        self._check(lease)
-        self._hold(lease, ttl_ms)
-
-    def release(self, lease: Lease) -> None:
-        current, _ = self._leases.get(lease.name, (None, None))
-        if current == lease:
-            # the epoch is kept, so that the epoch of the next holder is higher
-            self._hold(lease._replace(holder=""), None)
-
-    def _hold(self, lease: Lease, ttl_ms: int | None) -> None:
-        self._leases[lease.name] = lease, None if ttl_ms is None else self._loop.time() + ttl_ms / 1000
-
-    def _check(self, lease: Lease) -> None:
-        current, ends = self._leases.get(lease.name, (None, None))
-        if current != lease or (ends is not None and ends <= self._loop.time()):
-            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
 
 
 class StoreHandle:
@@ -183,10 +162,10 @@ class StoreHandle:
         return await self._call(self._store.acquire, name, holder, ttl_ms)
 
     async def renew(self, lease: Lease, ttl_ms: int) -> None:
-        await self._call(self._store.renew, lease, ttl_ms)
+        await self._call(self._store.leases.renew, lease, ttl_ms)
 
     async def release(self, lease: Lease) -> None:
-        await self._call(self._store.release, lease)
+        await self._call(self._store.leases.release, lease)
 
     async def close(self) -> None:
         """Do nothing: the server keeps running."""

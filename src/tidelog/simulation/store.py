@@ -15,7 +15,6 @@ from zlib import crc32
 
 from tidelog.metadata.store import (
     Lease,
-    LeaseLost,
     PositionTaken,
     Snapshot,
     StoredEntry,
@@ -23,6 +22,7 @@ from tidelog.metadata.store import (
     StoreUnavailable,
 )
 from tidelog.runtime.interfaces import Clock, Disk, File, Tasks
+from tidelog.simulation.leases import Leases
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class SimStore:
         self._entries: dict[int, bytes] = {}
         self._next_position = 0
         self._stored_snapshot: Snapshot | None = None
-        self._leases: dict[str, tuple[Lease, int | None]] = {}
+        self._leases = Leases(clock.now_ms, self._persist_lease)
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     async def inspect(self) -> None:
@@ -77,13 +77,13 @@ class SimStore:
         await self._run(self._save_snapshot, snapshot)
 
     async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
-        return await self._run(self._acquire, name, holder, ttl_ms)
+        return await self._run(self._leases.acquire, name, holder, ttl_ms)
 
     async def renew(self, lease: Lease, ttl_ms: int) -> None:
-        await self._run(self._renew, lease, ttl_ms)
+        await self._run(self._leases.renew, lease, ttl_ms)
 
     async def release(self, lease: Lease) -> None:
-        await self._run(self._release, lease)
+        await self._run(self._leases.release, lease)
 
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
@@ -106,7 +106,7 @@ class SimStore:
             raise StoreFailed(self._failure) from error
 
     def _append(self, position: int, data: bytes, lease: Lease) -> None:
-        self._check(lease)
+        self._leases.check(lease)
         if position < self._next_position:
             raise PositionTaken(f"position {position} is taken, the next is {self._next_position}")
         assert position == self._next_position, "an append leaves no gap"
@@ -121,7 +121,7 @@ class SimStore:
     def _save_snapshot(self, snapshot: Snapshot) -> None:
         later = {position: data for position, data in self._entries.items() if position >= snapshot.position}
         frames = [_encode_frame(_HEAD.pack(_SNAPSHOT, snapshot.position) + snapshot.data)]
-        frames += [_encode_frame(_lease_payload(lease, expires_ms)) for lease, expires_ms in self._leases.values()]
+        frames += [_encode_frame(_lease_payload(lease, expires_ms)) for lease, expires_ms in self._leases.all()]
         frames += [_encode_frame(_HEAD.pack(_ENTRY, position) + data) for position, data in later.items()]
         content = b"".join(frames)
         try:
@@ -136,35 +136,8 @@ class SimStore:
         self._entries = later
         self._stored_snapshot = snapshot
 
-    def _acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
-        now_ms = self._clock.now_ms()
-        epoch = 0
-        if name in self._leases:
-            current, expires_ms = self._leases[name]
-            if current.holder not in (holder, "") and (expires_ms is None or expires_ms > now_ms):
-                return None
-            epoch = current.epoch
-        lease = Lease(name, holder, epoch + 1)
-        self._write_lease(lease, None if ttl_ms is None else now_ms + ttl_ms)
-        return lease
-
-    def _renew(self, lease: Lease, ttl_ms: int) -> None:
-        self._check(lease)
-        self._write_lease(lease, self._clock.now_ms() + ttl_ms)
-
-    def _release(self, lease: Lease) -> None:
-        if lease.name in self._leases and self._leases[lease.name][0] == lease:
-            # the epoch stays, so that the epoch of the next holder is higher
-            self._write_lease(lease._replace(holder=""), None)
-
-    def _write_lease(self, lease: Lease, expires_ms: int | None) -> None:
+    def _persist_lease(self, lease: Lease, expires_ms: int | None) -> None:
         self._write(_encode_frame(_lease_payload(lease, expires_ms)))
-        self._leases[lease.name] = (lease, expires_ms)
-
-    def _check(self, lease: Lease) -> None:
-        current, expires_ms = self._leases.get(lease.name, (None, None))
-        if current != lease or (expires_ms is not None and expires_ms <= self._clock.now_ms()):
-            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
 
     def _write(self, frame: bytes) -> None:
         """Append one frame; it is durable on return."""
@@ -194,7 +167,7 @@ class SimStore:
     def _replay(self, payload: bytes) -> None:
         if payload[:1] == _LEASE:
             name, holder, epoch, expires_ms = json.loads(payload[1:])
-            self._leases[name] = (Lease(name, holder, epoch), expires_ms)
+            self._leases.restore(Lease(name, holder, epoch), expires_ms)
             return
         kind, position = _HEAD.unpack_from(payload)
         data = payload[_HEAD.size :]

@@ -28,6 +28,7 @@ from tidelog.wire.batches import (
     CODEC_MASK,
     CONTROL_BIT,
     DECOMPRESSED_BYTES_MAX,
+    DELETE_HORIZON_BIT,
     HEADER_BYTES,
     LENGTH_END,
     MAGIC,
@@ -43,7 +44,6 @@ from tidelog.wire.records import NO_TIMESTAMP, BytesAfterRecords
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Buffer
 
-DELETE_HORIZON_BIT = 0x40
 INT32_MAX = (1 << 31) - 1
 
 RawRecord: TypeAlias = tuple[int, int, int, int, bytes | None, bool, int]

@@ -10,13 +10,12 @@ import pytest
 from log_harness import NOW_MS, LogOnDisk
 from log_harness.compaction import compact, job_of, reports_of, stored
 from tidelog.log.cleaner.job import GroupReport, SuccessReport
-from tidelog.log.cleaner.records import DELETE_HORIZON_BIT
 from tidelog.log.config import LogConfig
 from tidelog.log.dump import dump
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.verify import NOTE, verify
 from tidelog.simulation.disk import SimDisk
-from tidelog.wire.batches import Codec
+from tidelog.wire.batches import DELETE_HORIZON_BIT, Codec
 from tidelog.wire.records import batches_in, decode_records
 
 GOLDEN = Path(__file__).parents[3] / "golden/compaction/kafka-4.3.1.zip"

@@ -1,0 +1,59 @@
+"""The leases of a simulated metadata store: who holds which, and until when."""
+
+from collections.abc import Callable, Iterable
+
+from tidelog.metadata.store import Lease, LeaseLost
+
+
+class Leases:
+    """The leases by name. `now_ms` is the store's clock. `changed` is called before a change is in effect, so that a
+    store which fails to persist the change, and raises, does not make it.
+    """
+
+    def __init__(
+        self, now_ms: Callable[[], int], changed: Callable[[Lease, int | None], None] = lambda _lease, _expires_ms: None
+    ) -> None:
+        self._now_ms = now_ms
+        self._changed = changed
+        self._by_name: dict[str, tuple[Lease, int | None]] = {}
+        """Each lease with the time at which it expires; None if it does not expire."""
+
+    def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        """See `Store.acquire`."""
+        current, expires_ms = self._by_name.get(name, (Lease(name, "", 0), None))
+        now_ms = self._now_ms()
+        if current.holder not in (holder, "") and (expires_ms is None or expires_ms > now_ms):
+            return None
+        lease = Lease(name, holder, current.epoch + 1)
+        self._change(lease, None if ttl_ms is None else now_ms + ttl_ms)
+        return lease
+
+    def renew(self, lease: Lease, ttl_ms: int) -> None:
+        """Extend the lease to `ttl_ms` from now. Raises LeaseLost."""
+        self.check(lease)
+        self._change(lease, self._now_ms() + ttl_ms)
+
+    def release(self, lease: Lease) -> None:
+        """Release the lease, unless it is lost already."""
+        current, _ = self._by_name.get(lease.name, (None, None))
+        if current == lease:
+            # the epoch stays, so that the epoch of the next holder is higher
+            self._change(lease._replace(holder=""), None)
+
+    def check(self, lease: Lease) -> None:
+        """Raise LeaseLost unless the lease is valid."""
+        current, expires_ms = self._by_name.get(lease.name, (None, None))
+        if current != lease or (expires_ms is not None and expires_ms <= self._now_ms()):
+            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+
+    def restore(self, lease: Lease, expires_ms: int | None) -> None:
+        """Enter a lease that was persisted."""
+        self._by_name[lease.name] = lease, expires_ms
+
+    def all(self) -> Iterable[tuple[Lease, int | None]]:
+        """Return every lease with the time at which it expires."""
+        return self._by_name.values()
+
+    def _change(self, lease: Lease, expires_ms: int | None) -> None:
+        self._changed(lease, expires_ms)
+        self.restore(lease, expires_ms)
