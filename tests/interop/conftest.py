@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Of the clients' own code, which is not ours to change.
     config.addinivalue_line("filterwarnings", r"ignore::DeprecationWarning:kafka\..*")
     config.addinivalue_line("filterwarnings", "ignore:open_text is deprecated:DeprecationWarning")
+    # kafka-python leaves the socket of a connection that closes while it is being made to the garbage collector.
+    config.addinivalue_line("filterwarnings", "ignore:unclosed <socket.socket:ResourceWarning")
     config.addinivalue_line("markers", "tidelog_only: what Apache Kafka does otherwise, or needs a broker of ours")
 
 

@@ -6,6 +6,8 @@ the header is trusted.
 """
 
 import json
+from functools import lru_cache
+from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.batch_scan import (
@@ -18,7 +20,7 @@ from tidelog.log.batch_scan import (
 )
 from tidelog.log.errors import CorruptLog
 from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, DELETE_HORIZON_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
-from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong
+from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong, varint
 from tidelog.wire.records import decompressed_records
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 NO_TIMESTAMP = -1
 RECORD_BYTES_MIN = 7
 """Size of the shortest record, with its length."""
+EQUAL_RECORDS_MAX = 64
+"""Maximum number of records of equal size that are compared in one call; its cost grows with their number."""
 AHEAD_MS = 3_600_000
 """How far in the future a header's timestamp may be, in ms. It is Kafka's default of message.timestamp.after.max.ms."""
 INLINE_RECORDS_MAX = 4000
@@ -51,11 +55,51 @@ def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
     """Return whether `count` uncompressed records of equal size fill `batch` from `start` on, all with the timestamp
     delta 0.
 
-    Records of different sizes give False: they have to be read one after the other. Nothing here takes time for each
-    record, except for comparisons of bytes.
+    Records of different sizes give False: they have to be read one after the other. Every produced batch of old
+    records passes here, so the records' first bytes are compared in a single call.
     """
     size = len(batch) - start
+    if count == 1:
+        if size < RECORD_BYTES_MIN:
+            return False
+        length = batch[start]
+        if length < 0x80:  # zigzag code: twice the number of bytes behind it
+            return length == (size - 1) << 1 and not batch[start + 2]
+        second = batch[start + 1]
+        if second < 0x80:
+            return length & 0x7F | second << 7 == (size - 2) << 1 and not batch[start + 3]
+    elif count > EQUAL_RECORDS_MAX:
+        return _have_base_timestamp_by_column(batch, start, count)
+    layout = _equal_records(size, count)
+    return layout is not None and layout.unpack(batch, start) == layout.first_bytes
+
+
+class _EqualRecords(NamedTuple):
+    """How records of equal size begin: `unpack` takes the first bytes of each out of a batch."""
+
+    unpack: "Callable[[memoryview, int], tuple[bytes, ...]]"
+    first_bytes: tuple[bytes, ...]
+
+
+@lru_cache(maxsize=256)
+def _equal_records(size: int, count: int) -> _EqualRecords | None:
+    """Return the layout of `count` records that fill `size` bytes; None if records of equal size cannot do so."""
     if count <= 0 or size % count or size // count < RECORD_BYTES_MIN:
+        return None
+    stride = size // count
+    for length_bytes in range(1, 6):  # a varint of 32 bits has at most five
+        code = varint(stride - length_bytes)
+        if len(code) == length_bytes:
+            first = code + b"\0\0"  # attributes and timestamp delta
+            record = f"{len(first)}s{stride - len(first)}x"
+            return _EqualRecords(Struct(record * count).unpack_from, (first,) * count)
+    return None  # no varint has the length that is left
+
+
+def _have_base_timestamp_by_column(batch: memoryview, start: int, count: int) -> bool:
+    """Do as `have_base_timestamp`, for many records: compare the bytes at equal distances."""
+    size = len(batch) - start
+    if size % count or size // count < RECORD_BYTES_MIN:
         return False
     stride = size // count
     try:
@@ -63,10 +107,8 @@ def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
     except MalformedMessage:
         return False
     delta_at = length_end + 1  # behind the attributes
-    if length_end - start + length != stride or batch[delta_at]:
+    if length_end - start + length != stride:
         return False
-    if count == 1:
-        return True
     # Equal lengths at equal distances: each record begins where the one before it ends.
     for position in range(start, length_end):
         if batch[position::stride].tobytes().count(batch[position]) != count:

@@ -148,9 +148,9 @@ def test_a_false_number_of_records_under_an_old_header_is_refused(count: int) ->
 @pytest.mark.parametrize("seed", range(30))
 def test_records_that_all_have_the_base_timestamp_are_known_by_their_bytes(seed: int) -> None:
     rng = random.Random(seed)
-    size = rng.choice((0, 1, 60, 100, 20_000))
+    size = rng.choice((0, 1, 60, 100, 8_170, 8_180, 20_000))
     records = [
-        Record(None, bytes(size + rng.choice((0, 0, 0, 1)) * (seed % 3)), 7) for _ in range(rng.choice((1, 2, 63)))
+        Record(None, bytes(size + rng.choice((0, 0, 0, 1)) * (seed % 3)), 7) for _ in range(rng.choice((1, 2, 63, 64)))
     ]
     batch = memoryview(encode_batch(records))
     equal_sizes = len({len(record.value or b"") for record in records}) == 1
