@@ -163,6 +163,11 @@ class MetadataImage:
         broker = self.brokers.get(broker_id)
         return broker is not None and broker.active
 
+    def is_online(self, broker_id: int) -> bool:
+        """Return whether the broker is registered and not fenced. It may be shutting down."""
+        broker = self.brokers.get(broker_id)
+        return broker is not None and not broker.fenced
+
 
 EMPTY_IMAGE: Final = MetadataImage()
 

@@ -5,12 +5,12 @@ removed. `elections.next_state` completes it as soon as all the replicas that it
 removed before.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.controller import JournalDecision
-from tidelog.metadata.elections import Target, TopicRules, next_state
+from tidelog.metadata.elections import PARTITIONS_PER_STEP, Target, TopicRules, next_state
 from tidelog.metadata.image import NO_LEADER, MetadataImage, TopicImage
 from tidelog.metadata.placement import check_assignment
 from tidelog.metadata.records import PartitionState
@@ -132,7 +132,7 @@ def _cancel(changes: StateChanges, image: MetadataImage, topic: TopicImage, part
 
 
 def list_reassignments(
-    image: MetadataImage, partitions: Mapping[str, Sequence[int]] | None = None
+    image: MetadataImage, partitions: Mapping[str, Iterable[int]] | None = None
 ) -> Steps[dict[str, list[OngoingReassignment]]]:
     """Return the reassignments in progress, of all topics or of the given partitions. Unknown partitions have none."""
     ongoing: dict[str, list[OngoingReassignment]] = {}
@@ -142,10 +142,12 @@ def list_reassignments(
         if topic is None:
             continue
         numbers = range(len(topic.partitions)) if partitions is None else partitions[name]
-        for number in numbers:
+        for count, number in enumerate(numbers, 1):
             if 0 <= number < len(topic.partitions):
                 state = topic.partitions[number]
                 if state.adding or state.removing:
-                    found = OngoingReassignment(number, state.replicas, state.adding, state.removing)
-                    ongoing.setdefault(name, []).append(found)
+                    reassignment = OngoingReassignment(number, state.replicas, state.adding, state.removing)
+                    ongoing.setdefault(name, []).append(reassignment)
+            if count % PARTITIONS_PER_STEP == 0:
+                yield
     return ongoing
