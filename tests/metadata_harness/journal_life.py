@@ -134,6 +134,11 @@ class JournalLife:
                     continue
                 assert new.partition_epoch == old.partition_epoch + 1
                 assert new.leader_epoch - old.leader_epoch in (0, 1)
+                added, removed = set(new.replicas) - set(old.replicas), set(old.replicas) - set(new.replicas)
+                assert added <= set(new.adding), "a replica was added without a reassignment"
+                assert not removed or not new.adding, "a replica was removed before the reassignment was complete"
+                still_adding = set(old.adding) & set(new.replicas) - set(new.adding)
+                assert still_adding <= set(new.isr), "a reassignment ended before its replicas were in sync"
                 if new.leader not in (old.leader, NO_LEADER):
                     # A replica may come into the ISR and lead in the same entry if that completes its reassignment.
                     is_completed = bool(old.adding or old.removing) and not (new.adding or new.removing)

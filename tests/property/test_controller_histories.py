@@ -6,6 +6,7 @@ a leader that was not elected as unclean has every committed record.
 """
 
 from contextlib import suppress
+from typing import Any
 
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -72,11 +73,15 @@ class ControllerHistory(RuleBasedStateMachine):
         if not known:
             self._lose_records(broker, keep=0)
 
-    @rule(broker=broker_ids, keep=st.integers(0, 3), loses_disk=st.booleans())
-    def lose_power(self, broker: int, keep: int, loses_disk: bool) -> None:
-        changed = {"directories": (directory(self.life.image.position + 10),)} if loses_disk else {}
-        self._lose_records(broker, keep)
-        self.life.register(broker, boot_id=f"boot-{self.life.image.position}", **changed)
+    @rule(broker=broker_ids, keep=st.integers(0, 3), loss=st.sampled_from(["power", "disk", "both"]))
+    def lose_power_or_disk(self, broker: int, keep: int, loss: str) -> None:
+        changed: dict[str, Any] = {}
+        if loss != "disk":
+            changed["boot_id"] = f"boot-{self.life.image.position}"
+        if loss != "power":
+            changed["directories"] = (directory(self.life.image.position + 10),)
+        self._lose_records(broker, keep if loss == "power" else 0)
+        self.life.register(broker, **changed)
 
     @rule(broker=broker_ids)
     def beat(self, broker: int) -> None:

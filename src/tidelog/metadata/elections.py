@@ -96,7 +96,7 @@ def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_a
     The partition epoch grows with every change. The leader epoch grows when the leader changes, and when a replica is
     removed, so that the removed replica is fenced.
     """
-    replicas, adding, removing, isr = _after_reassignment(state, target)
+    replicas, adding, removing, isr = _after_reassignment(state, target, is_active)
     min_isr = min(rules.min_isr, len(replicas))
     elr: tuple[int, ...] = ()
     if rules.elr and len(isr) < min_isr:
@@ -136,10 +136,10 @@ def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_a
 
 
 def _after_reassignment(
-    state: PartitionState, target: Target
+    state: PartitionState, target: Target, is_active: IsActive
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return replicas, adding, removing and ISR. A reassignment is complete, and drops the replicas that it removes,
-    when all the replicas that it adds are in the ISR and the ISR has a member that stays.
+    when all the replicas that it adds are in the ISR, and an active member of the ISR stays.
     """
     replicas = state.replicas if target.replicas is None else target.replicas
     adding = state.adding if target.adding is None else target.adding
@@ -147,7 +147,7 @@ def _after_reassignment(
     isr = state.isr if target.isr is None else target.isr
     if adding or removing:
         remaining_isr = tuple(replica for replica in isr if replica not in removing)
-        if remaining_isr and all(replica in remaining_isr for replica in adding):
+        if any(map(is_active, remaining_isr)) and all(replica in remaining_isr for replica in adding):
             return tuple(replica for replica in replicas if replica not in removing), (), (), remaining_isr
     return replicas, adding, removing, isr
 

@@ -11,8 +11,8 @@ that it changed. The events:
 
     config KEY=VALUE ...           settings of the controller; only in the first lines
     feature NAME LEVEL             finalize a level
-    start B ... [boot=.. disk=..]  register, and send a heartbeat that has followed the journal
-    register B [run=R] [boot=..] [disk=..] [synced] [epoch=E] [lease=valid]
+    start B ... [rack=..]          register, and send a heartbeat that has followed the journal
+    register B [run=R] [boot=..] [disk=..] [synced] [epoch=E] [lease=valid] [levels=none]
     beat B [followed=P] [fence] [shutdown] [epoch=E] [others=B:P,..] [position=P]
     lease-end B [run=R]            unregister B
     create T ..., grow T TOTAL ..., set T|cluster|broker-B SETTING=VALUE

@@ -130,6 +130,13 @@ def test_the_last_leader_is_remembered_when_the_isr_becomes_empty() -> None:
     assert after(led, (2,), ELR).last_known_elr == ()
 
 
+def test_a_reassignment_waits_for_an_active_replica_in_sync() -> None:
+    """Otherwise the replicas that are removed could be the only ones that may still lead."""
+    before = state(-1, (3,), replicas=(3, 1, 2), adding=(3,), removing=(1,))
+    assert after(before, (1, 2), UNCLEAN).replicas == (3, 1, 2)
+    assert after(before, (1, 2, 3), UNCLEAN) == state(3, (3,), replicas=(3, 2), leader_epoch=6, partition_epoch=8)
+
+
 def test_directories_follow_their_replicas() -> None:
     one, two, three = (DirectoryId(bytes([n]) * 16) for n in (1, 2, 3))
     before = state(1, (1, 2, 3))._replace(directories=(one, two, three))
