@@ -29,8 +29,15 @@ def handle(services: Services, context: RequestContext, request: DescribeCluster
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,
         brokers=[
-            DescribeClusterBroker(broker_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack)
+            DescribeClusterBroker(
+                broker_id=broker.broker_id,
+                host=broker.host,
+                port=broker.port,
+                rack=broker.rack,
+                is_fenced=broker.fenced,
+            )
             for broker in image.brokers.values()
+            if request.include_fenced_brokers or not broker.fenced
         ],
         cluster_authorized_operations=CLUSTER_OPERATIONS
         if request.include_cluster_authorized_operations

@@ -9,7 +9,7 @@ from heapq import merge
 from tidelog.api.operations import TOPIC_OPERATIONS
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
-from tidelog.metadata.image import NO_LEADER, MetadataImage, TopicImage
+from tidelog.metadata.image import MetadataImage, TopicImage
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
@@ -108,13 +108,13 @@ def _topic(
         topic, indexes, image, services.partitions, DescribeTopicPartitionsResponsePartition
     )
     for partition in partitions:
-        # If the partition has no leader, its last in-sync replicas may become leader again without loss of data
-        # (KIP-966). Unlike Metadata, this API returns no error for such a partition, as in Kafka.
-        has_no_leader = partition.leader_id == NO_LEADER
-        partition.eligible_leader_replicas = (
-            list(topic.partitions[partition.partition_index].isr) if has_no_leader else []
-        )
-        partition.last_known_elr = list(partition.eligible_leader_replicas)
+        state = topic.partitions[partition.partition_index]
+        elr, last_known_elr = state.elr, state.last_known_elr
+        if partition.leader_id != state.leader:
+            # The leader's log is offline here. The last in-sync replicas may lead again without loss of data (KIP-966).
+            elr = last_known_elr = state.isr
+        partition.eligible_leader_replicas, partition.last_known_elr = list(elr), list(last_known_elr)
+        # Unlike Metadata, this API returns no error for a partition without a leader, as in Kafka.
         partition.error_code = ErrorCode.NONE
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,

@@ -72,6 +72,7 @@ def _response(image: MetadataImage, request: MetadataRequest, topics: list[Metad
         brokers=[
             MetadataResponseBroker(node_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack)
             for broker in image.brokers.values()
+            if not broker.fenced
         ],
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,

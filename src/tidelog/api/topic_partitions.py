@@ -32,7 +32,7 @@ def partitions_of(
     for index in indexes:
         state = topic.partitions[index]
         leader, isr = state.leader, list(state.isr)
-        offline = [broker for broker in state.replicas if broker not in image.brokers]
+        offline = [replica for replica in state.replicas if not image.is_online(replica)]
         if partitions.is_offline(topic.name, index):
             isr = [broker for broker in isr if broker != leader]
             if leader not in offline:

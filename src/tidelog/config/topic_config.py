@@ -41,16 +41,18 @@ def check_topic_config(overrides: Mapping[str, str], config: BrokerConfig) -> No
 
 def topic_values(overrides: Mapping[str, str], config: BrokerConfig) -> dict[str, Value]:
     """Return the current value of every topic setting, by name."""
-    values: dict[str, Value] = {}
-    for name, key in TOPIC_KEYS.items():
-        if name in overrides:
-            try:
-                values[name] = parse(key, overrides[name])
-                continue
-            except InvalidValue:  # stored by a version that accepted it
-                pass
-        values[name] = default_for_topics(key, config)
-    return values
+    return {name: topic_value(name, overrides, config) for name in TOPIC_KEYS}
+
+
+def topic_value(name: str, overrides: Mapping[str, str], config: BrokerConfig) -> Value:
+    """Return the current value of one topic setting."""
+    key = TOPIC_KEYS[name]
+    if name in overrides:
+        try:
+            return parse(key, overrides[name])
+        except InvalidValue:  # stored by a version that accepted it
+            pass
+    return default_for_topics(key, config)
 
 
 def default_for_topics(key: Key, config: BrokerConfig) -> Value:

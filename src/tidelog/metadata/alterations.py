@@ -11,6 +11,7 @@ from tidelog.config.key import Key, Type
 from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, broker_key
 from tidelog.config.topic_config import InvalidTopicConfig, check_topic_config, default_text
 from tidelog.metadata.controller import JournalDecision
+from tidelog.metadata.eligible_replicas import check_min_isr_of_brokers, clear_elr_after
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.records import (
     BrokerConfigChanged,
@@ -84,11 +85,14 @@ def alter_configs(
         try:
             if counts[resource] > 1:
                 raise ApiError("the request has this resource more than once", ErrorCode.INVALID_REQUEST)
-            records += _alter(image, alteration, config)
+            changed_settings = _alter(image, alteration, config)
+            check_min_isr_of_brokers(image, changed_settings)
+            records += changed_settings
         except ApiError as error:
             results.append(AlterationResult(*resource, error.code, error.message))
         else:
             results.append(AlterationResult(*resource))
+    records += clear_elr_after(image, records, config)
     return JournalDecision([] if validate_only else records, results)
 
 

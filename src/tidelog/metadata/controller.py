@@ -9,7 +9,7 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.endpoints import Endpoint
 from tidelog.config.topic_config import InvalidTopicConfig, check_topic_config
 from tidelog.metadata.image import CLUSTER_METADATA, MetadataImage, TopicImage
-from tidelog.metadata.placement import place
+from tidelog.metadata.placement import check_assignment, first_isr, place_in_steps
 from tidelog.metadata.records import (
     BrokerRegistered,
     JournalRecord,
@@ -122,7 +122,7 @@ def create_topics(
         if topic.name in repeated:
             continue
         try:
-            created = _new_topic(image, topic, config, new_id, len(records), names_by_flat_name)
+            created = yield from _new_topic(image, topic, config, new_id, len(records), names_by_flat_name)
             _reserve_partitions(reserve, len(created.partitions))
         except ApiError as error:
             results.append(TopicResult(topic.name, error=error.code, message=error.message or None))
@@ -177,7 +177,7 @@ def _new_topic(
     new_id: Callable[[], TopicId],
     created_before: int,
     names_by_flat_name: Mapping[str, str],
-) -> TopicCreated:
+) -> Steps[TopicCreated]:
     """Return the record that creates the topic. Raises ApiError.
 
     The checks are in Kafka's order: name, settings, then partitions.
@@ -197,8 +197,18 @@ def _new_topic(
     if topic.assignments:
         replicas = _assigned_replicas(image, topic)
     else:
-        replicas = _placed_replicas(image, topic, config, created_before)
-    return TopicCreated(topic.name, new_id(), new_partitions(replicas), settings)
+        replicas = yield from _placed_replicas(image, topic, config, created_before)
+    isrs = _first_isrs(image, 0, replicas)
+    return TopicCreated(topic.name, new_id(), new_partitions(replicas, isrs), settings)
+
+
+def _first_isrs(image: MetadataImage, first: int, replicas: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Return the ISRs of new partitions, numbered from `first`; empty if all replicas are active. Raises ApiError if a
+    partition has no active replica.
+    """
+    if all(broker.active for broker in image.brokers.values()):
+        return ()
+    return tuple(first_isr(image, number, assigned) for number, assigned in enumerate(replicas, first))
 
 
 def _checked_settings(topic: NewTopic, config: BrokerConfig) -> dict[str, str]:
@@ -226,32 +236,15 @@ def _assigned_replicas(image: MetadataImage, topic: NewTopic) -> list[tuple[int,
     for partition, replicas in topic.assignments:
         if partition in by_partition:
             raise ApiError(f"partition {partition} is assigned twice", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-        by_partition[partition] = _check_replicas(image, replicas, factor)
+        by_partition[partition] = check_assignment(image, replicas, factor)
     if sorted(by_partition) != list(range(len(by_partition))):
         raise ApiError("partitions must be numbered from 0 without gaps", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     return [by_partition[i] for i in range(len(by_partition))]
 
 
-def _check_replicas(image: MetadataImage, replicas: Sequence[int], replication_factor: int) -> tuple[int, ...]:
-    """Return the replicas of one partition. Raises ApiError unless they are valid."""
-    if not replicas:
-        raise ApiError("an assignment names no broker", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-    if len(replicas) > len(image.brokers):
-        message = "an assignment names a broker twice, or one that is not registered"
-        raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-    for broker in replicas:
-        if broker not in image.brokers:
-            raise ApiError(f"broker {broker} is not registered", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-    if len(dict.fromkeys(replicas)) != len(replicas):
-        raise ApiError("an assignment names a broker twice", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-    if len(replicas) != replication_factor:
-        raise ApiError("every partition must have the same number of replicas", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-    return tuple(replicas)
-
-
 def _placed_replicas(
     image: MetadataImage, topic: NewTopic, config: BrokerConfig, created_before: int
-) -> list[tuple[int, ...]]:
+) -> Steps[list[tuple[int, ...]]]:
     factor = topic.replication_factor
     if factor < -1 or factor == 0:
         raise ApiError("the replication factor must be at least 1, or -1", ErrorCode.INVALID_REPLICATION_FACTOR)
@@ -262,7 +255,7 @@ def _placed_replicas(
     factor = config.default_replication_factor if factor == -1 else factor
     _check_replication_factor(image, factor)
     _check_not_cordoned(config.is_cordoned)
-    return place(image, partitions, factor, created_before)
+    return (yield from place_in_steps(image, partitions, factor, created_before))
 
 
 def _check_replication_factor(image: MetadataImage, replication_factor: int) -> None:
@@ -271,6 +264,9 @@ def _check_replication_factor(image: MetadataImage, replication_factor: int) -> 
             f"{replication_factor} replicas need as many brokers; registered brokers: {len(image.brokers)}",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
+    if not any(broker.active for broker in image.brokers.values()):
+        message = "all registered brokers are fenced or in controlled shutdown; try again when one is active"
+        raise ApiError(message, ErrorCode.INVALID_REPLICATION_FACTOR)
 
 
 def delete_topics(
@@ -364,7 +360,7 @@ def create_partitions(
     for topic, request in found_topics:
         yield
         try:
-            added = _add_partitions(image, topic, request, len(records))
+            added = yield from _add_partitions(image, topic, request, len(records))
             _check_not_cordoned(cordoned)
             _reserve_partitions(reserve, len(added.replicas))
             records.append(added)
@@ -377,7 +373,7 @@ def create_partitions(
 
 def _add_partitions(
     image: MetadataImage, topic: TopicImage, request: MorePartitions, created_before: int
-) -> PartitionsAdded:
+) -> Steps[PartitionsAdded]:
     present = len(topic.partitions)
     added = request.total - present
     if added <= 0:
@@ -394,13 +390,13 @@ def _add_partitions(
     factor = topic.replication_factor
     if request.assignments is None:
         _check_replication_factor(image, factor)
-        replicas = place(image, added, factor, created_before)
+        replicas = yield from place_in_steps(image, added, factor, created_before)
     else:
         if len(request.assignments) != added:
             message = f"the request adds {added} partitions but has {len(request.assignments)} assignments"
             raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-        replicas = [_check_replicas(image, assigned, factor) for assigned in request.assignments]
-    return PartitionsAdded(topic.topic_id, present, tuple(replicas))
+        replicas = [check_assignment(image, assigned, factor) for assigned in request.assignments]
+    return PartitionsAdded(topic.topic_id, present, tuple(replicas), _first_isrs(image, present, replicas))
 
 
 def register_broker(

@@ -7,17 +7,23 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.records import (
     BrokerConfigChanged,
     BrokerRegistered,
+    BrokerStateChanged,
+    BrokerUnregistered,
     ClientMetricsConfigChanged,
     ClientQuotaChanged,
     ClusterNamed,
     ControllerElected,
+    DirectoryId,
+    FeatureLevelChanged,
     GroupConfigChanged,
     JournalRecord,
     LeadershipRenewed,
     PartitionChanged,
     PartitionsAdded,
     PartitionState,
+    PartitionStatesChanged,
     ProducerIdsAllocated,
+    StateChange,
     TopicConfigChanged,
     TopicCreated,
     TopicDeleted,
@@ -28,6 +34,10 @@ from tidelog.model.steps import Steps, run_all
 from tidelog.quotas.entities import Entity
 
 NO_LEADER: Final = -1
+METADATA_FEATURE: Final = "tidelog.metadata.version"
+"""The feature whose level says which kinds of journal records all brokers can read. Level 1: all kinds."""
+ELR_FEATURE: Final = "eligible.leader.replicas.version"
+"""Kafka's feature for eligible leader replicas (KIP-966)."""
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
@@ -63,6 +73,16 @@ class BrokerRegistration(NamedTuple):
     incarnation: str
     endpoints: tuple[Endpoint, ...]
     rack: str | None
+    fenced: bool = False
+    in_controlled_shutdown: bool = False
+    boot_id: str = ""
+    directories: tuple[DirectoryId, ...] = ()
+    features: Mapping[str, tuple[int, int]] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether the broker may lead partitions and be in their ISR."""
+        return not self.fenced and not self.in_controlled_shutdown
 
     def endpoint(self, listener: str | None = None) -> Endpoint:
         """Return the address that clients of `listener` connect to; the first one if the listener is unknown."""
@@ -88,6 +108,7 @@ class MetadataImage:
         "cluster_id",
         "controller_epoch",
         "controller_id",
+        "feature_levels",
         "group_configs",
         "partition_count",
         "position",
@@ -112,6 +133,7 @@ class MetadataImage:
         client_metrics_configs: Mapping[str, Mapping[str, str]] = {},
         producer_ids_next: int = 0,
         partition_count: int = 0,
+        feature_levels: Mapping[str, int] = {},
     ) -> None:
         self.position = position
         """Position of the next entry in the journal."""
@@ -133,13 +155,27 @@ class MetadataImage:
         self.producer_ids_next = producer_ids_next
         self.partition_count = partition_count
         """Number of partitions of all topics."""
+        self.feature_levels = feature_levels
+        """Finalized levels of the cluster's features (KIP-584). Features of level 0 are not listed."""
+
+    def is_active(self, broker_id: int) -> bool:
+        """Return whether the broker is registered, not fenced and not shutting down."""
+        broker = self.brokers.get(broker_id)
+        return broker is not None and broker.active
+
+    def is_online(self, broker_id: int) -> bool:
+        """Return whether the broker is registered and not fenced. It may be shutting down."""
+        broker = self.brokers.get(broker_id)
+        return broker is not None and not broker.fenced
 
 
 EMPTY_IMAGE: Final = MetadataImage()
 
 
 class ImageBuilder:
-    """Applies records to an image. A mapping is copied when the first change of it is applied."""
+    """Applies records to an image. A mapping or the partitions of a topic are copied when the first change of them is
+    applied.
+    """
 
     def __init__(self, image: MetadataImage) -> None:
         self.position = image.position
@@ -156,7 +192,11 @@ class ImageBuilder:
         self._client_quotas = image.client_quotas
         self._own_quotas: dict[Entity, Mapping[str, float]] | None = None
         self._client_metrics_configs = image.client_metrics_configs
+        self._feature_levels = image.feature_levels
         self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
+        self._changed_partitions: dict[TopicId, list[PartitionState]] = {}
+        """The partitions of topics whose states changed, so that many changes of one topic copy them once. They become
+        part of the topics by `_store_changed_partitions`."""
 
     def apply(self, records: Iterable[JournalRecord]) -> "ImageBuilder":
         """Apply the records of one entry, which were decided from the builder's current image."""
@@ -171,6 +211,7 @@ class ImageBuilder:
         return self
 
     def build(self) -> MetadataImage:
+        self._store_changed_partitions()
         self._own_topics = None
         self._own_quotas = None
         return MetadataImage(
@@ -187,6 +228,7 @@ class ImageBuilder:
             client_metrics_configs=self._client_metrics_configs,
             producer_ids_next=self._producer_ids_next,
             partition_count=self._partition_count,
+            feature_levels=self._feature_levels,
         )
 
     # One method for each kind of record
@@ -203,8 +245,26 @@ class ImageBuilder:
         brokers = {**self._brokers, record.broker_id: registration}
         self._brokers = dict(sorted(brokers.items()))
 
+    def _broker_state_changed(self, record: BrokerStateChanged) -> None:
+        registration = self._brokers[record.broker_id]
+        assert registration.epoch == record.epoch
+        if record.fenced is not None:
+            registration = registration._replace(fenced=record.fenced)
+        if record.in_controlled_shutdown is not None:
+            registration = registration._replace(in_controlled_shutdown=record.in_controlled_shutdown)
+        self._brokers = {**self._brokers, record.broker_id: registration}
+
+    def _broker_unregistered(self, record: BrokerUnregistered) -> None:
+        assert self._brokers[record.broker_id].epoch == record.epoch
+        self._brokers = {number: broker for number, broker in self._brokers.items() if number != record.broker_id}
+
+    def _feature_level_changed(self, record: FeatureLevelChanged) -> None:
+        levels = {**self._feature_levels, record.feature: record.level}
+        self._feature_levels = {feature: level for feature, level in levels.items() if level}
+
     def _leadership_renewed(self, record: LeadershipRenewed) -> None:
         renewed: dict[PartitionState, PartitionState] = {}
+        self._store_changed_partitions()
         for topic in list(self._topics.values()):
             partitions = tuple(_renewed(state, record.broker_id, renewed) for state in topic.partitions)
             if partitions != topic.partitions:
@@ -215,34 +275,51 @@ class ImageBuilder:
         self._put(TopicImage(record.name, record.topic_id, record.partitions, record.config))
 
     def _partitions_added(self, record: PartitionsAdded) -> None:
-        topic = self._topics_by_id[record.topic_id]
+        topic = self._topic(record.topic_id)
         assert record.first == len(topic.partitions)
-        partitions = topic.partitions + new_partitions(record.replicas)
+        partitions = topic.partitions + new_partitions(record.replicas, record.isrs)
         self._partition_count += len(record.replicas)
         self._put(TopicImage(topic.name, topic.topic_id, partitions, topic.config))
 
     def _partition_changed(self, record: PartitionChanged) -> None:
-        topic = self._topics_by_id[record.topic_id]
-        state = topic.partitions[record.partition]
-        state = PartitionState(
-            leader=state.leader if record.leader is None else record.leader,
-            leader_epoch=state.leader_epoch + (record.leader is not None),
-            replicas=state.replicas if record.replicas is None else record.replicas,
-            isr=state.isr if record.isr is None else record.isr,
-            partition_epoch=state.partition_epoch + 1,
+        self._change_states(
+            StateChange(
+                {record.topic_id: (record.partition,)}, leader=record.leader, isr=record.isr, replicas=record.replicas
+            )
         )
-        at = record.partition
-        partitions = (*topic.partitions[:at], state, *topic.partitions[at + 1 :])
-        self._put(TopicImage(topic.name, topic.topic_id, partitions, topic.config))
+
+    def _partition_states_changed(self, record: PartitionStatesChanged) -> None:
+        for change in record.changes:
+            self._change_states(change)
+
+    def _change_states(self, change: StateChange) -> None:
+        changed_fields = {name: value for name, value in change._asdict().items() if value is not None}
+        del changed_fields["partitions"]
+        changed_states: dict[PartitionState, PartitionState] = {}  # equal states share one object
+        for topic_id, numbers in change.partitions.items():
+            states = self._changed_partitions.get(topic_id)
+            if states is None:
+                states = self._changed_partitions[topic_id] = list(self._topics_by_id[topic_id].partitions)
+            for number in numbers:
+                state = states[number]
+                new_state = changed_states.get(state)
+                if new_state is None:
+                    new_state = changed_states[state] = state._replace(
+                        leader_epoch=state.leader_epoch + (change.leader is not None),
+                        partition_epoch=state.partition_epoch + 1,
+                        **changed_fields,
+                    )
+                states[number] = new_state
 
     def _topic_deleted(self, record: TopicDeleted) -> None:
+        self._changed_partitions.pop(record.topic_id, None)
         topics, topics_by_id = self._writable_topics()
         topic = topics_by_id.pop(record.topic_id)
         del topics[topic.name]
         self._partition_count -= len(topic.partitions)
 
     def _topic_config_changed(self, record: TopicConfigChanged) -> None:
-        topic = self._topics_by_id[record.topic_id]
+        topic = self._topic(record.topic_id)
         config = _with_setting(topic.config, record.setting, record.value)
         self._put(TopicImage(topic.name, topic.topic_id, topic.partitions, config))
 
@@ -273,6 +350,18 @@ class ImageBuilder:
 
     # Copies
 
+    def _topic(self, topic_id: TopicId) -> TopicImage:
+        """Return the topic as the records up to now have changed it."""
+        if topic_id in self._changed_partitions:
+            self._store_changed_partitions()
+        return self._topics_by_id[topic_id]
+
+    def _store_changed_partitions(self) -> None:
+        for topic_id, states in self._changed_partitions.items():
+            topic = self._topics_by_id[topic_id]
+            self._put(TopicImage(topic.name, topic_id, tuple(states), topic.config))
+        self._changed_partitions = {}
+
     def _put(self, topic: TopicImage) -> None:
         topics, topics_by_id = self._writable_topics()
         topics[topic.name] = topic
@@ -300,6 +389,10 @@ _APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {
     ClientQuotaChanged: ImageBuilder._client_quota_changed,
     ClientMetricsConfigChanged: ImageBuilder._client_metrics_config_changed,
     ProducerIdsAllocated: ImageBuilder._producer_ids_allocated,
+    FeatureLevelChanged: ImageBuilder._feature_level_changed,
+    BrokerStateChanged: ImageBuilder._broker_state_changed,
+    BrokerUnregistered: ImageBuilder._broker_unregistered,
+    PartitionStatesChanged: ImageBuilder._partition_states_changed,
 }
 
 
@@ -310,6 +403,7 @@ def snapshot(image: MetadataImage) -> list[JournalRecord]:
         ControllerElected(image.controller_id, image.controller_epoch),
         ProducerIdsAllocated(image.controller_id, image.producer_ids_next),
     ]
+    records += [FeatureLevelChanged(feature, level) for feature, level in image.feature_levels.items()]
     records += [BrokerRegistered(*broker) for broker in image.brokers.values()]
     for broker, settings in image.broker_configs.items():
         records += [BrokerConfigChanged(broker, setting, value) for setting, value in settings.items()]

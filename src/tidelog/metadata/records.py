@@ -3,11 +3,14 @@
 An entry holds the records of one decision and is appended atomically:
 `{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`. A reader ignores fields that it does not know. A change that
 older brokers must not ignore needs a new record kind or a higher version, both of which they refuse.
+
+The kinds from `FeatureLevelChanged` on are written only when the finalized level of `tidelog.metadata.version` says
+that every registered broker can read them (`metadata/features.py`).
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NewType, TypeAlias
 
 from tidelog.config.endpoints import Endpoint
 from tidelog.model.ids import TopicId, uuid_from_text, uuid_text
@@ -15,6 +18,9 @@ from tidelog.model.steps import Steps, run_all
 from tidelog.quotas.entities import Entity
 
 FORMAT_VERSION = 1
+RECOVERED, RECOVERING = 0, 1
+DirectoryId = NewType("DirectoryId", bytes)
+"""16 raw bytes."""
 
 
 class JournalError(Exception):
@@ -44,6 +50,15 @@ class BrokerRegistered(NamedTuple):
     """Identifies this run of the broker's process."""
     endpoints: tuple[Endpoint, ...]
     rack: str | None
+    fenced: bool = False
+    """Whether the broker must follow the journal to this registration before it may lead partitions."""
+    in_controlled_shutdown: bool = False
+    boot_id: str = ""
+    """Identifies the run of the broker's operating system; empty if it is unknown."""
+    directories: tuple[DirectoryId, ...] = ()
+    """The ids of the broker's data directories."""
+    features: Mapping[str, tuple[int, int]] = {}
+    """The lowest and the highest level that the broker supports, for each feature."""
 
 
 class LeadershipRenewed(NamedTuple):
@@ -67,6 +82,18 @@ class PartitionState(NamedTuple):
     isr: tuple[int, ...]
     partition_epoch: int
     """Incremented by every change of this state."""
+    elr: tuple[int, ...] = ()
+    """The eligible leader replicas (KIP-966): they left the ISR, but have every committed record."""
+    last_known_elr: tuple[int, ...] = ()
+    """The last leader of a partition whose ISR is empty."""
+    adding: tuple[int, ...] = ()
+    """The replicas that a reassignment adds (KIP-455). They are part of `replicas`."""
+    removing: tuple[int, ...] = ()
+    """The replicas that a reassignment removes when it is complete. They are part of `replicas` until then."""
+    recovery: int = RECOVERED
+    """Kafka's leader recovery state: RECOVERING from an unclean election until the leader says that it recovered."""
+    directories: tuple[DirectoryId, ...] = ()
+    """The data directory of each replica, in the order of `replicas`; empty if they are unknown."""
 
 
 class TopicCreated(NamedTuple):
@@ -85,6 +112,8 @@ class PartitionsAdded(NamedTuple):
     topic_id: TopicId
     first: int
     replicas: tuple[tuple[int, ...], ...]
+    isrs: tuple[tuple[int, ...], ...] = ()
+    """The ISR of each partition, whose first member leads; empty if all replicas are in sync."""
 
 
 class PartitionChanged(NamedTuple):
@@ -148,6 +177,55 @@ class ProducerIdsAllocated(NamedTuple):
     """Exclusive."""
 
 
+class FeatureLevelChanged(NamedTuple):
+    """The finalized level of a feature of the cluster (KIP-584) changed. Level 0 means that the feature is off."""
+
+    feature: str
+    level: int
+
+
+class BrokerStateChanged(NamedTuple):
+    """A broker was fenced or unfenced, or began a controlled shutdown; None means no change."""
+
+    broker_id: int
+    epoch: int
+    """The epoch of the registration that this changes."""
+    fenced: bool | None = None
+    in_controlled_shutdown: bool | None = None
+
+
+class BrokerUnregistered(NamedTuple):
+    broker_id: int
+    epoch: int
+
+
+class StateChange(NamedTuple):
+    """The same change of the states of several partitions; None means no change."""
+
+    partitions: Mapping[TopicId, tuple[int, ...]]
+    """The numbers of the partitions by topic."""
+    leader: int | None = None
+    """Broker id, or -1 for no leader. A leader begins a new leader epoch, even if it stays the same."""
+    isr: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None
+    elr: tuple[int, ...] | None = None
+    last_known_elr: tuple[int, ...] | None = None
+    adding: tuple[int, ...] | None = None
+    removing: tuple[int, ...] | None = None
+    recovery: int | None = None
+    directories: tuple[DirectoryId, ...] | None = None
+
+
+class PartitionStatesChanged(NamedTuple):
+    """Changes of many partitions, for example of all that are concerned by the end of a broker.
+
+    No partition is in two of the changes. Partitions with equal changes share one `StateChange`, so the record has a
+    few bytes for each partition.
+    """
+
+    changes: tuple[StateChange, ...]
+
+
 JournalRecord: TypeAlias = (
     ClusterNamed
     | ControllerElected
@@ -163,6 +241,10 @@ JournalRecord: TypeAlias = (
     | ClientQuotaChanged
     | ClientMetricsConfigChanged
     | ProducerIdsAllocated
+    | FeatureLevelChanged
+    | BrokerStateChanged
+    | BrokerUnregistered
+    | PartitionStatesChanged
 )
 
 _KINDS: dict[str, type[Any]] = {
@@ -180,23 +262,32 @@ _KINDS: dict[str, type[Any]] = {
     "client-quota": ClientQuotaChanged,
     "client-metrics-config": ClientMetricsConfigChanged,
     "producer-ids": ProducerIdsAllocated,
+    "feature-level": FeatureLevelChanged,
+    "broker-state": BrokerStateChanged,
+    "broker-unregistered": BrokerUnregistered,
+    "partition-states": PartitionStatesChanged,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def new_partition(replicas: Sequence[int], leader_epoch: int = 0) -> PartitionState:
-    """Return the state of a new partition: the first replica leads, and all replicas are in sync."""
-    return PartitionState(replicas[0], leader_epoch, tuple(replicas), tuple(replicas), 0)
+def new_partition(replicas: Sequence[int], leader_epoch: int = 0, isr: Sequence[int] | None = None) -> PartitionState:
+    """Return the state of a new partition, which the first member of its ISR leads. Without `isr`, all replicas are in
+    sync.
+    """
+    in_sync = tuple(replicas if isr is None else isr)
+    return PartitionState(in_sync[0], leader_epoch, tuple(replicas), in_sync, 0)
 
 
-def new_partitions(replicas: Iterable[Sequence[int]]) -> tuple[PartitionState, ...]:
-    """Call `new_partition` for each partition. Partitions with equal replicas share one object."""
-    states_by_replicas: dict[tuple[int, ...], PartitionState] = {}
+def new_partitions(replicas: Iterable[Sequence[int]], isrs: Sequence[Sequence[int]] = ()) -> tuple[PartitionState, ...]:
+    """Call `new_partition` for each partition. Partitions with equal replicas and ISR share one object."""
+    known_states: dict[tuple[tuple[int, ...], tuple[int, ...]], PartitionState] = {}
     states: list[PartitionState] = []
-    for partition_replicas in map(tuple, replicas):
-        if partition_replicas not in states_by_replicas:
-            states_by_replicas[partition_replicas] = new_partition(partition_replicas)
-        states.append(states_by_replicas[partition_replicas])
+    for number, partition_replicas in enumerate(map(tuple, replicas)):
+        isr = tuple(isrs[number]) if isrs else partition_replicas
+        state = known_states.get((partition_replicas, isr))
+        if state is None:
+            state = known_states[partition_replicas, isr] = new_partition(partition_replicas, isr=isr)
+        states.append(state)
     return tuple(states)
 
 
@@ -213,10 +304,22 @@ def _runs(states: Sequence[PartitionState]) -> list[list[Any]]:
     return runs
 
 
+STATE_FIELDS_MAX = 11
+"""Number of fields in the longest row of a state."""
+
+
 def _row(state: PartitionState) -> list[Any]:
-    """Return replicas, leader epoch, partition epoch, leader and ISR, without trailing default values."""
-    if state.isr != state.replicas or state.leader != state.replicas[0]:
-        return [state.replicas, state.leader_epoch, state.partition_epoch, state.leader, state.isr]
+    """Return replicas, leader epoch, partition epoch, leader, ISR, ELR, last known ELR, adding, removing, recovery and
+    directories, without trailing default values.
+
+    Fields after the ISR differ from their defaults only when the level of `tidelog.metadata.version` allows it. A
+    broker that does not know them refuses the longer row.
+    """
+    extension = [*state[5:10], _uuid_texts(state.directories)]
+    while extension and not extension[-1]:
+        extension.pop()
+    if extension or state.isr != state.replicas or state.leader != state.replicas[0]:
+        return [state.replicas, state.leader_epoch, state.partition_epoch, state.leader, state.isr, *extension]
     if state.partition_epoch:
         return [state.replicas, state.leader_epoch, state.partition_epoch]
     return [state.replicas, state.leader_epoch] if state.leader_epoch else [state.replicas]
@@ -226,10 +329,32 @@ def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
     """Decode `_runs`. Partitions with equal states share one object."""
     states: list[PartitionState] = []
     for count, *row in runs:
-        replicas = tuple(row[0])
-        leader_epoch, partition_epoch, leader, isr = row[1:] + [0, 0, replicas[0], replicas][len(row) - 1 :]
-        states += [PartitionState(leader, leader_epoch, replicas, tuple(isr), partition_epoch)] * count
+        states += [_state(row)] * count
     return tuple(states)
+
+
+def _state(row: list[Any]) -> PartitionState:
+    """Decode `_row`."""
+    if len(row) > STATE_FIELDS_MAX:
+        raise ValueError(f"the state of a partition has {len(row)} fields; {STATE_FIELDS_MAX} are known here")
+    replicas = tuple(row[0])
+    defaults: tuple[Any, ...] = (0, 0, replicas[0], replicas, (), (), (), (), RECOVERED, ())
+    fields = [*row[1:], *defaults[len(row) - 1 :]]
+    leader_epoch, partition_epoch, leader, *lists, recovery, directories = fields
+    isr, elr, last_known_elr, adding, removing = map(tuple, lists)
+    return PartitionState(
+        leader,
+        leader_epoch,
+        replicas,
+        isr,
+        partition_epoch,
+        elr,
+        last_known_elr,
+        adding,
+        removing,
+        recovery,
+        _directory_ids(directories),
+    )
 
 
 def encode(epoch: int, records: Iterable[JournalRecord]) -> bytes:
@@ -247,8 +372,13 @@ def encode_in_steps(epoch: int, records: Iterable[JournalRecord]) -> Steps[bytes
 
 
 def _encode_record(record: JournalRecord) -> dict[str, Any]:
+    return {"kind": _NAMES[type(record)], **_encode_fields(record)}
+
+
+def _encode_fields(record: Any) -> dict[str, Any]:
+    """Encode the fields of a named tuple that do not have their default values."""
     defaults: dict[str, Any] = record._field_defaults
-    fields: dict[str, Any] = {"kind": _NAMES[type(record)]}
+    fields: dict[str, Any] = {}
     for name, value in zip(record._fields, record, strict=True):
         if name not in defaults or value != defaults[name]:
             encoder = _ENCODERS.get((type(record), name))
@@ -269,7 +399,7 @@ def decode(data: bytes, position: int) -> JournalEntry:
         if version > FORMAT_VERSION:
             raise JournalError(f"metadata entry {position} has version {version}, unknown here: upgrade this broker")
         return JournalEntry(entry["epoch"], [_decode_record(fields, position) for fields in entry["records"]])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise JournalError(f"metadata entry {position} is damaged: {error!r}") from None
 
 
@@ -279,30 +409,60 @@ def _decode_record(fields: dict[str, Any], position: int) -> JournalRecord:
         raise JournalError(
             f"metadata entry {position} has a {fields['kind']!r} record, unknown here: upgrade this broker"
         )
+    record: JournalRecord = _decode_fields(kind, fields)
+    return record
+
+
+def _decode_fields(kind: type[Any], fields: dict[str, Any]) -> Any:
+    """Decode `_encode_fields` of a named tuple of the type `kind`. Unknown fields are ignored."""
     values: dict[str, Any] = {}
     for name in kind._fields:
         if name in fields:
             decoder = _DECODERS.get((kind, name))
             values[name] = fields[name] if decoder is None else decoder(fields[name])
-    record: JournalRecord = kind(**values)
-    return record
+    return kind(**values)
 
 
 def _optional_tuple(items: list[int] | None) -> tuple[int, ...] | None:
     return None if items is None else tuple(items)
 
 
+def _tuples(lists: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(item) for item in lists)
+
+
+def _uuid_texts(ids: Iterable[bytes]) -> list[str]:
+    return [uuid_text(raw) for raw in ids]
+
+
+def _directory_ids(texts: Iterable[str]) -> tuple[DirectoryId, ...]:
+    return tuple(DirectoryId(uuid_from_text(text)) for text in texts)
+
+
 _TOPIC_ID_IN = (TopicCreated, PartitionsAdded, PartitionChanged, TopicDeleted, TopicConfigChanged)
 _ENCODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     **{(kind, "topic_id"): uuid_text for kind in _TOPIC_ID_IN},
+    (BrokerRegistered, "directories"): _uuid_texts,
     (TopicCreated, "partitions"): _runs,
+    (PartitionStatesChanged, "changes"): lambda changes: [_encode_fields(change) for change in changes],
+    (StateChange, "partitions"): lambda partitions: {uuid_text(raw): numbers for raw, numbers in partitions.items()},
+    (StateChange, "directories"): _uuid_texts,
 }
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     **{(kind, "topic_id"): uuid_from_text for kind in _TOPIC_ID_IN},
     (ClientQuotaChanged, "entity"): lambda parts: tuple((kind, name) for kind, name in parts),
     (BrokerRegistered, "endpoints"): lambda items: tuple(Endpoint(*item) for item in items),
+    (BrokerRegistered, "directories"): _directory_ids,
+    (BrokerRegistered, "features"): lambda ranges: {name: (low, high) for name, (low, high) in ranges.items()},
     (TopicCreated, "partitions"): _states,
-    (PartitionsAdded, "replicas"): lambda lists: tuple(tuple(item) for item in lists),
+    (PartitionsAdded, "replicas"): _tuples,
+    (PartitionsAdded, "isrs"): _tuples,
     (PartitionChanged, "isr"): _optional_tuple,
     (PartitionChanged, "replicas"): _optional_tuple,
+    (PartitionStatesChanged, "changes"): lambda changes: tuple(_decode_fields(StateChange, c) for c in changes),
+    (StateChange, "partitions"): lambda partitions: {
+        TopicId(uuid_from_text(text)): tuple(numbers) for text, numbers in partitions.items()
+    },
+    **{(StateChange, name): tuple for name in ("isr", "replicas", "elr", "last_known_elr", "adding", "removing")},
+    (StateChange, "directories"): _directory_ids,
 }

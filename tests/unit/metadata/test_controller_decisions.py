@@ -24,6 +24,7 @@ from tidelog.metadata.records import (
     JournalRecord,
     LeadershipRenewed,
     PartitionsAdded,
+    PartitionState,
     ProducerIdsAllocated,
     TopicCreated,
     TopicDeleted,
@@ -276,4 +277,4 @@ def test_producer_ids_come_in_blocks() -> None:
 
 
 def test_a_new_partition_is_led_by_its_first_replica() -> None:
-    assert new_partition((2, 1)) == (2, 0, (2, 1), (2, 1), 0)
+    assert new_partition((2, 1)) == PartitionState(2, 0, (2, 1), (2, 1), 0)

@@ -17,15 +17,21 @@ from tidelog.metadata.image import (
 from tidelog.metadata.records import (
     BrokerConfigChanged,
     BrokerRegistered,
+    BrokerStateChanged,
+    BrokerUnregistered,
     ClientMetricsConfigChanged,
     ClientQuotaChanged,
+    DirectoryId,
+    FeatureLevelChanged,
     GroupConfigChanged,
     JournalRecord,
     LeadershipRenewed,
     PartitionChanged,
     PartitionsAdded,
     PartitionState,
+    PartitionStatesChanged,
     ProducerIdsAllocated,
+    StateChange,
     TopicConfigChanged,
     TopicDeleted,
     decode,
@@ -48,6 +54,7 @@ def contents(image: MetadataImage) -> object:
         {name: dict(config) for name, config in image.client_metrics_configs.items()},
         image.producer_ids_next,
         image.partition_count,
+        dict(image.feature_levels),
     )
 
 
@@ -121,6 +128,32 @@ def test_a_restarted_brokers_partitions_begin_new_leader_epochs() -> None:
     assert now.topics["b"] is before.topics["b"]
 
 
+def test_many_changes_of_one_topic_are_part_of_the_image_that_is_built() -> None:
+    before = image(topic("a", 1, [(1, 2)] * 3), topic("b", 2, [(1, 2)]), brokers=[1, 2])
+    builder = ImageBuilder(before)
+    change = StateChange({topic_id(1): (0, 2), topic_id(2): (0,)}, leader=2, isr=(2,), elr=(1,))
+    builder.apply([PartitionStatesChanged((change,)), PartitionChanged(topic_id(1), 1, isr=(1,))])
+    first = builder.build()
+    changed = PartitionState(2, 1, (1, 2), (2,), 1, (1,))
+    assert first.topics["a"].partitions == (changed, PartitionState(1, 0, (1, 2), (1,), 1), changed)
+    assert first.topics["b"].partitions == (changed,)
+    assert first.topics_by_id[topic_id(2)] is first.topics["b"]
+    builder.apply([PartitionStatesChanged((StateChange({topic_id(1): (0,)}, recovery=1),)), TopicDeleted(topic_id(1))])
+    assert list(builder.build().topics) == ["b"]
+    assert first.topics["a"].partitions[0] == changed
+
+
+def test_brokers_are_fenced_and_unregistered() -> None:
+    before = image(brokers=[1, 2])
+    fenced = after(before, BrokerStateChanged(1, 0, fenced=True))
+    assert [fenced.is_active(number) for number in (1, 2, 3)] == [False, True, False]
+    assert not after(before, BrokerStateChanged(1, 0, in_controlled_shutdown=True)).is_active(1)
+    assert after(fenced, BrokerStateChanged(1, 0, fenced=False)).is_active(1)
+    assert list(after(fenced, BrokerUnregistered(1, 0)).brokers) == [2]
+    with pytest.raises(AssertionError):
+        after(before, BrokerStateChanged(1, 7, fenced=True))
+
+
 def test_settings_are_set_and_taken_back() -> None:
     now = image(topic("a", 1, retention_ms="5"))
     now = after(
@@ -161,7 +194,7 @@ def histories(draw: st.DrawFn) -> list[list[JournalRecord]]:
     entries: list[list[JournalRecord]] = [[broker(1), broker(2)]]
     partitions: dict[int, int] = {}
     for number in range(draw(st.integers(0, 25))):
-        kind = draw(st.integers(0, 11))
+        kind = draw(st.integers(0, 15))
         known = draw(st.sampled_from(sorted(partitions))) if partitions else None
         if kind <= 1 or known is None:
             replicas = draw(st.lists(st.sampled_from([(1,), (2,), (1, 2), (2, 1)]), min_size=1, max_size=3))
@@ -200,6 +233,33 @@ def histories(draw: st.DrawFn) -> list[list[JournalRecord]]:
             change = ClientMetricsConfigChanged(
                 "m", draw(st.sampled_from(["a", "b"])), draw(st.sampled_from([None, "1"]))
             )
+        elif kind == 11:
+            level = draw(st.integers(0, 2))
+            change = FeatureLevelChanged(draw(st.sampled_from(["f", "g"])), level)
+        elif kind == 12:
+            flags = st.sampled_from([None, True, False])
+            change = BrokerStateChanged(draw(st.sampled_from([1, 2])), 0, draw(flags), draw(flags))
+        elif kind == 13:
+            change = BrokerRegistered(
+                draw(st.sampled_from([1, 2])), 0, "run", (Endpoint("P", "h", 1),), None, draw(st.booleans()),
+                boot_id="b", directories=(DirectoryId(bytes(16)),), features={"f": (0, 2)},
+            )  # fmt: skip
+        elif kind == 14:
+            optional_lists = st.sampled_from([None, (), (1,), (2, 1)])
+            changed_topics = draw(st.lists(st.sampled_from(sorted(partitions)), min_size=1, unique=True))
+            half = StateChange(
+                {topic_id(t): (0,) for t in changed_topics}, draw(st.sampled_from([None, -1, 2])),
+                draw(optional_lists), None, draw(optional_lists), draw(optional_lists), recovery=1,
+            )  # fmt: skip
+            rest = {topic_id(t): tuple(range(1, partitions[t])) for t in changed_topics if partitions[t] > 1}
+            entries.append([PartitionStatesChanged((half, StateChange(rest, adding=(2,), removing=(1,))))])
+            # The same entry may have further records of these topics.
+            change = TopicConfigChanged(topic_id(known), "a", "9")
+            entries[-1].append(change)
+            change = PartitionsAdded(topic_id(known), partitions[known], ((1, 2),), ((2,),))
+            partitions[known] += 1
+            entries[-1].append(change)
+            continue
         else:
             change = ProducerIdsAllocated(1, 1000 * number)
         if kind == 2:

@@ -10,12 +10,18 @@ from metadata_harness.builders import topic_id
 from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.records import (
     FORMAT_VERSION,
+    RECOVERED,
+    RECOVERING,
     BrokerConfigChanged,
     BrokerRegistered,
+    BrokerStateChanged,
+    BrokerUnregistered,
     ClientMetricsConfigChanged,
     ClientQuotaChanged,
     ClusterNamed,
     ControllerElected,
+    DirectoryId,
+    FeatureLevelChanged,
     GroupConfigChanged,
     JournalError,
     JournalRecord,
@@ -23,7 +29,9 @@ from tidelog.metadata.records import (
     PartitionChanged,
     PartitionsAdded,
     PartitionState,
+    PartitionStatesChanged,
     ProducerIdsAllocated,
+    StateChange,
     TopicConfigChanged,
     TopicCreated,
     TopicDeleted,
@@ -34,6 +42,7 @@ from tidelog.metadata.records import (
 from tidelog.model.ids import TopicId
 
 ONE = "AAAAAAAAAAAAAAAAAAAAAQ"
+DIRECTORY = DirectoryId(topic_id(1))
 
 WRITTEN: list[tuple[JournalRecord, str]] = [
     (ClusterNamed("c"), '{"kind":"cluster","cluster_id":"c"}'),
@@ -88,7 +97,44 @@ WRITTEN: list[tuple[JournalRecord, str]] = [
         '{"kind":"client-metrics-config","subscription":"m","setting":"interval.ms","value":"1000"}',
     ),
     (ProducerIdsAllocated(1, 2000), '{"kind":"producer-ids","broker_id":1,"next_id":2000}'),
-]
+    (
+        BrokerRegistered(
+            1, 5, "run", (Endpoint("P", "h", 1),), None, True, True, "boot", (DIRECTORY,), {"group.version": (0, 1)}
+        ),
+        '{"kind":"broker","broker_id":1,"epoch":5,"incarnation":"run","endpoints":[["P","h",1,"PLAINTEXT"]],"rack":null,'
+        f'"fenced":true,"in_controlled_shutdown":true,"boot_id":"boot","directories":["{ONE}"],'
+        '"features":{"group.version":[0,1]}}',
+    ),
+    (
+        TopicCreated(
+            "t", topic_id(1),
+            (
+                PartitionState(-1, 4, (1, 2), (), 3, (2,), (1,)),
+                PartitionState(1, 0, (1, 2), (1,), 0, (), (), (2,), (1,), RECOVERING, (DIRECTORY, DIRECTORY)),
+            ),
+        ),
+        f'{{"kind":"topic","name":"t","topic_id":"{ONE}","partitions":[[1,[1,2],4,3,-1,[],[2],[1]],'
+        f'[1,[1,2],0,0,1,[1],[],[],[2],[1],1,["{ONE}","{ONE}"]]]}}',
+    ),
+    (
+        PartitionsAdded(topic_id(1), 1, ((1, 2),), ((2,),)),
+        f'{{"kind":"partitions","topic_id":"{ONE}","first":1,"replicas":[[1,2]],"isrs":[[2]]}}',
+    ),
+    (FeatureLevelChanged("group.version", 1), '{"kind":"feature-level","feature":"group.version","level":1}'),
+    (BrokerStateChanged(1, 5, fenced=False), '{"kind":"broker-state","broker_id":1,"epoch":5,"fenced":false}'),
+    (BrokerUnregistered(1, 5), '{"kind":"broker-unregistered","broker_id":1,"epoch":5}'),
+    (
+        PartitionStatesChanged(
+            (
+                StateChange({topic_id(1): (0, 2)}, -1, (), (1, 2), (2,), (1,), (2,), (1,), RECOVERING, (DIRECTORY,)),
+                StateChange({topic_id(1): (1,)}, isr=(1,)),
+            )
+        ),
+        f'{{"kind":"partition-states","changes":[{{"partitions":{{"{ONE}":[0,2]}},"leader":-1,"isr":[],'
+        f'"replicas":[1,2],"elr":[2],"last_known_elr":[1],"adding":[2],"removing":[1],"recovery":1,'
+        f'"directories":["{ONE}"]}},{{"partitions":{{"{ONE}":[1]}},"isr":[1]}}]}}',
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("record", "text"), WRITTEN, ids=lambda value: type(value).__name__)
@@ -138,6 +184,15 @@ def test_unknown_fields_are_left_out() -> None:
             f'{{"v":1,"epoch":1,"records":[{{"kind":"topic","name":"t","topic_id":"{ONE}","partitions":[5]}}]}}',
             "metadata entry 7 is damaged",
         ),
+        (
+            f'{{"v":1,"epoch":1,"records":[{{"kind":"topic","name":"t","topic_id":"{ONE}","partitions":[[1,[]]]}}]}}',
+            "metadata entry 7 is damaged",
+        ),
+        (
+            f'{{"v":1,"epoch":1,"records":[{{"kind":"topic","name":"t","topic_id":"{ONE}",'
+            '"partitions":[[1,[1],0,0,1,[1],[],[],[],[],0,[],5]]}]}',
+            "the state of a partition has 12 fields; 11 are known here",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_said(data: str, message: str) -> None:
@@ -159,8 +214,14 @@ STATES = st.builds(
     leader=st.integers(-1, 9),
     leader_epoch=st.integers(0, 3),
     replicas=REPLICAS,
-    isr=REPLICAS,
+    isr=REPLICAS | st.just(()),
     partition_epoch=st.integers(0, 3),
+    elr=REPLICAS | st.just(()),
+    last_known_elr=REPLICAS | st.just(()),
+    adding=REPLICAS | st.just(()),
+    removing=REPLICAS | st.just(()),
+    recovery=st.sampled_from([RECOVERED, RECOVERING]),
+    directories=st.lists(st.binary(min_size=16, max_size=16).map(DirectoryId), max_size=2).map(tuple),
 )
 
 

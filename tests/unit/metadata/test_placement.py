@@ -3,9 +3,14 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from metadata_harness.builders import image, topic
-from tidelog.metadata.placement import place
+from metadata_harness.builders import broker, image, topic
+from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.placement import first_isr, place
+from tidelog.metadata.records import BrokerStateChanged
+from tidelog.wire.errors import ApiError, ErrorCode
 
 
 def test_a_single_broker_has_everything() -> None:
@@ -36,3 +41,56 @@ def test_many_small_topics_spread_as_one_big_one() -> None:
         leaders.append(replicas[0])
         now = image(*(topic(f"t{i}", i) for i in range(number + 1)), brokers=[1, 2, 3])
     assert Counter(leaders) == {1: 2, 2: 2, 3: 2}
+
+
+def in_racks(*racks: str | None) -> MetadataImage:
+    """Return an image of the brokers 0, 1, ... in these racks."""
+    return image(*(broker(number)._replace(rack=rack) for number, rack in enumerate(racks)), brokers=[])
+
+
+RACKS = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=8)
+
+
+@given(RACKS, st.integers(1, 40), st.data())
+def test_racks_then_leaders_then_replicas_are_spread(
+    racks: list[str | None], partitions: int, data: st.DataObject
+) -> None:
+    factor = data.draw(st.integers(1, len(racks)))
+    placed = place(in_racks(*racks), partitions, factor, data.draw(st.integers(0, 10)))
+    assert len(placed) == partitions
+    for replicas in placed:
+        assert len(set(replicas)) == factor
+        assert len({racks[number] for number in replicas}) == min(factor, len(set(racks)))
+    leaders = Counter(replicas[0] for replicas in placed)
+    assert max(leaders.values()) - min(leaders.get(number, 0) for number in range(len(racks))) <= 1
+
+
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 60), st.data())
+def test_replicas_are_balanced_over_racks_of_equal_size(
+    racks: int, brokers_per_rack: int, partitions: int, data: st.DataObject
+) -> None:
+    count = racks * brokers_per_rack
+    factor = data.draw(st.integers(1, count))
+    placed = place(in_racks(*(f"r{number % racks}" for number in range(count))), partitions, factor)
+    replica_counts = Counter(number for replicas in placed for number in replicas)
+    assert max(replica_counts.values()) - min(replica_counts.get(number, 0) for number in range(count)) <= 3
+
+
+def test_the_same_image_gives_the_same_placement() -> None:
+    cluster = in_racks("a", "b", "a", "c", None)
+    assert place(cluster, 20, 3, 7) == place(cluster, 20, 3, 7)
+
+
+def test_brokers_that_are_not_active_are_used_last_and_never_lead() -> None:
+    cluster = image(
+        BrokerStateChanged(1, 0, fenced=True),
+        BrokerStateChanged(2, 0, in_controlled_shutdown=True),
+        brokers=[1, 2, 3, 4],
+    )
+    assert {broker for replicas in place(cluster, 6, 2) for broker in replicas} == {3, 4}
+    assert place(cluster, 2, 3) == [(3, 4, 1), (4, 3, 1)]
+    assert first_isr(cluster, 0, (1, 3, 2, 4)) == (3, 4)
+    with pytest.raises(ApiError) as caught:
+        first_isr(cluster, 7, (1, 2))
+    assert caught.value.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert "partition 7" in caught.value.message

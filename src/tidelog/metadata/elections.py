@@ -1,0 +1,373 @@
+"""Leaders of partitions, in-sync replicas (ISR) and eligible leader replicas (ELR, KIP-966). Pure functions.
+
+`next_state` is the one function that decides a leader. All decisions of the controller that change the ISR, the
+replicas or the brokers that may lead end in it: the end and the return of a broker, AlterPartition, reassignments and
+ElectLeaders.
+
+The order of an election, as in Kafka:
+
+1. the first active replica, in the order of the assignment, that is in the ISR;
+2. if the ISR is empty, the first active replica that is in the ELR;
+3. if the ISR and the ELR are empty, the last known leader, if it is active;
+4. only if the topic has `unclean.leader.election.enable`, the first active replica.
+
+The elections of 3 and 4 are unclean: the leader may lack committed records, so the state is marked as RECOVERING, and
+its ISR is the leader alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.config.topic_config import topic_value
+from tidelog.metadata.controller import JournalDecision
+from tidelog.metadata.image import ELR_FEATURE, NO_LEADER, MetadataImage
+from tidelog.metadata.records import RECOVERING, DirectoryId, PartitionState
+from tidelog.metadata.state_changes import StateChanges
+from tidelog.model.steps import Steps
+from tidelog.wire.errors import ApiError, ErrorCode
+
+PREFERRED, UNCLEAN = 0, 1
+"""Types of elections in ElectLeaders requests."""
+MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+UNKNOWN_DIRECTORY: Final = DirectoryId(bytes(16))
+REBALANCED_PARTITIONS_MAX: Final = 1000
+"""Upper bound on the elections of one automatic rebalance of leaders, as in Kafka."""
+
+PARTITIONS_PER_STEP = 100
+
+IsActive = Callable[[int], bool]
+"""Called with a broker id. Returns whether the broker may lead partitions."""
+
+
+class ElectionRules(NamedTuple):
+    """The settings and features that an election of one topic depends on."""
+
+    min_isr: int
+    """`min.insync.replicas` of the topic. A partition needs at most as many in-sync replicas as it has replicas."""
+    elr: bool
+    """Whether `eligible.leader.replicas.version` is at least 1."""
+    unclean: bool
+    """Whether a replica may lead that is neither in the ISR nor in the ELR."""
+
+
+class TopicRules:
+    """The election rules of all topics of an image."""
+
+    def __init__(self, image: MetadataImage, config: BrokerConfig) -> None:
+        """`config` has the controller's settings. They are the defaults of settings that neither the topic nor the
+        cluster has.
+        """
+        self._cluster_config = config.with_dynamic(image.broker_configs.get("", {}), {})
+        self._elr = image.feature_levels.get(ELR_FEATURE, 0) >= 1
+        self._rules_by_texts: dict[tuple[str | None, str | None], ElectionRules] = {}
+
+    def of(self, settings: Mapping[str, str]) -> ElectionRules:
+        """Return the rules of a topic with these settings of its own."""
+        texts = (settings.get(MIN_INSYNC_REPLICAS), settings.get(UNCLEAN_ELECTION))
+        rules = self._rules_by_texts.get(texts)
+        if rules is None:
+            min_isr = topic_value(MIN_INSYNC_REPLICAS, settings, self._cluster_config)
+            assert isinstance(min_isr, int)
+            unclean = topic_value(UNCLEAN_ELECTION, settings, self._cluster_config)
+            rules = self._rules_by_texts[texts] = ElectionRules(min_isr, self._elr, bool(unclean))
+        return rules
+
+
+class Target(NamedTuple):
+    """The intended change of a partition's state; None means no change."""
+
+    isr: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None
+    adding: tuple[int, ...] | None = None
+    removing: tuple[int, ...] | None = None
+    recovery: int | None = None
+    unclean_stop: int | None = None
+    """A broker whose log may lack records that it had: it leaves the ISR and the ELR."""
+    prefer_first: bool = False
+    """Whether the first replica becomes the leader if it can, instead of the present leader."""
+
+
+def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_active: IsActive) -> PartitionState:
+    """Return the state after the intended change and the election that it needs. Returns `state` itself if nothing
+    changes.
+
+    The partition epoch grows with every change. The leader epoch grows when the leader changes, and when a replica is
+    removed, so that the removed replica is fenced.
+    """
+    replicas, adding, removing, isr = _after_reassignment(state, target, is_active)
+    min_isr = min(rules.min_isr, len(replicas))
+    elr: tuple[int, ...] = ()
+    if rules.elr and len(isr) < min_isr:
+        elr = _eligible_replicas(state, isr, replicas, target.unclean_stop)
+    recovery = state.recovery if target.recovery is None else target.recovery
+    leader, is_unclean = _elect(state, replicas, isr, elr, rules, is_active, target.prefer_first)
+    if is_unclean:
+        isr, elr, recovery = (leader,), (), RECOVERING
+    elif leader in elr:
+        isr, elr = (leader,), tuple(replica for replica in elr if replica != leader and min_isr > 1)
+    if not isr and not rules.elr:
+        # Without ELR the last members stay, since they have the committed records.
+        isr = tuple(replica for replica in state.isr if replica in replicas)
+    last_known_elr = state.last_known_elr
+    if leader != NO_LEADER or not rules.elr:
+        last_known_elr = ()
+    elif not isr and not last_known_elr:
+        # If ELR was off when the leader ended, the ISR's last member is the last leader.
+        last_known_elr = state.isr[:1] if state.leader == NO_LEADER else (state.leader,)
+    begins_epoch = leader != state.leader or not set(state.replicas) <= set(replicas)
+    new_state = PartitionState(
+        leader,
+        state.leader_epoch,
+        replicas,
+        isr,
+        state.partition_epoch,
+        elr,
+        last_known_elr,
+        adding,
+        removing,
+        recovery,
+        _directories(state, replicas),
+    )
+    if new_state == state:
+        return state
+    return new_state._replace(leader_epoch=state.leader_epoch + begins_epoch, partition_epoch=state.partition_epoch + 1)
+
+
+def _after_reassignment(
+    state: PartitionState, target: Target, is_active: IsActive
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return replicas, adding, removing and ISR. A reassignment is complete, and drops the replicas that it removes,
+    when all the replicas that it adds are in the ISR, and an active member of the ISR stays.
+    """
+    replicas = state.replicas if target.replicas is None else target.replicas
+    adding = state.adding if target.adding is None else target.adding
+    removing = state.removing if target.removing is None else target.removing
+    isr = state.isr if target.isr is None else target.isr
+    if adding or removing:
+        remaining_isr = tuple(replica for replica in isr if replica not in removing)
+        if any(map(is_active, remaining_isr)) and all(replica in remaining_isr for replica in adding):
+            return tuple(replica for replica in replicas if replica not in removing), (), (), remaining_isr
+    return replicas, adding, removing, isr
+
+
+def _eligible_replicas(
+    state: PartitionState, isr: Sequence[int], replicas: Sequence[int], unclean_stop: int | None
+) -> tuple[int, ...]:
+    """Return the ELR while the ISR is smaller than `min.insync.replicas`: the members of the ISR and the ELR until now.
+
+    The high watermark does not move while the ISR is so small, so these replicas have every committed record.
+    """
+    candidates = sorted({*state.elr, *state.isr})
+    return tuple(r for r in candidates if r not in isr and r != unclean_stop and r in replicas)
+
+
+def _elect(
+    state: PartitionState,
+    replicas: Sequence[int],
+    isr: Sequence[int],
+    elr: Sequence[int],
+    rules: ElectionRules,
+    is_active: IsActive,
+    prefer_first: bool,
+) -> tuple[int, bool]:
+    """Return the leader, or NO_LEADER, and whether its election is unclean. The present leader stays if it can."""
+    candidates = isr or elr
+    preferred = (replicas[0], state.leader) if prefer_first else (state.leader,)
+    for replica in (*preferred, *replicas):
+        if replica in candidates and is_active(replica):
+            return replica, False
+    if rules.elr and not candidates and len(state.last_known_elr) == 1:
+        (last_leader,) = state.last_known_elr
+        if last_leader in replicas and is_active(last_leader):
+            return last_leader, True
+    if rules.unclean:
+        for replica in replicas:
+            if is_active(replica):
+                return replica, True
+    return NO_LEADER, False
+
+
+def _directories(state: PartitionState, replicas: tuple[int, ...]) -> tuple[DirectoryId, ...]:
+    if not state.directories or replicas == state.replicas:
+        return state.directories
+    known = dict(zip(state.replicas, state.directories, strict=True))
+    return tuple(known.get(replica, UNKNOWN_DIRECTORY) for replica in replicas)
+
+
+# The end and the return of a broker
+
+
+def remove_broker(
+    changes: StateChanges, image: MetadataImage, broker_id: int, rules: TopicRules, *, unclean_stop: bool = False
+) -> Steps[None]:
+    """Collect the changes that a broker's end costs: it leads no partition and leaves every ISR.
+
+    Without ELR it stays in an ISR that has no other member, and the partition has no leader. `unclean_stop`: its logs
+    may lack records that they had, so it leaves the ELR, too.
+    """
+
+    def is_concerned(state: PartitionState) -> bool:
+        return broker_id in state.isr or (unclean_stop and broker_id in state.elr)
+
+    def without_broker(state: PartitionState, topic_rules: ElectionRules) -> PartitionState:
+        isr = tuple(replica for replica in state.isr if replica != broker_id)
+        target = Target(isr=isr, unclean_stop=broker_id if unclean_stop else None)
+        return next_state(state, target, topic_rules, is_active)
+
+    def is_active(replica: int) -> bool:
+        return replica != broker_id and image.is_active(replica)
+
+    yield from _change_all(changes, image, rules, is_concerned, without_broker)
+
+
+def elect_where_leaderless(
+    changes: StateChanges, image: MetadataImage, rules: TopicRules, *, returned_broker: int | None = None
+) -> Steps[None]:
+    """Collect elections of the partitions without a leader, for example when a broker returned or when a topic's
+    `unclean.leader.election.enable` changed.
+
+    `returned_broker` counts as active although it is not yet so in the image.
+    """
+
+    def is_concerned(state: PartitionState) -> bool:
+        return state.leader == NO_LEADER
+
+    def with_leader(state: PartitionState, topic_rules: ElectionRules) -> PartitionState:
+        return next_state(state, Target(), topic_rules, is_active)
+
+    def is_active(replica: int) -> bool:
+        return replica == returned_broker or image.is_active(replica)
+
+    yield from _change_all(changes, image, rules, is_concerned, with_leader)
+
+
+def _change_all(
+    changes: StateChanges,
+    image: MetadataImage,
+    rules: TopicRules,
+    is_concerned: Callable[[PartitionState], bool],
+    change: Callable[[PartitionState, ElectionRules], PartitionState],
+) -> Steps[None]:
+    """Collect the same change of all partitions that it concerns. It is decided once for partitions of equal states."""
+    decided: dict[tuple[PartitionState, ElectionRules], PartitionState] = {}
+    for topic in image.topics.values():
+        yield
+        topic_rules: ElectionRules | None = None
+        for partition, state in enumerate(topic.partitions):
+            if partition % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
+                yield
+            if not is_concerned(state):
+                continue
+            topic_rules = topic_rules or rules.of(topic.config)
+            new_state = decided.get((state, topic_rules))
+            if new_state is None:
+                new_state = decided[state, topic_rules] = change(state, topic_rules)
+            changes.put(topic, partition, new_state)
+
+
+# Elections on request, and the automatic rebalance
+
+
+class ElectionResult(NamedTuple):
+    topic: str
+    partition: int
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+def elect_leaders(
+    image: MetadataImage, election_type: int, partitions: Sequence[tuple[str, int]] | None, config: BrokerConfig
+) -> Steps[JournalDecision[list[ElectionResult]]]:
+    """Elect leaders on an administrator's request (ElectLeaders).
+
+    A preferred election makes the first replica the leader if it is in sync. An unclean one lets any active replica
+    lead a partition that has no leader. `partitions` of None means all partitions; the results then leave out those
+    that need no election, as in Kafka. Raises ApiError (INVALID_REQUEST) if `partitions` is None and the type is
+    unknown.
+    """
+    changes = StateChanges(image)
+    rules = TopicRules(image, config)
+    results: list[ElectionResult] = []
+    if partitions is None and election_type not in (PREFERRED, UNCLEAN):
+        raise ApiError(f"Unknown election type {election_type}", ErrorCode.INVALID_REQUEST)
+    for name, partition in _all_partitions(image) if partitions is None else partitions:
+        yield
+        try:
+            _elect_on_request(changes, image, election_type, name, partition, rules)
+        except ApiError as error:
+            if partitions is not None or error.code is not ErrorCode.ELECTION_NOT_NEEDED:
+                results.append(ElectionResult(name, partition, error.code, error.message))
+        else:
+            results.append(ElectionResult(name, partition))
+    return JournalDecision(changes.records(), results)
+
+
+def _all_partitions(image: MetadataImage) -> Iterator[tuple[str, int]]:
+    for topic in image.topics.values():
+        yield from ((topic.name, partition) for partition in range(len(topic.partitions)))
+
+
+def _elect_on_request(
+    changes: StateChanges, image: MetadataImage, election_type: int, name: str, partition: int, rules: TopicRules
+) -> None:
+    """Collect one election. Raises ApiError."""
+    if election_type not in (PREFERRED, UNCLEAN):
+        raise ApiError(f"Unknown election type {election_type}", ErrorCode.INVALID_REQUEST)
+    topic = image.topics.get(name)
+    if topic is None:
+        raise ApiError(f"No such topic as {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if not 0 <= partition < len(topic.partitions):
+        raise ApiError(f"No such partition as {name}-{partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    state = changes.state(topic, partition)
+    topic_rules = rules.of(topic.config)._replace(unclean=election_type == UNCLEAN)
+    if election_type == UNCLEAN:
+        is_needed = state.leader == NO_LEADER
+        code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+        message = "Eligible topic partition leaders are not available."
+    else:
+        is_needed = state.leader != state.replicas[0]
+        code, message = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available."
+    if not is_needed:
+        raise ApiError("Leader election not needed for topic partition.", ErrorCode.ELECTION_NOT_NEEDED)
+    target = Target(prefer_first=election_type == PREFERRED)
+    new_state = next_state(state, target, topic_rules, image.is_active)
+    if new_state is state:
+        raise ApiError(message, code)
+    changes.put(topic, partition, new_state)
+
+
+def rebalance_leaders(image: MetadataImage, config: BrokerConfig) -> Steps[JournalDecision[bool]]:
+    """Give partitions back to their preferred leaders (`auto.leader.rebalance.enable`), at most
+    REBALANCED_PARTITIONS_MAX of them.
+
+    The reply is whether more partitions may be left: the caller asks again soon. Kafka 4.3 moves every partition whose
+    preferred leader is in sync; `leader.imbalance.per.broker.percentage` ended with ZooKeeper.
+    """
+    changes = StateChanges(image)
+    rules = TopicRules(image, config)
+    moved = 0
+    for topic in image.topics.values():
+        yield
+        for partition, state in enumerate(topic.partitions):
+            if state.leader == state.replicas[0] or not image.is_active(state.replicas[0]):
+                continue
+            topic_rules = rules.of(topic.config)._replace(unclean=False)
+            new_state = next_state(state, Target(prefer_first=True), topic_rules, image.is_active)
+            if new_state.leader == state.leader:
+                continue
+            if moved == REBALANCED_PARTITIONS_MAX:
+                return JournalDecision(changes.records(), True)
+            changes.put(topic, partition, new_state)
+            moved += 1
+    return JournalDecision(changes.records(), False)
+
+
+def elect_leaderless(image: MetadataImage, config: BrokerConfig) -> Steps[JournalDecision[None]]:
+    """Elect leaders of partitions that have none, where the present settings allow it: after a change of
+    `unclean.leader.election.enable`, or at intervals.
+    """
+    changes = StateChanges(image)
+    yield from elect_where_leaderless(changes, image, TopicRules(image, config))
+    return JournalDecision(changes.records(), None)

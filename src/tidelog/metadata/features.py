@@ -1,0 +1,101 @@
+"""Finalized levels of the cluster's features (KIP-584), as far as the controller depends on them. Pure.
+
+A broker registers with the levels that it supports. A level is finalized only if every registered broker supports it,
+and later registrations of brokers that do not support it are refused. So a record that a level allows can be read by
+every broker of the cluster.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.metadata.controller import JournalDecision
+from tidelog.metadata.elections import MIN_INSYNC_REPLICAS
+from tidelog.metadata.eligible_replicas import clear_elr
+from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, MetadataImage
+from tidelog.metadata.records import BrokerConfigChanged, FeatureLevelChanged, JournalRecord
+from tidelog.wire.errors import ApiError, ErrorCode
+
+SUPPORTED_LEVELS: Final[Mapping[str, tuple[int, int]]] = {METADATA_FEATURE: (0, 1), ELR_FEATURE: (0, 1)}
+"""The lowest and the highest level that this version of Tidelog supports, for each feature that the controller
+knows."""
+
+
+class LevelChange(NamedTuple):
+    feature: str
+    level: int
+    """The new level. 0 ends the feature."""
+    allow_downgrade: bool = False
+
+
+def change_feature_level(image: MetadataImage, change: LevelChange, config: BrokerConfig) -> JournalDecision[None]:
+    """Finalize a level. Raises ApiError (INVALID_UPDATE_VERSION) if a broker does not support it, if it is a downgrade
+    that the request does not allow, if it is a level of `tidelog.metadata.version` below the present one (the journal
+    already has records that older brokers cannot read), or if it ends ELR while a partition has an empty ISR.
+    """
+    feature, level, _ = change
+    present = image.feature_levels.get(feature, 0)
+    lowest, highest = SUPPORTED_LEVELS.get(feature, (0, 0))
+    if not lowest <= level <= highest:
+        raise _refusal(f"the controller supports levels {lowest} to {highest} of {feature}, not {level}")
+    for broker in image.brokers.values():
+        lowest, highest = broker.features.get(feature, (0, 0))
+        if not lowest <= level <= highest:
+            raise _refusal(
+                f"broker {broker.broker_id} supports levels {lowest} to {highest} of {feature}, not {level}; upgrade "
+                "or unregister it"
+            )
+    if level == present:
+        return JournalDecision([], None)
+    if level < present and not change.allow_downgrade:
+        raise _refusal(f"{feature} has level {present}, and an upgrade to level {level} would be a downgrade")
+    if level < present and feature == METADATA_FEATURE:
+        raise _refusal(f"{feature} has level {present} and cannot be lowered: the journal has records of that level")
+    if feature != METADATA_FEATURE and not image.feature_levels.get(METADATA_FEATURE, 0):
+        raise _refusal(f"{feature} needs level 1 of {METADATA_FEATURE}")
+    records: list[JournalRecord] = [FeatureLevelChanged(feature, level)]
+    if feature == ELR_FEATURE:
+        records += _elr_records(image, level, config)
+    return JournalDecision(records, None)
+
+
+def _elr_records(image: MetadataImage, level: int, config: BrokerConfig) -> list[JournalRecord]:
+    """Return the records that begin or end the use of eligible leader replicas.
+
+    While ELR is on, `min.insync.replicas` has one value for the cluster and none for a single broker, as in Kafka: the
+    brokers and the controller must agree on the value, or a replica without committed records could be in the ELR.
+    """
+    if not level:
+        for topic in image.topics.values():
+            for partition, state in enumerate(topic.partitions):
+                if not state.isr:
+                    raise _refusal(
+                        f"{topic.name}-{partition} has an empty ISR; wait until an eligible leader replica is back, or "
+                        "elect a leader (kafka-leader-election --election-type unclean)"
+                    )
+        return clear_elr(image, image.topics.values())
+    records: list[JournalRecord] = []
+    if MIN_INSYNC_REPLICAS not in image.broker_configs.get("", {}):
+        records.append(BrokerConfigChanged("", MIN_INSYNC_REPLICAS, str(config.get(MIN_INSYNC_REPLICAS))))
+    records += [
+        BrokerConfigChanged(broker, MIN_INSYNC_REPLICAS, None)
+        for broker, settings in image.broker_configs.items()
+        if broker and MIN_INSYNC_REPLICAS in settings
+    ]
+    return records
+
+
+def check_supported(image: MetadataImage, broker_id: int, features: Mapping[str, tuple[int, int]]) -> None:
+    """Raise ApiError (UNSUPPORTED_VERSION) unless a broker with these features supports every finalized level."""
+    for feature, level in image.feature_levels.items():
+        lowest, highest = features.get(feature, (0, 0))
+        if not lowest <= level <= highest:
+            raise ApiError(
+                f"broker {broker_id} supports levels {lowest} to {highest} of {feature}, but level {level} is "
+                "finalized: upgrade this broker",
+                ErrorCode.UNSUPPORTED_VERSION,
+            )
+
+
+def _refusal(reason: str) -> ApiError:
+    return ApiError(f"no feature was changed: {reason}", ErrorCode.INVALID_UPDATE_VERSION)

@@ -1,0 +1,114 @@
+"""Decisions about AlterPartition (KIP-497): the leader of a partition proposes a new ISR. Pure functions.
+
+Only the controller changes an ISR. A proposal names the leader epoch and the partition epoch that it was made from, so
+the controller refuses one that another change has overtaken. It names the broker epoch of each member, so a replica
+that restarted since, and may have lost its disk, does not come back into the ISR (KIP-903).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.metadata.controller import JournalDecision
+from tidelog.metadata.elections import Target, TopicRules, next_state
+from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.records import RECOVERED, RECOVERING, PartitionState
+from tidelog.metadata.registration import registered_broker
+from tidelog.metadata.state_changes import StateChanges
+from tidelog.model.ids import TopicId
+from tidelog.model.steps import Steps
+from tidelog.wire.errors import ApiError, ErrorCode
+
+ANY_BROKER_EPOCH = -1
+"""The broker epoch of a member that the leader does not know: it is not compared."""
+
+
+class IsrProposal(NamedTuple):
+    topic_id: TopicId
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: Sequence[tuple[int, int]]
+    """Broker id and broker epoch of each member."""
+    recovery: int = RECOVERED
+
+
+class IsrResult(NamedTuple):
+    topic_id: TopicId
+    partition: int
+    error: ErrorCode = ErrorCode.NONE
+    state: PartitionState | None = None
+    """The state after the change; None after an error."""
+
+
+def alter_partitions(
+    image: MetadataImage, broker_id: int, broker_epoch: int, proposals: Sequence[IsrProposal], config: BrokerConfig
+) -> Steps[JournalDecision[list[IsrResult]]]:
+    """Change ISRs as the broker that leads the partitions proposes. Each proposal succeeds or fails on its own.
+
+    Raises ApiError (STALE_BROKER_EPOCH). Results have the error NEW_LEADER_ELECTED, and the change is made, if the new
+    ISR completes a reassignment that removes the leader.
+    """
+    registered_broker(image, broker_id, broker_epoch)
+    changes = StateChanges(image)
+    rules = TopicRules(image, config)
+    results: list[IsrResult] = []
+    for proposal in proposals:
+        yield
+        try:
+            state = _alter_partition(changes, image, broker_id, proposal, rules)
+        except ApiError as error:
+            results.append(IsrResult(proposal.topic_id, proposal.partition, error.code))
+        else:
+            results.append(IsrResult(proposal.topic_id, proposal.partition, state=state))
+    return JournalDecision(changes.records(), results)
+
+
+def _alter_partition(
+    changes: StateChanges, image: MetadataImage, broker_id: int, proposal: IsrProposal, rules: TopicRules
+) -> PartitionState:
+    """Collect one change and return the new state. Raises ApiError."""
+    topic = image.topics_by_id.get(proposal.topic_id)
+    if topic is None:
+        raise ApiError("no topic has this id", ErrorCode.UNKNOWN_TOPIC_ID)
+    if not 0 <= proposal.partition < len(topic.partitions):
+        raise ApiError("there is no such partition", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    state = changes.state(topic, proposal.partition)
+    _check_proposal(state, broker_id, proposal)
+    _check_members(image, proposal)
+    target = Target(isr=tuple(member for member, _ in proposal.isr), recovery=proposal.recovery)
+    new_state = next_state(state, target, rules.of(topic.config), image.is_active)
+    new_state = changes.put(topic, proposal.partition, new_state)
+    if new_state.leader != broker_id:
+        raise ApiError("the change completes a reassignment that moves the leader", ErrorCode.NEW_LEADER_ELECTED)
+    return new_state
+
+
+def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal) -> None:
+    """Raise ApiError unless the present leader made the proposal from the present state. The order is Kafka's."""
+    if proposal.leader_epoch > state.leader_epoch or proposal.partition_epoch > state.partition_epoch:
+        # The leader has seen a later entry of the journal than this controller.
+        raise ApiError("this controller is behind the leader", ErrorCode.NOT_CONTROLLER)
+    if broker_id != state.leader:
+        raise ApiError("only the leader may change the ISR", ErrorCode.INVALID_REQUEST)
+    if proposal.leader_epoch < state.leader_epoch:
+        raise ApiError("the leader epoch has ended", ErrorCode.FENCED_LEADER_EPOCH)
+    if proposal.partition_epoch < state.partition_epoch:
+        raise ApiError("the partition has changed since", ErrorCode.INVALID_UPDATE_VERSION)
+    members = [member for member, _ in proposal.isr]
+    if not set(members) <= set(state.replicas) or len(set(members)) != len(members) or state.leader not in members:
+        raise ApiError("the ISR must be the leader and other replicas, each once", ErrorCode.INVALID_REQUEST)
+    if proposal.recovery not in (RECOVERED, RECOVERING):
+        raise ApiError(f"recovery state {proposal.recovery} is unknown", ErrorCode.INVALID_REQUEST)
+    if proposal.recovery == RECOVERING and (len(members) > 1 or state.recovery == RECOVERED):
+        raise ApiError("a recovering leader is alone in the ISR and stays so", ErrorCode.INVALID_REQUEST)
+
+
+def _check_members(image: MetadataImage, proposal: IsrProposal) -> None:
+    """Raise ApiError (INELIGIBLE_REPLICA) unless each member is active and runs with the broker epoch that it fetched
+    with."""
+    for member, epoch in proposal.isr:
+        if not image.is_active(member):
+            raise ApiError(f"broker {member} is fenced or shutting down", ErrorCode.INELIGIBLE_REPLICA)
+        if epoch not in (ANY_BROKER_EPOCH, image.brokers[member].epoch):
+            raise ApiError(f"broker {member} has restarted", ErrorCode.INELIGIBLE_REPLICA)

@@ -1,0 +1,258 @@
+"""Decisions about brokers: registration, fencing, controlled shutdown, removal. Pure functions.
+
+A registered broker is in one of these states:
+
+| state | may lead, may be in an ISR | how it leaves the state |
+|---|---|---|
+| fenced | no | a heartbeat that has followed the journal to the registration unfences it |
+| active | yes | its lease ends (`fence`), or a heartbeat asks for fencing or for a shutdown |
+| in controlled shutdown | no | its process stops, its lease ends |
+
+The broker epoch is the journal position of the registration. Requests with another epoch come from an earlier run of
+the broker and get STALE_BROKER_EPOCH.
+
+While the level of `tidelog.metadata.version` is 0, a registered broker is active at once and is never fenced.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.config.endpoints import Endpoint
+from tidelog.metadata.controller import JournalDecision
+from tidelog.metadata.elections import TopicRules, elect_where_leaderless, remove_broker
+from tidelog.metadata.features import check_supported
+from tidelog.metadata.image import METADATA_FEATURE, BrokerRegistration, MetadataImage
+from tidelog.metadata.records import (
+    BrokerRegistered,
+    BrokerStateChanged,
+    BrokerUnregistered,
+    DirectoryId,
+    JournalRecord,
+)
+from tidelog.metadata.state_changes import StateChanges
+from tidelog.model.steps import Steps
+from tidelog.wire.errors import ApiError, ErrorCode
+
+RESERVED_DIRECTORY_IDS = 100
+"""Directory ids below this number have a special meaning in Kafka (unknown, lost, in migration) and name no
+directory."""
+
+
+class Registration(NamedTuple):
+    """A broker's request to be registered."""
+
+    broker_id: int
+    incarnation: str
+    """Identifies this run of the broker's process."""
+    endpoints: Sequence[Endpoint]
+    rack: str | None = None
+    boot_id: str = ""
+    directories: Sequence[DirectoryId] = ()
+    features: Mapping[str, tuple[int, int]] = {}
+    previous_epoch: int = -1
+    """The broker epoch that the broker's directories have stored; -1 if there is none."""
+    is_synced: bool = False
+    """Whether the broker knows that its disks have every record that it acknowledged: it has run with
+    `durability=fsync` since a full sync, or it stopped cleanly."""
+
+
+def register_broker(
+    image: MetadataImage, request: Registration, config: BrokerConfig, *, is_lease_valid: bool
+) -> Steps[JournalDecision[int]]:
+    """Register a broker. The reply is its broker epoch.
+
+    `is_lease_valid`: the lease of the registered run of this broker has not ended. The same entry has the registration
+    and everything that the end of the earlier run costs: leaderships, places in ISRs, and places in ELRs if the earlier
+    run may have lost records.
+
+    Raises ApiError: DUPLICATE_BROKER_REGISTRATION while another run of the broker has its lease, INVALID_REGISTRATION
+    for directory ids that are wrong or in use, UNSUPPORTED_VERSION if the broker does not support the finalized
+    features.
+    """
+    broker_id = request.broker_id
+    check_supported(image, broker_id, request.features)
+    _check_directories(image, request)
+    present = image.brokers.get(broker_id)
+    is_same_run = present is not None and present.incarnation == request.incarnation
+    if is_lease_valid and not is_same_run:
+        raise ApiError(
+            f"another process runs as broker {broker_id}; if it has just stopped, its lease ends soon",
+            ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+        )
+    has_fencing = image.feature_levels.get(METADATA_FEATURE, 0) >= 1
+    registered = BrokerRegistered(
+        broker_id,
+        image.position,
+        request.incarnation,
+        tuple(request.endpoints),
+        request.rack,
+        fenced=has_fencing,
+        boot_id=request.boot_id,
+        directories=tuple(request.directories),
+        features=request.features,
+    )
+    if present is not None and is_same_run:
+        # The broker sends its registration again, because it did not get the answer or because its addresses changed.
+        again = registered._replace(
+            epoch=present.epoch, fenced=present.fenced, in_controlled_shutdown=present.in_controlled_shutdown
+        )
+        return JournalDecision([] if present == BrokerRegistration(*again) else [again], present.epoch)
+    records: list[JournalRecord] = [registered]
+    if has_fencing:
+        is_unclean = not _keeps_acknowledged_records(present, request)
+        records += yield from _end_of_broker(image, broker_id, config, unclean_stop=is_unclean)
+    return JournalDecision(records, registered.epoch)
+
+
+def _check_directories(image: MetadataImage, request: Registration) -> None:
+    directories = list(request.directories)
+    if len(dict.fromkeys(directories)) != len(directories):
+        raise ApiError("two data directories have the same id", ErrorCode.INVALID_REGISTRATION)
+    for directory in directories:
+        if int.from_bytes(directory, "big") < RESERVED_DIRECTORY_IDS:
+            raise ApiError("a data directory has a reserved id", ErrorCode.INVALID_REGISTRATION)
+    for broker in image.brokers.values():
+        if broker.broker_id != request.broker_id and any(d in broker.directories for d in directories):
+            message = f"broker {broker.broker_id} is registered with a data directory of broker {request.broker_id}"
+            raise ApiError(message, ErrorCode.INVALID_REGISTRATION)
+
+
+def _keeps_acknowledged_records(present: BrokerRegistration | None, request: Registration) -> bool:
+    """Return whether the broker still has every record that its earlier run acknowledged (KIP-966).
+
+    It has them if it is the registered broker with the same directories, and either its operating system has run since
+    (only the process stopped: the page cache is whole), or all records were synced.
+    """
+    if present is None or request.previous_epoch != present.epoch or not request.directories:
+        return False
+    if sorted(request.directories) != sorted(present.directories):
+        return False
+    return request.is_synced or (request.boot_id != "" and request.boot_id == present.boot_id)
+
+
+def _end_of_broker(
+    image: MetadataImage, broker_id: int, config: BrokerConfig, *, unclean_stop: bool = False
+) -> Steps[list[JournalRecord]]:
+    changes = StateChanges(image)
+    yield from remove_broker(changes, image, broker_id, TopicRules(image, config), unclean_stop=unclean_stop)
+    return changes.records()
+
+
+def registered_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerRegistration:
+    """Return the registration of the broker that sends a request. Raises ApiError (STALE_BROKER_EPOCH) if it is not
+    registered, or with another epoch.
+    """
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise ApiError(f"broker {broker_id} is not registered", ErrorCode.STALE_BROKER_EPOCH)
+    if broker.epoch != broker_epoch:
+        message = f"broker {broker_id} is registered with epoch {broker.epoch}, not {broker_epoch}"
+        raise ApiError(message, ErrorCode.STALE_BROKER_EPOCH)
+    return broker
+
+
+class Heartbeat(NamedTuple):
+    """A broker's message to the controller, which it sends several times during its lease."""
+
+    broker_id: int
+    broker_epoch: int
+    followed: int
+    """The position up to which the broker has applied the journal, exclusive."""
+    wants_fence: bool = False
+    wants_shutdown: bool = False
+
+
+class HeartbeatReply(NamedTuple):
+    is_caught_up: bool
+    """Whether the broker has followed the journal to its registration."""
+    is_fenced: bool
+    should_shut_down: bool
+
+
+def heartbeat(
+    image: MetadataImage,
+    request: Heartbeat,
+    config: BrokerConfig,
+    *,
+    shutdown_position: int = 0,
+    followed_by: Mapping[int, int] = {},
+) -> Steps[JournalDecision[HeartbeatReply]]:
+    """Fence, unfence or shut down a broker as its heartbeat asks.
+
+    A broker in controlled shutdown may stop its process when it leads nothing, and every active broker has followed the
+    journal to `shutdown_position`: the end of the journal after the entry that gave its leaderships away. `followed_by`
+    has the positions that the brokers sent in their last heartbeats. Fenced brokers do not count, so a dead broker does
+    not delay the shutdown.
+
+    Raises ApiError (STALE_BROKER_EPOCH).
+    """
+    broker = registered_broker(image, request.broker_id, request.broker_epoch)
+    is_caught_up = request.followed > broker.epoch
+    if not image.feature_levels.get(METADATA_FEATURE, 0):
+        return JournalDecision([], HeartbeatReply(is_caught_up, False, request.wants_shutdown))
+    if broker.fenced:
+        if request.wants_shutdown:
+            return JournalDecision([], HeartbeatReply(is_caught_up, True, True))
+        if request.wants_fence or broker.in_controlled_shutdown or not is_caught_up:
+            return JournalDecision([], HeartbeatReply(is_caught_up, True, False))
+        records = yield from _unfence(image, broker, config)
+        return JournalDecision(records, HeartbeatReply(True, False, False))
+    if request.wants_fence:
+        fencing = yield from fence_broker(image, broker.broker_id, broker.incarnation, config)
+        return JournalDecision(fencing.records, HeartbeatReply(is_caught_up, True, request.wants_shutdown))
+    records = []
+    may_stop = False
+    if broker.in_controlled_shutdown:
+        may_stop = not leads_any(image, broker.broker_id) and all(
+            followed_by.get(other.broker_id, 0) >= shutdown_position for other in image.brokers.values() if other.active
+        )
+    elif request.wants_shutdown:
+        records.append(BrokerStateChanged(broker.broker_id, broker.epoch, in_controlled_shutdown=True))
+        records += yield from _end_of_broker(image, broker.broker_id, config)
+    return JournalDecision(records, HeartbeatReply(is_caught_up, False, may_stop))
+
+
+def _unfence(image: MetadataImage, broker: BrokerRegistration, config: BrokerConfig) -> Steps[list[JournalRecord]]:
+    """Return the records that make the broker active, and the leader of partitions that only it can lead."""
+    changes = StateChanges(image)
+    yield from elect_where_leaderless(changes, image, TopicRules(image, config), returned_broker=broker.broker_id)
+    return [BrokerStateChanged(broker.broker_id, broker.epoch, fenced=False), *changes.records()]
+
+
+def leads_any(image: MetadataImage, broker_id: int) -> bool:
+    return any(state.leader == broker_id for topic in image.topics.values() for state in topic.partitions)
+
+
+def fence_broker(
+    image: MetadataImage, broker_id: int, incarnation: str, config: BrokerConfig
+) -> Steps[JournalDecision[None]]:
+    """Fence a broker whose lease ended. The entry has all leaderships and places in ISRs that this costs.
+
+    Nothing changes if the lease was that of an earlier run, or if the broker is fenced already.
+    """
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.incarnation != incarnation or broker.fenced:
+        return JournalDecision([], None)
+    if not image.feature_levels.get(METADATA_FEATURE, 0):
+        return JournalDecision([], None)
+    records: list[JournalRecord] = [BrokerStateChanged(broker_id, broker.epoch, fenced=True)]
+    records += yield from _end_of_broker(image, broker_id, config)
+    return JournalDecision(records, None)
+
+
+def unregister_broker(image: MetadataImage, broker_id: int, config: BrokerConfig) -> Steps[JournalDecision[None]]:
+    """Remove a broker's registration (UnregisterBroker). It remains a replica of its partitions until a reassignment.
+
+    It leaves the ELR, too: without its registration nobody can tell later whether it lost records. Raises ApiError
+    (BROKER_ID_NOT_REGISTERED).
+    """
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        message = f"Broker ID {broker_id} is not currently registered"
+        raise ApiError(message, ErrorCode.BROKER_ID_NOT_REGISTERED)
+    if not image.feature_levels.get(METADATA_FEATURE, 0):
+        message = f"broker {broker_id} cannot be unregistered while {METADATA_FEATURE} has level 0"
+        raise ApiError(message, ErrorCode.UNSUPPORTED_VERSION)
+    records = yield from _end_of_broker(image, broker_id, config, unclean_stop=True)
+    return JournalDecision([*records, BrokerUnregistered(broker_id, broker.epoch)], None)

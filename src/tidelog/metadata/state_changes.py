@@ -1,0 +1,70 @@
+"""New states of partitions that one decision collects, and the one journal record that makes these changes. Pure."""
+
+from typing import Any
+
+from tidelog.metadata.image import METADATA_FEATURE, MetadataImage, TopicImage
+from tidelog.metadata.records import JournalRecord, PartitionState, PartitionStatesChanged, StateChange
+from tidelog.model.ids import TopicId
+from tidelog.wire.errors import ApiError, ErrorCode
+
+
+class StateChanges:
+    """The new states of partitions. An entry of the journal changes a partition once, so each epoch of a state grows by
+    at most 1, even if the state is put more than once.
+    """
+
+    def __init__(self, image: MetadataImage) -> None:
+        self._image = image
+        self._new_states: dict[tuple[TopicId, int], PartitionState] = {}
+
+    def state(self, topic: TopicImage, partition: int) -> PartitionState:
+        """Return the state of a partition after the changes that were collected."""
+        return self._new_states.get((topic.topic_id, partition), topic.partitions[partition])
+
+    def put(self, topic: TopicImage, partition: int, state: PartitionState) -> PartitionState:
+        """Collect a new state. Returns it with the epochs that it will have in the image."""
+        old = topic.partitions[partition]
+        if state is old:
+            return state
+        leader_epoch = old.leader_epoch + (state.leader_epoch != old.leader_epoch)
+        if (state.leader_epoch, state.partition_epoch) != (leader_epoch, old.partition_epoch + 1):
+            state = state._replace(leader_epoch=leader_epoch, partition_epoch=old.partition_epoch + 1)
+        self._new_states[topic.topic_id, partition] = state
+        return state
+
+    def records(self) -> list[JournalRecord]:
+        """Return one record, or none if nothing changed.
+
+        Raises ApiError (UNSUPPORTED_VERSION) if there may be brokers that cannot read the record.
+        """
+        partitions_by_change: dict[tuple[tuple[str, Any], ...], dict[TopicId, list[int]]] = {}
+        differences: dict[tuple[PartitionState, PartitionState], tuple[tuple[str, Any], ...]] = {}
+        for (topic_id, partition), new in self._new_states.items():
+            old = self._image.topics_by_id[topic_id].partitions[partition]
+            difference = differences.get((old, new))
+            if difference is None:
+                difference = differences[old, new] = tuple(_changed_fields(old, new).items())
+            partitions_by_change.setdefault(difference, {}).setdefault(topic_id, []).append(partition)
+        if not partitions_by_change:
+            return []
+        if not self._image.feature_levels.get(METADATA_FEATURE, 0):
+            message = f"partitions cannot be changed while {METADATA_FEATURE} has level 0"
+            raise ApiError(message, ErrorCode.UNSUPPORTED_VERSION)
+        return [
+            PartitionStatesChanged(
+                tuple(
+                    StateChange({topic_id: tuple(numbers) for topic_id, numbers in partitions.items()}, **dict(fields))
+                    for fields, partitions in partitions_by_change.items()
+                )
+            )
+        ]
+
+
+def _changed_fields(old: PartitionState, new: PartitionState) -> dict[str, Any]:
+    """Return the fields of the `StateChange` from `old` to `new`."""
+    fields = {name: value for name, value in new._asdict().items() if value != getattr(old, name)}
+    for name in ("leader", "leader_epoch", "partition_epoch"):
+        fields.pop(name, None)
+    if new.leader_epoch != old.leader_epoch:
+        fields["leader"] = new.leader
+    return fields
