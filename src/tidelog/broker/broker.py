@@ -31,7 +31,9 @@ from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
-from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
+from tidelog.metadata.producer_ids import ProducerIds
+from tidelog.metadata.publisher import MetadataCache
+from tidelog.metadata.service import MetadataService
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.model.ids import TopicId, uuid_text
 from tidelog.quotas.client_quotas import ClientQuotas
@@ -44,6 +46,7 @@ from tidelog.replication.partitions import Partitions
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
+    from tidelog.metadata.link import ControllerChannel
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
     from tidelog.runtime.interfaces import Listener as SocketListener
@@ -66,11 +69,20 @@ class BrokerServer:
     """A broker. The constructor does not start it. All methods run on the runtime's loop."""
 
     def __init__(
-        self, config: "BrokerConfig", runtime: "Runtime", *, store_factory: StoreFactory = sqlite_store
+        self,
+        config: "BrokerConfig",
+        runtime: "Runtime",
+        *,
+        store_factory: StoreFactory = sqlite_store,
+        lease_ms: int | None = None,
+        channel: "ControllerChannel | None" = None,
     ) -> None:
+        """`lease_ms` and `channel` are for a store that several brokers share; see `MetadataService`."""
         self.config = config
         self.runtime = runtime
         self._store_factory = store_factory
+        self._lease_ms = lease_ms
+        self._channel = channel
         self._directories: DataDirectories | None = None
         self._fresh_before_lock: FreshDirectories | None = None
         """The data directories, if all of them were new or empty before they were locked."""
@@ -79,7 +91,7 @@ class BrokerServer:
         self._adoption: Adoption | None = None
         """The topics that `_inspect` found in directories without a journal."""
         self._cache = MetadataCache()
-        self._controller: MetadataController | None = None
+        self._metadata: MetadataService | None = None
         self._bound_sockets: list[SocketListener] = []
         """Addresses that are bound and do not listen yet."""
         self._listeners: list[Listener] = []
@@ -94,6 +106,11 @@ class BrokerServer:
     def services(self) -> Services:
         assert self._services is not None, "the broker has not started"
         return self._services
+
+    @property
+    def metadata(self) -> MetadataService:
+        assert self._metadata is not None, "the broker has not started"
+        return self._metadata
 
     @property
     def host(self) -> str:
@@ -126,17 +143,17 @@ class BrokerServer:
         began_s = self.runtime.clock.monotonic()
         identity = await self._inspect()
         await self._bind()
-        directories, controller = await self._take_directories()
+        directories, metadata = await self._take_directories()
         services = self.services
-        await controller.start(identity.cluster_id, self._first_records)
+        await metadata.start(identity.cluster_id, self._first_records)
         new_ids = [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
-        await controller.subscribe(services.partitions.apply)
-        await controller.subscribe(services.groups.on_image)
+        await metadata.subscribe(services.partitions.apply)
+        await metadata.subscribe(services.groups.on_image)
         services.partitions.on_opened_late = services.groups.serve_opened_partitions
-        await controller.subscribe(self._apply_quotas)
+        await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
         services.groups.start()
@@ -160,9 +177,8 @@ class BrokerServer:
         take_node_id(identity, self.config, directories.metadata_path if online else self.config.data_directory)
         store_path = f"{directories.metadata_path}/{METADATA_STORE}" if online else ""
         if store_path and disk.exists(store_path):
-            store = self._store_factory(store_path, self.runtime)
-            self._controller = MetadataController(store, self.config, self.runtime, self._cache)
-            await self._controller.inspect(identity.cluster_id)
+            self._metadata = self._make_metadata(store_path)
+            await self._metadata.inspect(identity.cluster_id)
         elif online:
             self._adoption = await self._adopt(online)
         return identity
@@ -177,7 +193,7 @@ class BrokerServer:
         for endpoint in self.config.endpoints:
             self._bound_sockets.append(await self.runtime.network.bind(endpoint.host, endpoint.port))
 
-    async def _take_directories(self) -> tuple[DataDirectories, MetadataController]:
+    async def _take_directories(self) -> tuple[DataDirectories, MetadataService]:
         """Begin to use the data directories, and make the broker's parts."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         directories = self._directories
@@ -185,12 +201,19 @@ class BrokerServer:
         await run_blocking(directories.acquire)
         if self._fresh_before_lock is not None and await run_blocking(are_still_fresh, disk, paths):
             self._fresh = self._fresh_before_lock
-        controller = self._controller
-        if controller is None:
-            store = self._store_factory(f"{directories.metadata_path}/{METADATA_STORE}", self.runtime)
-            controller = self._controller = MetadataController(store, self.config, self.runtime, self._cache)
-        self._services = self._make_services(directories, controller)
-        return directories, controller
+        metadata = self._metadata
+        if metadata is None:
+            metadata = self._metadata = self._make_metadata(f"{directories.metadata_path}/{METADATA_STORE}")
+        self._services = self._make_services(directories, metadata)
+        return directories, metadata
+
+    def _make_metadata(self, store_path: str) -> MetadataService:
+        store = self._store_factory(store_path, self.runtime)
+        metadata = MetadataService(
+            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._channel
+        )
+        metadata.on_failed = self._report_failure
+        return metadata
 
     def _warn_of_settings(self) -> None:
         """Warn of settings that were set and have no effect."""
@@ -231,8 +254,8 @@ class BrokerServer:
             seconds,
         )
 
-    def _make_services(self, directories: DataDirectories, controller: MetadataController) -> Services:
-        config, runtime, cache = self.config, self.runtime, self._cache
+    def _make_services(self, directories: DataDirectories, metadata: MetadataService) -> Services:
+        config, runtime, cache, controller = self.config, self.runtime, self._cache, metadata.link
         topic_settings = TopicSettings(config)
 
         def log_config(image: "MetadataImage", topic: str) -> LogConfig:
@@ -242,6 +265,11 @@ class BrokerServer:
         partitions = Partitions(runtime, directories, log_config, flush_interval_ms=config.durability_interval_ms)
         partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
+        quotas = ClientQuotas(
+            Window(config.quota_window_num, config.quota_window_size_seconds * 1000),
+            Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
+        )
+        metadata.controller.mutation_quota = quotas.mutations
         return Services(
             runtime=runtime,
             config=config,
@@ -251,11 +279,8 @@ class BrokerServer:
             groups=GroupCoordinators(
                 runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
             ),
-            producer_ids=ProducerIds(controller),
-            quotas=ClientQuotas(
-                Window(config.quota_window_num, config.quota_window_size_seconds * 1000),
-                Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
-            ),
+            producer_ids=ProducerIds(controller, config.node_id),
+            quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
             ),
@@ -279,7 +304,7 @@ class BrokerServer:
         """Register the listeners' addresses in the metadata, then accept connections."""
         endpoints = zip(self.config.endpoints, self._bound_sockets, strict=True)
         bound = [endpoint._replace(port=sockets.port) for endpoint, sockets in endpoints]
-        await self.services.controller.register(self.config.advertised_endpoints(bound))
+        await self.metadata.register(self.config.advertised_endpoints(bound))
         bounds = ConnectionBounds(self.config)
         while self._bound_sockets:
             listener = Listener(self.services, bounds, self._bound_sockets[0])
@@ -329,7 +354,7 @@ class BrokerServer:
         assert directories is not None
         try:
             unclean = await services.partitions.close()
-            await services.controller.stop()
+            await self.metadata.stop()
             await self.runtime.tasks.run_blocking(directories.close, unclean)
         finally:
             directories.release()
@@ -360,8 +385,8 @@ class BrokerServer:
                 unclean = await self._services.partitions.close()
             else:
                 await self._services.partitions.abandon()
-        if self._controller is not None:
-            await self._controller.stop()
+        if self._metadata is not None:
+            await self._metadata.stop()
         if directories is not None:
             if not directories.is_acquired:
                 pass  # nothing was changed

@@ -9,8 +9,8 @@ from metadata_harness.controlled import Node, run, with_node
 from tidelog.metadata.alterations import Alteration, Change, Operation
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice
 from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.journal import SNAPSHOT_BYTES_MIN
 from tidelog.metadata.records import ClusterNamed, JournalError, JournalRecord, TopicCreated, encode, new_partition
-from tidelog.metadata.service import SNAPSHOT_BYTES_MIN
 from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId, uuid_from_text
 from tidelog.simulation.world import SimHost, simulated
@@ -371,7 +371,10 @@ def test_a_lease_is_kept_as_long_as_the_broker_runs() -> None:
 def test_who_has_lost_the_lease_decides_nothing() -> None:
     async def scenario(host: SimHost) -> None:
         node = await Node(host, {}, lease_ms=3000).started()
-        await node.store.acquire("controller", "broker-1", 3000)  # the same broker, started elsewhere
+        lease = node.metadata._lease
+        assert lease is not None
+        await node.store.release(lease.lease)  # as if its time had passed
+        assert await node.store.acquire("controller", "broker-2", 60_000) is not None
         await node.runtime.tasks.sleep(10)
         with pytest.raises(ApiError) as caught:
             await node.controller.create_topics([NewTopic("t")])
