@@ -46,7 +46,7 @@ from tidelog.replication.partitions import Partitions
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
-    from tidelog.metadata.link import ControllerChannel
+    from tidelog.metadata.link import ControllerChannel, RequestExecutor
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
     from tidelog.runtime.interfaces import Listener as SocketListener
@@ -108,9 +108,9 @@ class BrokerServer:
         return self._services
 
     @property
-    def metadata(self) -> MetadataService:
-        assert self._metadata is not None, "the broker has not started"
-        return self._metadata
+    def controller(self) -> "RequestExecutor | None":
+        """The part that executes requests of other brokers to the controller; None until the start has made it."""
+        return None if self._metadata is None else self._metadata.controller
 
     @property
     def host(self) -> str:
@@ -304,7 +304,8 @@ class BrokerServer:
         """Register the listeners' addresses in the metadata, then accept connections."""
         endpoints = zip(self.config.endpoints, self._bound_sockets, strict=True)
         bound = [endpoint._replace(port=sockets.port) for endpoint, sockets in endpoints]
-        await self.metadata.register(self.config.advertised_endpoints(bound))
+        assert self._metadata is not None
+        await self._metadata.register(self.config.advertised_endpoints(bound))
         bounds = ConnectionBounds(self.config)
         while self._bound_sockets:
             listener = Listener(self.services, bounds, self._bound_sockets[0])
@@ -352,9 +353,10 @@ class BrokerServer:
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))
         directories = self._directories
         assert directories is not None
+        assert self._metadata is not None
         try:
             unclean = await services.partitions.close()
-            await self.metadata.stop()
+            await self._metadata.stop()
             await self.runtime.tasks.run_blocking(directories.close, unclean)
         finally:
             directories.release()

@@ -146,7 +146,7 @@ def _alter_broker(
     after = _settings_after(alteration, before, BROKER_KEYS, lambda key: _static_text(key, config))
     difference = _difference(before, after)
     configs_after = {**image.broker_configs, broker: after}
-    config_after = config.with_dynamic(configs_after.get("", {}), configs_after.get(str(config.node_id), {}))
+    config_after = config.with_dynamic(configs_after.get("", {}), configs_after.get(str(asked_node_id), {}))
     check_broker_settings(broker, dict(difference), config, config_after)
     stored = [(setting, _stored_text(setting, value)) for setting, value in difference]
     return [BrokerConfigChanged(broker, setting, value) for setting, value in stored if before.get(setting) != value]

@@ -230,7 +230,9 @@ class ControllerRouter:
         if self._channel is None:
             return await self._local.execute(request)
         timeout_ms: int | None = getattr(request, "timeout_ms", None)
-        ends_s = self._clock.monotonic() + (FORWARD_TIMEOUT_MS if timeout_ms is None else max(timeout_ms, 0)) / 1000
+        if timeout_ms is not None and timeout_ms <= 0:
+            return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
+        ends_s = self._clock.monotonic() + (FORWARD_TIMEOUT_MS if timeout_ms is None else timeout_ms) / 1000
         may_be_executed = False
         while True:
             try:

@@ -121,6 +121,8 @@ class SharedStore:
         return future
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
+        if self.stored_snapshot is not None and self.stored_snapshot.position > snapshot.position:
+            return
         self.stored_snapshot = snapshot
         self.entries = {position: data for position, data in self.entries.items() if position >= snapshot.position}
 
