@@ -166,7 +166,7 @@ class MetadataController:
             self._bytes_since_snapshot = 0
 
     def _replay_entries(self, entries: Sequence[StoredEntry]) -> None:
-        for position, data in entries:
+        for position, data, *_ in entries:
             if position != self._builder.position:
                 raise JournalError(f"metadata entry {self._builder.position} is missing")
             _replay_entry(self._builder, data, position)
