@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeVar
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.endpoints import Endpoint
@@ -19,11 +20,13 @@ from tidelog.metadata.controller import (
     TopicResult,
     unlimited,
 )
+from tidelog.metadata.controller_lease import ControllerLease
 from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder, MetadataImage, snapshot
 from tidelog.metadata.internal_topics import internal_topic
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult, alter_quotas
 from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, JournalRecord
 from tidelog.metadata.store import (
+    AppendUnknown,
     Lease,
     LeaseLost,
     PositionTaken,
@@ -32,6 +35,7 @@ from tidelog.metadata.store import (
     StoredEntry,
     StoreFailed,
     StoreUnavailable,
+    settle_append,
 )
 from tidelog.model.ids import TopicId, uuid_text
 from tidelog.model.steps import Steps
@@ -42,7 +46,9 @@ R = TypeVar("R")
 
 logger = logging.getLogger("tidelog.metadata")
 
-CONTROLLER_LEASE: Final = "controller"
+SETTLE_S: Final = 10.0
+"""After the answer to an append was lost, a change waits this long for its outcome before its client gets an error."""
+SETTLE_POLL_S: Final = 0.5
 SNAPSHOT_BYTES_MIN: Final = 256 * 1024
 """Write a new snapshot after this many bytes of entries, or after twice the last snapshot's size if that is more."""
 
@@ -53,6 +59,16 @@ So a listener must not wait for a change that it requests from the controller.""
 
 Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]]]
 """Decides one change from the current image."""
+
+
+class UnsettledAppend(NamedTuple):
+    """An append of unknown outcome. Nothing is decided before its outcome is known."""
+
+    position: int
+    data: bytes
+    records: Sequence[JournalRecord]
+    lease: Lease
+    number: int
 
 
 class MetadataCache:
@@ -73,7 +89,13 @@ class MetadataController:
     """
 
     def __init__(
-        self, store: Store, config: BrokerConfig, runtime: Runtime, cache: MetadataCache, *, lease_ms: int | None = None
+        self,
+        store: Store,
+        config: BrokerConfig,
+        runtime: Runtime,
+        cache: MetadataCache,
+        *,
+        lease_ms: int | None = None,
     ) -> None:
         """`lease_ms` is the time after which the controller lease expires if it is not renewed.
 
@@ -84,11 +106,13 @@ class MetadataController:
         self._runtime = runtime
         self._turns = runtime.turns
         self._cache = cache
-        self._lease_ms = lease_ms
+        self._lease = ControllerLease(store, runtime, lease_ms)
         self._image = EMPTY_IMAGE
         self._builder = ImageBuilder(EMPTY_IMAGE)
         """Collects the replayed journal until the start is complete."""
-        self._lease: Lease | None = None
+        self._appends = 0
+        """Appends under all leases of this process; distinguishes them in the journal."""
+        self._unsettled: UnsettledAppend | None = None
         self._failed: str | None = None
         self._deciding = asyncio.Lock()
         self._publishing = asyncio.Lock()
@@ -100,34 +124,35 @@ class MetadataController:
 
     # Starting and stopping
 
-    async def inspect(self, cluster_id: str | None = None) -> None:
+    async def inspect(self, cluster_id: str | None = None) -> bool:
         """Replay the part of the stored journal that the store can read without changing the disk. `start` replays
-        the rest.
+        the rest. Return whether there was any.
 
-        Raises StoreFailed and JournalError.
+        Raises StoreFailed, StoreUnavailable and JournalError.
         """
         stored_journal = await self._store.inspect()
         if stored_journal is not None:
             self._replay_snapshot(stored_journal.snapshot)
             self._replay_entries(stored_journal.entries)
             self._check_cluster(self._builder.build(), cluster_id)
+        return stored_journal is not None
 
     async def start(
         self,
         cluster_id: str | None = None,
         first_records: Callable[[], Awaitable[Sequence[JournalRecord]]] | None = None,
+        holder: str | None = None,
     ) -> None:
         """Acquire the controller lease and replay the journal.
 
+        `holder` identifies this broker among all processes that can reach the store, and is the same after a restart.
+        The default is its node id.
         The first entry of an empty journal holds `cluster_id` (a new id if it is None) and the result of
         `first_records`: the topics of an adopted directory.
 
         Raises StoreFailed, StoreUnavailable, JournalError, and LeaseLost when another broker is the controller.
         """
-        lease = await self._store.acquire(CONTROLLER_LEASE, f"broker-{self._config.node_id}", self._lease_ms)
-        if lease is None:
-            raise LeaseLost("another broker is the controller of this cluster")
-        self._lease = lease
+        lease = await self._lease.acquire(holder or f"broker-{self._config.node_id}")
         self._image = image = await self._replay()
         new_records: list[JournalRecord] = []
         if image.position == 0:
@@ -140,8 +165,8 @@ class MetadataController:
         await self._append(new_records)
         self._cache.image = self._image
         self._apply_settings(self._image)
-        if self._lease_ms is not None:
-            self._renewal = self._runtime.tasks.spawn(self._renew(self._lease_ms), name="controller-lease")
+        if self._lease.renewal_s is not None:
+            self._renewal = self._runtime.tasks.spawn(self._renew(self._lease.renewal_s), name="controller-lease")
 
     def _check_cluster(self, image: MetadataImage, cluster_id: str | None) -> None:
         if image.position and cluster_id is not None and image.cluster_id != cluster_id:
@@ -179,9 +204,10 @@ class MetadataController:
                 task.cancel()
                 await asyncio.wait((task,))
         async with self._deciding:
-            if self._lease is not None:
-                await self._store.release(self._lease)
-                self._lease = None
+            try:
+                await self._lease.release()
+            except (StoreUnavailable, StoreFailed) as error:
+                logger.warning("controller lease not released reason=%s", error)  # it ends by itself, or stays ours
             self._failed = self._failed or "the broker stops"
         async with self._publishing:
             await self._store.close()
@@ -305,6 +331,7 @@ class MetadataController:
         async with self._deciding:
             if self._failed is not None:
                 raise ApiError(f"metadata cannot be changed: {self._failed}", ErrorCode.NOT_CONTROLLER)
+            await self._finish_unsettled()
             decided = decide(self._image)
             decision = decided if isinstance(decided, JournalDecision) else await self._turns.run(decided)
             if not decision.records:
@@ -318,25 +345,83 @@ class MetadataController:
         await published
         return decision.reply
 
-    async def _append(self, new_records: list[JournalRecord]) -> None:
+    async def _append(self, new_records: Sequence[JournalRecord]) -> None:
         """Append one entry and apply it to the image. Raises the exceptions of `Store.append`."""
-        lease, image = self._lease, self._image
+        lease, image = self._lease.current, self._image
         assert lease is not None, "only the controller appends"
+        if self._lease.is_over:
+            raise LeaseLost(f"the lease {lease.name} was not renewed in time")
         data = await self._turns.run(records.encode_in_steps(lease.epoch, new_records))
-        await self._store.append(image.position, data, lease)
+        number = self._appends
+        self._appends += 1
+        try:
+            await self._store.append(image.position, data, lease, _writer(lease), number)
+        except AppendUnknown as error:
+            await self._settle(UnsettledAppend(image.position, data, new_records, lease, number), error)
         self._bytes_since_snapshot += len(data)
-        self._image = (await self._turns.run(ImageBuilder(image).apply_in_steps(new_records))).build()
+        await self._apply(new_records)
 
-    async def _append_for_client(self, new_records: list[JournalRecord]) -> None:
+    async def _apply(self, new_records: Sequence[JournalRecord]) -> None:
+        self._image = (await self._turns.run(ImageBuilder(self._image).apply_in_steps(new_records))).build()
+
+    async def _settle(self, append: UnsettledAppend, error: AppendUnknown) -> None:
+        """Wait for the outcome of an append. Raises AppendUnknown if it is still unknown after SETTLE_S."""
+        latest_s = self._runtime.clock.monotonic() + SETTLE_S
+        while True:
+            try:
+                await settle_append(
+                    self._store, append.position, append.data, append.lease, _writer(append.lease), append.number
+                )
+                return
+            except (AppendUnknown, StoreUnavailable):
+                if self._runtime.clock.monotonic() >= latest_s:
+                    self._unsettled = append
+                    raise error from None
+            await self._runtime.tasks.sleep(SETTLE_POLL_S)
+
+    async def _finish_unsettled(self) -> None:
+        """Find out the outcome of the append whose outcome is unknown, if there is one, and publish its change.
+
+        Raises ApiError if it is still unknown, or if another broker is the controller. The caller holds `_deciding`.
+        """
+        append = self._unsettled
+        if append is None:
+            return
+        try:
+            await settle_append(
+                self._store, append.position, append.data, append.lease, _writer(append.lease), append.number
+            )
+        except LeaseLost:
+            self._unsettled = None  # the entry is not in the journal and never will be
+            return
+        except (AppendUnknown, StoreUnavailable) as error:
+            raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.KAFKA_STORAGE_ERROR) from None
+        except (PositionTaken, StoreFailed) as error:
+            self._fail(str(error))
+            raise ApiError(str(error), ErrorCode.NOT_CONTROLLER) from None
+        self._unsettled = None
+        old = self._image
+        await self._apply(append.records)
+        self._runtime.tasks.spawn(self._publish(old, self._image), name="metadata-publish")
+
+    async def _append_for_client(self, new_records: Sequence[JournalRecord]) -> None:
         """Append for a client's request. Raises ApiError.
 
-        After StoreUnavailable the next change is tried again; after any other failure all changes are refused.
+        After StoreUnavailable the next change is tried again, and after AppendUnknown the next change first finds out
+        the outcome; after any other failure all changes are refused.
         """
         try:
-            await self._append(new_records)
+            try:
+                await self._append(new_records)
+            except LeaseLost:
+                await self._regain_lease()
+                await self._append(new_records)
         except StoreUnavailable as error:
             logger.error("metadata not changed reason=%s", error)
             raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.KAFKA_STORAGE_ERROR) from None
+        except AppendUnknown as error:
+            logger.error("metadata change of unknown outcome reason=%s", error)
+            raise ApiError(str(error), ErrorCode.REQUEST_TIMED_OUT) from None
         except (PositionTaken, LeaseLost) as error:
             self._fail(f"another broker is the controller ({error})")
             raise ApiError(str(error), ErrorCode.NOT_CONTROLLER) from None
@@ -344,6 +429,18 @@ class MetadataController:
             # It is unknown whether the entry was stored, so the next change could be decided from a wrong image.
             self._fail(str(error))
             raise ApiError(str(error), ErrorCode.KAFKA_STORAGE_ERROR) from None
+
+    async def _regain_lease(self) -> None:
+        """Acquire the lease again, after the store was away for longer than the lease's term.
+
+        Raises LeaseLost or PositionTaken if another broker was the controller meanwhile, and the exceptions of
+        `_append`. The caller holds `_deciding`.
+        """
+        lease = await self._lease.regain()
+        if await self._store.read(self._image.position, 1):
+            raise PositionTaken("another broker has changed the metadata meanwhile")
+        logger.warning("controller lease acquired again epoch=%d", lease.epoch)
+        await self._append([ControllerElected(self._config.node_id, lease.epoch)])
 
     def _fail(self, reason: str) -> None:
         self._failed = reason
@@ -389,16 +486,38 @@ class MetadataController:
         else:
             self._snapshot_bytes = len(data)
 
-    async def _renew(self, lease_ms: int) -> None:
-        assert self._lease is not None
+    async def _renew(self, interval_s: float) -> None:
         while self._failed is None:
-            await self._runtime.tasks.sleep(lease_ms / 3000)
+            await self._runtime.tasks.sleep(interval_s)
             try:
-                await self._store.renew(self._lease, lease_ms)
-            except LeaseLost as error:
+                await self._lease.renew()
+            except LeaseLost:
+                await self._regain_in_background()
+            except (StoreUnavailable, StoreFailed) as error:
+                logger.warning("controller lease not renewed reason=%s", error)
+            if self._unsettled is not None:
+                async with self._deciding:
+                    with suppress(ApiError):  # still unknown: the next round tries again
+                        await self._finish_unsettled()
+
+    async def _regain_in_background(self) -> None:
+        async with self._deciding:
+            if self._failed is not None or self._unsettled is not None:
+                return
+            old = self._image
+            try:
+                await self._regain_lease()
+            except (LeaseLost, PositionTaken) as error:
                 self._fail(str(error))
             except (StoreUnavailable, StoreFailed) as error:
                 logger.warning("controller lease not renewed reason=%s", error)
+            else:
+                self._runtime.tasks.spawn(self._publish(old, self._image), name="metadata-publish")
+
+
+def _writer(lease: Lease) -> str:
+    """Return the writer's id of appends under this lease. No other process has the lease in the same epoch."""
+    return f"{lease.holder}/{lease.epoch}"
 
 
 def _replay_entry(builder: ImageBuilder, data: bytes, position: int) -> None:
