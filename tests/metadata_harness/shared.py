@@ -12,7 +12,7 @@ from tidelog.metadata import records
 from tidelog.metadata.image import MetadataImage, snapshot
 from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.service import MetadataService
-from tidelog.metadata.store import Lease, Snapshot, Store, StoredEntry, StoredJournal, StoreFailed
+from tidelog.metadata.store import AppendUnknown, Lease, Snapshot, Store, StoredEntry, StoredJournal
 from tidelog.simulation.controller_network import ControllerNetwork
 from tidelog.simulation.shared_store import HOST as STORE_HOST
 from tidelog.simulation.shared_store import SharedStore
@@ -54,22 +54,27 @@ class FaultyStore:
             if self._released is not None:
                 await asyncio.shield(self._released)
 
-    async def append(self, position: int, data: bytes, lease: Lease) -> None:
+    @property
+    def entry_bytes_max(self) -> int | None:
+        return self._store.entry_bytes_max
+
+    async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
+        entry = position, data, lease, writer, number
         fate, self.lose_next = self.lose_next, None
         if fate == "done later":
-            self._tasks.spawn(self._append_later(position, data, lease), name="late-append")
+            self._tasks.spawn(self._append_later(*entry), name="late-append")
         if fate not in ("done later", "not done"):
-            await self._call(lambda: self._store.append(position, data, lease))
+            await self._call(lambda: self._store.append(*entry))
         after, self.after_append = self.after_append, None
         if after is not None:
             await after()
         if fate is not None:
-            raise StoreFailed("the answer is lost")
+            raise AppendUnknown("the answer is lost")
 
-    async def _append_later(self, position: int, data: bytes, lease: Lease) -> None:
+    async def _append_later(self, *entry: Any) -> None:
         await self._tasks.sleep(0.15)
         try:
-            await self._store.append(position, data, lease)
+            await self._store.append(*entry)
         except Exception:
             return  # as a message whose answer nobody waits for
 
@@ -96,6 +101,9 @@ class FaultyStore:
 
     async def release(self, lease: Lease) -> None:
         await self._call(lambda: self._store.release(lease))
+
+    async def held_leases(self, prefix: str) -> list[Lease]:
+        return await self._call(lambda: self._store.held_leases(prefix))
 
     async def close(self) -> None:
         await self._store.close()

@@ -8,9 +8,9 @@ import pytest
 
 from process_harness import amount, note, seed_of
 from simulation_harness.controller_life import run_life
-from tidelog.metadata.leadership import HeldLease
+from tidelog.metadata.leadership import HeldLease, SentEntry
 from tidelog.metadata.local_controller import LocalController
-from tidelog.metadata.store import StoreFailed, StoreUnavailable
+from tidelog.metadata.store import StoreUnavailable
 
 SEEDS = amount(15, 150)
 SEEDS_TO_FIND_A_FAULT = 20
@@ -49,30 +49,17 @@ def go_on_after_the_lease(patch: pytest.MonkeyPatch) -> None:
 def forget_to_read_back(patch: pytest.MonkeyPatch) -> None:
     """Answer a lost append as if it had changed nothing."""
 
-    async def planted(lease: HeldLease, position: int, data: bytes) -> None:
-        try:
-            await lease._store.append(position, data, lease.lease)
-        except StoreFailed as error:
-            raise StoreUnavailable(str(error)) from error
+    async def planted(lease: HeldLease, entry: SentEntry, data: bytes) -> None:
+        raise StoreUnavailable("the answer is lost")
 
-    patch.setattr(HeldLease, "append", planted)
+    patch.setattr(HeldLease, "_settle", planted)
 
 
 def believe_that_a_lost_append_is_done(patch: pytest.MonkeyPatch) -> None:
-    async def planted(lease: HeldLease, position: int, data: bytes) -> None:
-        try:
-            await lease._store.append(position, data, lease.lease)
-        except StoreFailed:
-            return
+    async def planted(lease: HeldLease, entry: SentEntry, data: bytes) -> None:
+        return
 
-    patch.setattr(HeldLease, "append", planted)
-
-
-def take_any_entry_at_the_position_for_ones_own(patch: pytest.MonkeyPatch) -> None:
-    async def planted(lease: HeldLease, position: int, data: bytes) -> bool:
-        return bool(await lease._store.read(position, 1))
-
-    patch.setattr(HeldLease, "_has_entry", planted)
+    patch.setattr(HeldLease, "_settle", planted)
 
 
 def answer_before_the_outcome_is_known(patch: pytest.MonkeyPatch) -> None:

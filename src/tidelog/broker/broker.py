@@ -10,6 +10,7 @@ inspect the data directories (lock, identity, journal, Kafka's partitions) -> bi
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
@@ -26,6 +27,14 @@ from tidelog.broker.adoption import (
 from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.fresh import FreshDirectories, are_still_fresh, find_fresh_directories, remove_created_files
 from tidelog.broker.listener import Listener
+from tidelog.broker.metadata_store import (
+    SHARED_LEASE_MS,
+    check_directories,
+    is_elsewhere,
+    make_store,
+    refuse_empty_store,
+    write_marks,
+)
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
@@ -34,7 +43,6 @@ from tidelog.log.file_kinds import METADATA_STORE
 from tidelog.metadata.producer_ids import ProducerIds
 from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.service import MetadataService
-from tidelog.metadata.sqlite import SqliteStore
 from tidelog.model.ids import TopicId, uuid_text
 from tidelog.quotas.client_quotas import ClientQuotas
 from tidelog.quotas.connections import ConnectionQuotas
@@ -58,11 +66,7 @@ DRAIN_S: Final = 5.0
 """When the broker stops, clients have this time to read their last responses."""
 
 StoreFactory = Callable[[str, "Runtime"], "Store"]
-"""Makes the metadata store from its path and the runtime. `tidelog.simulation` passes another function."""
-
-
-def sqlite_store(path: str, runtime: "Runtime") -> "Store":
-    return SqliteStore(path, runtime.clock, runtime.tasks, runtime.disk)
+"""Makes the metadata store from its path and the runtime. `tidelog.simulation` passes such a function."""
 
 
 class BrokerServer:
@@ -73,15 +77,22 @@ class BrokerServer:
         config: "BrokerConfig",
         runtime: "Runtime",
         *,
-        store_factory: StoreFactory = sqlite_store,
+        store_factory: StoreFactory | None = None,
         lease_ms: int | None = None,
         channel: "ControllerChannel | None" = None,
     ) -> None:
-        """`lease_ms` and `channel` are for a store that several brokers share; see `MetadataService`."""
+        """Without `store_factory` the setting metadata.store decides.
+
+        `lease_ms` is the term of the controller lease, and `channel` leads to the controllers on other brokers, if
+        `store_factory` makes a store that other brokers use, too.
+        """
         self.config = config
         self.runtime = runtime
-        self._store_factory = store_factory
-        self._lease_ms = lease_ms
+        self._store_address = config.metadata_store
+        self._store_factory = store_factory or partial(make_store, self._store_address)
+        self._store_is_elsewhere = is_elsewhere(self._store_address, config.data_directories)
+        """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
+        self._lease_ms = SHARED_LEASE_MS if self._store_is_elsewhere else lease_ms
         self._channel = channel
         self._directories: DataDirectories | None = None
         self._fresh_before_lock: FreshDirectories | None = None
@@ -145,8 +156,11 @@ class BrokerServer:
         await self._bind()
         directories, metadata = await self._take_directories()
         services = self.services
-        await metadata.start(identity.cluster_id, self._first_records)
-        new_ids = [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
+        if self._store_is_elsewhere:
+            new_ids = await self._start_with_store_elsewhere(directories, metadata, identity)
+        else:
+            await metadata.start(identity.cluster_id, self._first_records)
+            new_ids = self._new_directory_ids(directories)
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
@@ -166,22 +180,57 @@ class BrokerServer:
         self._log_start(self._directory_state(directories, identity), seconds)
         self._warn_of_settings()
 
+    async def _start_with_store_elsewhere(
+        self, directories: DataDirectories, metadata: MetadataService, identity: Identity
+    ) -> list[str]:
+        """Start the metadata service, mark the directories, and return ids for directories without one.
+
+        The id of the first directory makes this broker's lease its own: it is the same after a restart, and another
+        broker with the same node id has another one.
+        """
+        run_blocking = self.runtime.tasks.run_blocking
+        new_ids = self._new_directory_ids(directories)
+        directory_id = await run_blocking(directories.first_id) or new_ids[0]
+        holder = f"broker-{self.config.node_id}/{directory_id}"
+        await metadata.start(identity.cluster_id, self._first_records, holder)
+        paths = [directory.path for directory in directories.online]
+        await run_blocking(write_marks, self.runtime.disk, self._store_address, paths)
+        return new_ids
+
+    def _new_directory_ids(self, directories: DataDirectories) -> list[str]:
+        return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
+
     async def _inspect(self) -> Identity:
         """Check everything that can prevent a start, without changing any file."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         await run_blocking(refuse_foreign, disk, paths)
         self._fresh_before_lock = await run_blocking(find_fresh_directories, disk, paths)
-        directories = self._directories = await run_blocking(DataDirectories.inspect, disk, paths)
+        elsewhere = self._store_is_elsewhere
+        directories = self._directories = await run_blocking(DataDirectories.inspect, disk, paths, elsewhere)
         online = [directory.path for directory in directories.online]
         identity = await run_blocking(read_identities, disk, online)
         take_node_id(identity, self.config, directories.metadata_path if online else self.config.data_directory)
+        is_marked = await run_blocking(
+            partial(check_directories, elsewhere=elsewhere), disk, self._store_address, online
+        )
         store_path = f"{directories.metadata_path}/{METADATA_STORE}" if online else ""
-        if store_path and disk.exists(store_path):
+        has_journal = False
+        if elsewhere or (store_path and disk.exists(store_path)):
             self._metadata = self._make_metadata(store_path)
-            await self._metadata.inspect(identity.cluster_id)
-        elif online:
+            has_journal = await self._metadata.inspect(identity.cluster_id) or not elsewhere
+        if is_marked and not has_journal:
+            await run_blocking(refuse_empty_store, disk, self._store_address, online[0])
+        if online and not has_journal:
             self._adoption = await self._adopt(online)
         return identity
+
+    def _make_metadata(self, store_path: str) -> MetadataService:
+        store = self._store_factory(store_path, self.runtime)
+        metadata = MetadataService(
+            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._channel
+        )
+        metadata.on_failed = self._report_failure
+        return metadata
 
     async def _adopt(self, paths: "Sequence[str]") -> Adoption:
         """Return the topics of the partitions that Kafka left in the directories."""
@@ -206,14 +255,6 @@ class BrokerServer:
             metadata = self._metadata = self._make_metadata(f"{directories.metadata_path}/{METADATA_STORE}")
         self._services = self._make_services(directories, metadata)
         return directories, metadata
-
-    def _make_metadata(self, store_path: str) -> MetadataService:
-        store = self._store_factory(store_path, self.runtime)
-        metadata = MetadataService(
-            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._channel
-        )
-        metadata.on_failed = self._report_failure
-        return metadata
 
     def _warn_of_settings(self) -> None:
         """Warn of settings that were set and have no effect."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from tidelog.metadata import records
 from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder, MetadataImage, snapshot
-from tidelog.metadata.leadership import HeldLease, OutcomeUnknown
+from tidelog.metadata.leadership import HeldLease, OutcomeUnknown, SentEntry
 from tidelog.metadata.records import JournalError, JournalRecord
 from tidelog.metadata.store import Snapshot, Store, StoredEntry, StoreFailed, StoreUnavailable
 from tidelog.runtime.interfaces import Runtime
@@ -49,8 +49,8 @@ class Journal:
         self._turns = runtime.turns
         self._builder = ImageBuilder(EMPTY_IMAGE)
         """Collects the replayed journal until the start is complete."""
-        self._pending: list[tuple[int, bytes, asyncio.Future[bool | None]]] = []
-        """Entries of this broker of which it is unknown whether the store has them: position, bytes, outcome."""
+        self._pending: list[tuple[SentEntry, asyncio.Future[bool | None]]] = []
+        """Entries of this broker of which it is unknown whether the store has them, and their outcomes."""
         self._snapshot_task: asyncio.Task[None] | None = None
         self._bytes_since_snapshot = 0
         self._snapshot_bytes = 0
@@ -130,7 +130,7 @@ class Journal:
             await self._decode_and_apply(builder, entry.data, entry.position)
         self._bytes_since_snapshot += sum(len(entry.data) for entry in entries)
         self.image = builder.build()
-        self._settle({entry.position: entry.data for entry in entries})
+        self._settle([SentEntry(entry.position, entry.writer, entry.number) for entry in entries])
 
     async def _load_snapshot(self) -> None:
         stored_snapshot = await self._store.snapshot()
@@ -141,7 +141,7 @@ class Journal:
         self._note_snapshot(builder, stored_snapshot)
         logger.info("metadata snapshot loaded position=%d", stored_snapshot.position)
         self.image = builder.build()
-        self._settle({})
+        self._settle([])
 
     async def _decode_and_apply(self, builder: ImageBuilder, data: bytes, position: int) -> None:
         if len(data) <= INLINE_BYTES_MAX:
@@ -168,25 +168,25 @@ class Journal:
         image = self.image
         data = await self._turns.run(records.encode_in_steps(lease.lease.epoch, new_records))
         try:
-            await lease.append(image.position, data)
-        except OutcomeUnknown:
+            entry = await lease.append(image.position, data)
+        except OutcomeUnknown as error:
             outcome: asyncio.Future[bool | None] = self._tasks.future()
-            self._pending.append((image.position, data, outcome))
+            self._pending.append((error.entry, outcome))
             raise EntryPending(image.position, outcome) from None
         self._bytes_since_snapshot += len(data)
         self.image = (await self._turns.run(ImageBuilder(image).apply_in_steps(new_records))).build()
-        self._settle({image.position: data})
+        self._settle([entry])
 
-    def _settle(self, applied: dict[int, bytes]) -> None:
-        """Complete the outcomes of this broker's entries at positions that are in the image now.
-
-        An entry contains the epoch of its controller, which only one process has had. So if the store has the same
-        bytes, it has the entry of this process.
-        """
-        for position, data, outcome in self._pending:
-            if position < self.image.position and not outcome.done():
-                outcome.set_result(applied[position] == data if position in applied else None)
-        self._pending = [entry for entry in self._pending if entry[0] >= self.image.position]
+    def _settle(self, applied: Sequence[SentEntry]) -> None:
+        """Complete the outcomes of this broker's entries at positions that are in the image now."""
+        if not self._pending:
+            return
+        by_position = {entry.position: entry for entry in applied}
+        for entry, outcome in self._pending:
+            if entry.position < self.image.position and not outcome.done():
+                found = by_position.get(entry.position)
+                outcome.set_result(None if found is None else found == entry)
+        self._pending = [pending for pending in self._pending if pending[0].position >= self.image.position]
 
     # Snapshots
 

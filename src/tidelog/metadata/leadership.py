@@ -1,31 +1,53 @@
 """The controller lease: acquire it, renew it, notice its loss, and append under it.
 
 A broker relies on its lease only for a time on its own monotonic clock. This time begins when the last confirmed
-acquisition or renewal was sent, and is shorter than the lease by a margin. So the broker stops before the store gives
-the lease to another broker, even if the broker was paused meanwhile.
+acquisition or renewal was sent, and is shorter than the lease by a margin (`LeaseTerm`). So the broker stops before the
+store gives the lease to another broker, even if the broker was paused meanwhile.
 """
 
 import asyncio
 import logging
-import math
-from typing import Final
+from typing import Final, NamedTuple
 
-from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import (
+    AppendUnknown,
+    Lease,
+    LeaseLost,
+    LeaseTerm,
+    Store,
+    StoreFailed,
+    StoreUnavailable,
+    settle_append,
+)
 from tidelog.runtime.interfaces import Runtime
 
 logger = logging.getLogger("tidelog.metadata")
 
 CONTROLLER_LEASE: Final = "controller"
-MARGIN: Final = 0.1
-"""Part of the lease's time that is not used, since the clocks of this broker and of the store may run at different
-speeds."""
+NOT_RENEWED: Final = "the controller lease was not renewed in time"
 RENEWALS_PER_LEASE: Final = 3
+SETTLE_S: Final = 10.0
+"""Longest time, in seconds, that an append under a lease that does not expire waits for its outcome."""
 RETRY_S: Final = 0.2
 """Pause after a call of the store that failed, in seconds."""
 
 
+class SentEntry(NamedTuple):
+    """Identifies an entry that a controller has sent to the store."""
+
+    position: int
+    writer: str
+    """Identifies the lease. No other process has a lease of this epoch."""
+    number: int
+    """Counts the appends under the lease."""
+
+
 class OutcomeUnknown(Exception):
     """An append was sent, and this broker cannot find out yet whether the store has the entry."""
+
+    def __init__(self, entry: SentEntry) -> None:
+        super().__init__(f"it is unknown whether metadata entry {entry.position} was stored")
+        self.entry = entry
 
 
 class HeldLease:
@@ -39,7 +61,10 @@ class HeldLease:
         self._clock = runtime.clock
         self._tasks = runtime.tasks
         self._ttl_ms = ttl_ms
-        self._ends_s = self._end_s(sent_s)
+        self._term = None if ttl_ms is None else LeaseTerm(runtime.clock, ttl_ms)
+        if self._term is not None:
+            self._term.extend(sent_s)
+        self._appends = 0
 
     @staticmethod
     async def acquire(store: Store, runtime: Runtime, holder: str, ttl_ms: int | None) -> "HeldLease | None":
@@ -51,9 +76,6 @@ class HeldLease:
         lease = await store.acquire(CONTROLLER_LEASE, holder, ttl_ms)
         return None if lease is None else HeldLease(store, runtime, lease, ttl_ms, sent_s)
 
-    def _end_s(self, sent_s: float) -> float:
-        return math.inf if self._ttl_ms is None else sent_s + self._ttl_ms * (1 - MARGIN) / 1000
-
     @property
     def expires(self) -> bool:
         """Whether the lease ends unless it is renewed."""
@@ -61,14 +83,14 @@ class HeldLease:
 
     @property
     def is_valid(self) -> bool:
-        return not self.lost.done() and self._clock.monotonic() < self._ends_s
+        return not self.lost.done() and (self._term is None or not self._term.is_over)
 
     def check(self) -> None:
         """Raise LeaseLost unless this broker can be sure that it holds the lease."""
         if self.lost.done():
             raise LeaseLost(self.lost.result())
-        if self._clock.monotonic() >= self._ends_s:
-            raise LeaseLost("the controller lease was not renewed in time")
+        if self._term is not None and self._term.is_over:
+            raise LeaseLost(NOT_RENEWED)
 
     def lose(self, reason: str) -> None:
         if not self.lost.done():
@@ -77,11 +99,12 @@ class HeldLease:
     async def keep(self) -> None:
         """Renew the lease until it is lost."""
         assert self._ttl_ms is not None
+        assert self._term is not None
         pause_s = self._ttl_ms / 1000 / RENEWALS_PER_LEASE
         while not self.lost.done():
             await self._tasks.sleep(pause_s)
             try:
-                await self._renew(self._ttl_ms)
+                await self._renew(self._ttl_ms, self._term)
                 pause_s = self._ttl_ms / 1000 / RENEWALS_PER_LEASE
             except LeaseLost as error:
                 self.lose(str(error))
@@ -89,69 +112,50 @@ class HeldLease:
                 logger.warning("controller lease not renewed reason=%s", error)
                 pause_s = RETRY_S
             except TimeoutError:
-                self.lose("the controller lease was not renewed in time")
+                self.lose(NOT_RENEWED)
 
-    async def _renew(self, ttl_ms: int) -> None:
+    async def _renew(self, ttl_ms: int, term: LeaseTerm) -> None:
         """Renew the lease. Raises LeaseLost; StoreUnavailable or StoreFailed if there is time for another attempt; and
         TimeoutError when the lease ends before the store has answered.
         """
         self.check()
         sent_s = self._clock.monotonic()
-        await asyncio.wait_for(self._store.renew(self.lease, ttl_ms), self._ends_s - sent_s)
-        self._ends_s = self._end_s(sent_s)
+        await asyncio.wait_for(self._store.renew(self.lease, ttl_ms), term.remaining_s)
+        term.extend(sent_s)
 
     # Appending
 
-    async def append(self, position: int, data: bytes) -> None:
+    async def append(self, position: int, data: bytes) -> SentEntry:
         """Append an entry while the lease is valid.
 
-        If the answer to an append is lost, the position is read back until the lease ends. If it is empty, the same
-        entry is appended again at the same position: the store accepts at most one entry there.
+        If the answer to an append is lost, the outcome is found out (`settle_append`), as long as the lease is valid.
 
         Raises PositionTaken, LeaseLost or StoreUnavailable if the store does not have the entry and never will;
-        OutcomeUnknown if the lease ended before the outcome was known.
+        OutcomeUnknown if the outcome is not known when the lease ends. If the lease does not expire, it also raises
+        StoreFailed if the store cannot be used, and OutcomeUnknown after SETTLE_S.
         """
         self.check()
-        if self._ttl_ms is None:
-            await self._store.append(position, data, self.lease)
-            return
-        may_be_stored = False
-        while True:
-            try:
-                self.check()
-                await self._store.append(position, data, self.lease)
-                return
-            except PositionTaken:
-                may_be_stored = True  # the position may have this entry: a client of the store may send it twice
-            except StoreUnavailable:
-                if not may_be_stored:
-                    raise
-            except LeaseLost as error:
-                self.lose(str(error))
-                if not may_be_stored:
-                    raise
-            except StoreFailed as error:
-                may_be_stored = True
-                logger.warning("metadata append without answer position=%d reason=%s", position, error)
-            if await self._has_entry(position, data):
-                return
+        entry = SentEntry(position, f"{self.lease.holder}/{self.lease.epoch}", self._appends)
+        self._appends += 1
+        try:
+            await self._store.append(position, data, self.lease, entry.writer, entry.number)
+        except AppendUnknown as error:
+            logger.warning("metadata append without answer position=%d reason=%s", position, error)
+            await self._settle(entry, data)
+        except StoreFailed as error:
+            if not self.expires:
+                raise
+            self.lose(str(error))
+            raise OutcomeUnknown(entry) from None
+        return entry
 
-    async def _has_entry(self, position: int, data: bytes) -> bool:
-        """Return whether the store has the entry at `position`; False if the position is empty.
-
-        Raises PositionTaken if another entry is there, and OutcomeUnknown when the lease has ended.
-        """
-        while True:
+    async def _settle(self, entry: SentEntry, data: bytes) -> None:
+        """Return when the store has the entry. Raises PositionTaken, LeaseLost and OutcomeUnknown; see `append`."""
+        latest_s = self._clock.monotonic() + SETTLE_S
+        while self.is_valid and (self.expires or self._clock.monotonic() < latest_s):
             try:
-                entries = await self._store.read(position, 1)
-            except (StoreUnavailable, StoreFailed):
-                entries = None
-            if entries and entries[0].position == position:
-                if entries[0].data == data:
-                    return True
-                raise PositionTaken(f"position {position} has an entry of another controller")
-            if not self.is_valid or entries:
-                raise OutcomeUnknown(f"the controller lease ended before the answer to append {position} was known")
-            await self._tasks.sleep(RETRY_S)
-            if entries is not None:
-                return False
+                await settle_append(self._store, entry.position, data, self.lease, entry.writer, entry.number)
+                return
+            except (StoreFailed, StoreUnavailable):
+                await self._tasks.sleep(RETRY_S)
+        raise OutcomeUnknown(entry)

@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 logger = logging.getLogger("tidelog.metadata")
 
-OUTCOME_TIMEOUT_S: Final = 30.0
+OUTCOME_TIMEOUT_S: Final = 5.0
 """Longest time, in seconds, that a request waits for the outcome of its entry after the controller lease has ended."""
 NOT_THE_CONTROLLER: Final = "this broker is not the controller"
 
@@ -192,6 +192,10 @@ class LocalController:
         except (PositionTaken, LeaseLost) as error:
             self._lose(lease, f"another broker is the controller ({error})")
             raise ApiError(str(error), ErrorCode.NOT_CONTROLLER) from None
+        except EntryPending as pending:
+            if not lease.expires:
+                self.refuse_until_restart(str(pending))
+            raise
         except StoreFailed as error:
             # It is unknown whether the entry was stored, so the next change could be decided from a wrong image.
             self.refuse_until_restart(str(error))

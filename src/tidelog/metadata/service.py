@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
+from typing import Final
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.endpoints import Endpoint
@@ -22,7 +23,10 @@ from tidelog.wire.errors import ErrorCode
 
 logger = logging.getLogger("tidelog.metadata")
 
-REGISTRATION_TIMEOUT_S = 60.0
+ACQUIRE_EXTRA_S: Final = 4.0
+"""A start waits for the lease of a process that ended for this time after a full term, in seconds, since a store may
+notice the end of a lease late."""
+REGISTRATION_TIMEOUT_S: Final = 60.0
 """A broker that cannot register within this time does not start, as in Kafka (initial.broker.registration.timeout.ms).
 """
 
@@ -50,7 +54,8 @@ class MetadataService:
         channel: ControllerChannel | None = None,
     ) -> None:
         """`lease_ms` is the time after which the controller lease expires if it is not renewed. None: it does not
-        expire, since no other process can reach the store. `channel` leads to the controllers on other brokers.
+        expire, since no other process can reach the store. `channel` leads to the controllers on other brokers. None:
+        this broker cannot be one of several, so it has to be the controller.
         """
         self.journal = Journal(store, runtime)
         self.publisher = Publisher(runtime.tasks, config, cache)
@@ -65,6 +70,10 @@ class MetadataService:
         self._runtime = runtime
         self._tasks = runtime.tasks
         self._lease_ms = lease_ms
+        self._channel = channel
+        self._holder = ""
+        self._epochs: dict[int, None] = {}
+        """The epochs of all leases of this process."""
         self._lease: HeldLease | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
@@ -75,40 +84,39 @@ class MetadataService:
         """Identifies this run of the broker's process."""
         return uuid_text(self._runtime.new_uuid())
 
-    @property
-    def _holder(self) -> str:
-        """The holder of this process's leases. A lease that expires belongs to one process: two processes with the same
-        node id must not take it from each other. A lease that does not expire belongs to the broker, which acquires it
-        again after a crash.
-        """
-        broker = f"broker-{self._config.node_id}"
-        return broker if self._lease_ms is None else f"{broker}/{self._incarnation}"
-
     # Starting and stopping
 
-    async def inspect(self, cluster_id: str | None = None) -> None:
+    async def inspect(self, cluster_id: str | None = None) -> bool:
         """Replay the part of the stored journal that the store can read without changing the disk. `start` replays
-        the rest.
+        the rest. Return whether there was any.
 
-        Raises StoreFailed and JournalError.
+        Raises StoreFailed, StoreUnavailable and JournalError.
         """
         image = await self.journal.inspect()
         if image is not None:
             _check_cluster(image, cluster_id)
+        return image is not None
 
-    async def start(self, cluster_id: str | None = None, first_records: FirstRecords | None = None) -> None:
+    async def start(
+        self, cluster_id: str | None = None, first_records: FirstRecords | None = None, holder: str | None = None
+    ) -> None:
         """Replay the journal, and become the controller if no other broker is.
 
+        `holder` identifies this broker among all processes that can reach the store, and is the same after a restart,
+        which then acquires its own lease at once. The default is the node id; if the lease expires, it is the node id
+        and the process, since two processes with one node id must not take the lease from each other.
         The first entry of an empty journal holds `cluster_id` (a new id if it is None) and the result of
         `first_records`: the topics of an adopted directory. A broker that does not become the controller waits until
         the journal has this entry.
 
-        Raises StoreFailed, StoreUnavailable and JournalError. Raises LeaseLost if another process holds a lease that
-        does not expire.
+        Raises StoreFailed, StoreUnavailable and JournalError. Raises LeaseLost if another broker is the controller and
+        this broker cannot be one of several.
         """
+        broker = f"broker-{self._config.node_id}"
+        self._holder = holder or (broker if self._lease_ms is None else f"{broker}/{self._incarnation}")
         lease = await self._acquire()
-        if lease is None and self._lease_ms is None:
-            raise LeaseLost("another broker is the controller of this cluster")
+        if lease is None and self._channel is None:
+            lease = await self._wait_for_lease()
         await self.journal.replay()
         _check_cluster(self.journal.image, cluster_id)
         if lease is not None and await self._claim(lease, cluster_id, first_records, restarted=True):
@@ -161,10 +169,24 @@ class MetadataService:
 
     # Becoming the controller
 
+    async def _wait_for_lease(self) -> HeldLease:
+        """Acquire the lease when the process that held it has ended. Raises LeaseLost if it has not."""
+        latest_s = self._runtime.clock.monotonic()
+        if self._lease_ms is not None:
+            latest_s += self._lease_ms / 1000 + ACQUIRE_EXTRA_S
+        while self._runtime.clock.monotonic() < latest_s:
+            await self._tasks.sleep(RETRY_S)
+            lease = await self._acquire()
+            if lease is not None:
+                return lease
+        raise LeaseLost("another broker is the controller of this cluster")
+
     async def _acquire(self) -> HeldLease | None:
         """Acquire the controller lease if it is free, and renew it from now on. Raises as `Store.acquire`."""
         lease = await HeldLease.acquire(self._store, self._runtime, self._holder, self._lease_ms)
         self._lease = lease
+        if lease is not None:
+            self._epochs[lease.lease.epoch] = None
         if lease is not None and lease.expires:
             self._renewal = self._tasks.spawn(lease.keep(), name="controller-lease")
         return lease
@@ -231,7 +253,9 @@ class MetadataService:
             while True:
                 if lease is not None:
                     await self._lead(lease)
-                lease = await self._follow_until_elected(lease_ms)
+                lease = await (self._regain_lease() if self._channel is None else self._follow_until_elected(lease_ms))
+        except LeaseLost as error:
+            self.controller.refuse_until_restart(str(error))
         except JournalError as error:
             await self._fail(str(error))
         except Exception as error:
@@ -246,11 +270,34 @@ class MetadataService:
         if self.on_failed is not None:
             self.on_failed(reason)
 
+    async def _regain_lease(self) -> HeldLease:
+        """Acquire the lease again, after the store was away for longer than its term.
+
+        Raises LeaseLost if another broker has acquired it meanwhile.
+        """
+        while True:
+            try:
+                lease = await self._acquire()
+            except (StoreUnavailable, StoreFailed) as error:
+                logger.warning("controller lease not acquired reason=%s", error)
+                await self._tasks.sleep(RETRY_S)
+                continue
+            if lease is None:
+                raise LeaseLost("another broker is the controller")
+            return lease
+
     async def _lead(self, lease: HeldLease) -> None:
-        """Be the controller until the lease is lost."""
+        """Be the controller until the lease is lost.
+
+        Raises LeaseLost if another broker was the controller, and this broker cannot be one of several.
+        """
         if not self.controller.is_active:
             old = self.journal.image
-            is_claimed = await self._catch_up_for_claim(lease) and await self._claim(lease)
+            is_claimed = await self._catch_up_for_claim(lease)
+            if self._channel is None and self.journal.image.controller_epoch not in self._epochs:
+                lease.lose("another broker has been the controller")
+                raise LeaseLost("another broker has been the controller")
+            is_claimed = is_claimed and await self._claim(lease)
             self._publish_since(old)
             if not is_claimed:
                 lease.lose("the controller lease ended before the claim was stored")

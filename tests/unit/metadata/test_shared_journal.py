@@ -16,8 +16,8 @@ def controllers_in(cluster: SharedCluster) -> list[tuple[int, int]]:
     """Return (node, epoch) of each claim in the journal."""
     return [
         (record.broker_id, record.epoch)
-        for position, data in cluster.store.entries.items()
-        for record in decode(data, position).records
+        for position, entry in cluster.store.entries.items()
+        for record in decode(entry.data, position).records
         if isinstance(record, ControllerElected)
     ]
 
@@ -163,7 +163,7 @@ def test_an_entry_that_cannot_be_replayed_stops_the_broker(entry: bytes, reason:
         lease = controller.metadata._lease
         assert lease is not None
         position = cluster.store.next_position
-        cluster.store.append(position, entry, lease.lease)
+        cluster.store.append(position, entry, lease.lease, "", 0)
         while not follower.failures:
             await asyncio.sleep(0.1)
         assert follower.failures[0].startswith(reason.format(position))
@@ -455,7 +455,7 @@ def test_nothing_is_answered_until_the_outcome_is_known(fate: str) -> None:
         changing = asyncio.ensure_future(
             first.metadata.controller.execute(link.CreateTopics([NewTopic("t")], timeout_ms=60_000))
         )
-        await asyncio.sleep(3 * LEASE_MS / 1000)
+        await asyncio.sleep(2 * LEASE_MS / 1000)
         assert not changing.done()
         second = await cluster.controller()
         assert second is not first
@@ -518,7 +518,7 @@ def test_a_claim_comes_after_all_that_others_have_appended() -> None:
         while second.metadata._lease is None:
             await asyncio.sleep(0.0002)
         position = cluster.store.next_position
-        cluster.store.append(position, encode(1, [ClusterNamed("renamed")]), second.metadata._lease.lease)
+        cluster.store.append(position, encode(1, [ClusterNamed("renamed")]), second.metadata._lease.lease, "", 0)
         assert await cluster.controller() is second
         assert second.image.cluster_id == "renamed"
         assert second.image.position == position + 2
