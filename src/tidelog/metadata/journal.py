@@ -14,7 +14,15 @@ from tidelog.metadata import records
 from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder, MetadataImage, snapshot
 from tidelog.metadata.leadership import HeldLease, OutcomeUnknown, SentEntry
 from tidelog.metadata.records import JournalError, JournalRecord
-from tidelog.metadata.store import Snapshot, Store, StoredEntry, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import (
+    LeaseLost,
+    PositionTaken,
+    Snapshot,
+    Store,
+    StoredEntry,
+    StoreFailed,
+    StoreUnavailable,
+)
 from tidelog.runtime.interfaces import Runtime
 
 logger = logging.getLogger("tidelog.metadata")
@@ -36,6 +44,10 @@ class EntryPending(Exception):
         super().__init__(f"it is unknown whether metadata entry {position} was stored")
         self.position = position
         self.outcome = outcome
+
+
+class PartlyAppended(Exception):
+    """The journal has some of the entries of a change. It may have others, or may get them."""
 
 
 class Journal:
@@ -161,12 +173,35 @@ class Journal:
     # Appending
 
     async def append(self, new_records: list[JournalRecord], lease: HeldLease) -> None:
-        """Append one entry of the controller and apply it to the image.
+        """Append the records of one change and apply them to the image.
 
-        Raises the exceptions of `HeldLease.append`, but EntryPending in place of OutcomeUnknown.
+        They are one entry, or several if the store accepts no entry of this size. Each entry leaves a valid image.
+
+        Raises the exceptions of `HeldLease.append`, but EntryPending in place of OutcomeUnknown; and PartlyAppended if
+        the journal has some of the records, and may have others.
         """
+        entries = await self._encode(new_records, lease.lease.epoch)
+        is_first = True
+        for entry_records, data in entries:
+            try:
+                await self._append_entry(entry_records, data, lease)
+            except (PositionTaken, LeaseLost, StoreUnavailable, StoreFailed, EntryPending) as error:
+                if is_first and (len(entries) == 1 or not isinstance(error, EntryPending)):
+                    raise
+                raise PartlyAppended(f"the metadata may be changed in part: {error}") from error
+            is_first = False
+
+    async def _encode(self, new_records: list[JournalRecord], epoch: int) -> list[tuple[list[JournalRecord], bytes]]:
+        """Return the entries of a change: their records, and their bytes."""
+        data = await self._turns.run(records.encode_in_steps(epoch, new_records))
+        size_max = self._store.entry_bytes_max
+        if size_max is None or len(data) <= size_max or len(new_records) == 1:
+            return [(new_records, data)]
+        middle = len(new_records) // 2
+        return await self._encode(new_records[:middle], epoch) + await self._encode(new_records[middle:], epoch)
+
+    async def _append_entry(self, entry_records: list[JournalRecord], data: bytes, lease: HeldLease) -> None:
         image = self.image
-        data = await self._turns.run(records.encode_in_steps(lease.lease.epoch, new_records))
         try:
             entry = await lease.append(image.position, data)
         except OutcomeUnknown as error:
@@ -174,7 +209,7 @@ class Journal:
             self._pending.append((error.entry, outcome))
             raise EntryPending(image.position, outcome) from None
         self._bytes_since_snapshot += len(data)
-        self.image = (await self._turns.run(ImageBuilder(image).apply_in_steps(new_records))).build()
+        self.image = (await self._turns.run(ImageBuilder(image).apply_in_steps(entry_records))).build()
         self._settle([entry])
 
     def _settle(self, applied: Sequence[SentEntry]) -> None:

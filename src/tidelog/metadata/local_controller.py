@@ -11,7 +11,7 @@ from tidelog.metadata.alterations import alter_configs
 from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.internal_topics import internal_topic
-from tidelog.metadata.journal import EntryPending, Journal
+from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
 from tidelog.metadata.leadership import HeldLease
 from tidelog.metadata.link import Answer, ControllerRequest, Requester
 from tidelog.metadata.publisher import Publisher
@@ -154,18 +154,33 @@ class LocalController:
                     # The image may be older than this broker's belief: the lease must still be valid at the answer.
                     self._valid_lease()
                     return Answer(decision.reply, position=self._journal.image.position)
-                old = self._journal.image
-                await self._append(lease, decision.records)
-                new = self._journal.image
-                self._journal.save_snapshot_if_due()
-                published = self._publisher.publish(old, new)
+                published = await self._append_and_publish(lease, decision.records)
+                position = self._journal.image.position
         except EntryPending as pending:
             position = await self._wait_for_outcome(pending)
             await self._publisher.wait_for(position)
             return Answer(decision.reply, position=position)
-        await published
+        if published is not None:
+            await published
         # The store has confirmed the entry, so the answer is true even if the lease has ended since.
-        return Answer(decision.reply, position=new.position)
+        return Answer(decision.reply, position=position)
+
+    async def _append_and_publish(
+        self, lease: HeldLease, new_records: list[JournalRecord]
+    ) -> "asyncio.Task[None] | None":
+        """Append the records of a change and publish the new image, also if the change is appended only in part.
+
+        Returns the task of the publication. Raises the exceptions of `_append`.
+        """
+        old = self._journal.image
+        published: asyncio.Task[None] | None = None
+        try:
+            await self._append(lease, new_records)
+        finally:
+            if self._journal.image is not old:
+                self._journal.save_snapshot_if_due()
+                published = self._publisher.publish(old, self._journal.image)
+        return published
 
     def _valid_lease(self) -> HeldLease:
         """Return the lease. Raises ApiError unless this broker can be sure that it is the controller."""
@@ -192,6 +207,10 @@ class LocalController:
         except (PositionTaken, LeaseLost) as error:
             self._lose(lease, f"another broker is the controller ({error})")
             raise ApiError(str(error), ErrorCode.NOT_CONTROLLER) from None
+        except PartlyAppended as error:
+            if not isinstance(error.__cause__, StoreUnavailable):
+                self._lose(lease, str(error))
+            raise ApiError(str(error), ErrorCode.REQUEST_TIMED_OUT) from None
         except EntryPending as pending:
             if not lease.expires:
                 self.refuse_until_restart(str(pending))

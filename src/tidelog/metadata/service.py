@@ -10,8 +10,8 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.endpoints import Endpoint
 from tidelog.metadata import controller
 from tidelog.metadata.image import MetadataImage
-from tidelog.metadata.journal import EntryPending, Journal
-from tidelog.metadata.leadership import RENEWALS_PER_LEASE, RETRY_S, HeldLease
+from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
+from tidelog.metadata.leadership import CONTROLLER_LEASE, RENEWALS_PER_LEASE, RETRY_S, HeldLease
 from tidelog.metadata.link import ControllerChannel, ControllerLink, ControllerRouter, RegisterBroker
 from tidelog.metadata.local_controller import LocalController
 from tidelog.metadata.publisher import ImageListener, MetadataCache, Publisher, RoleListener
@@ -218,7 +218,7 @@ class MetadataService:
                 new_records += controller.renew_leadership(image, self._config.node_id)
             try:
                 await self.journal.append(new_records, lease)
-            except (PositionTaken, LeaseLost, EntryPending, StoreUnavailable) as error:
+            except (PositionTaken, LeaseLost, EntryPending, PartlyAppended, StoreUnavailable) as error:
                 if not lease.expires:
                     raise
                 is_behind = isinstance(error, PositionTaken)
@@ -345,6 +345,9 @@ class MetadataService:
         while True:
             await self._tasks.sleep(lease_ms / 1000 / RENEWALS_PER_LEASE * self._runtime.random.uniform(0.5, 1.5))
             try:
+                held = await self._store.held_leases(CONTROLLER_LEASE)
+                if any(lease.name == CONTROLLER_LEASE and lease.holder != self._holder for lease in held):
+                    continue  # an attempt to acquire it would be a useless write
                 lease = await self._acquire()
             except (StoreUnavailable, StoreFailed) as error:
                 logger.warning("controller lease not acquired reason=%s", error)

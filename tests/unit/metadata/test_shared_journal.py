@@ -8,6 +8,7 @@ from metadata_harness.shared import LEASE_MS, SharedCluster, SharedNode, run_sha
 from tidelog.metadata import journal, link
 from tidelog.metadata.controller import NewTopic, TopicChoice
 from tidelog.metadata.records import ClusterNamed, ControllerElected, decode, encode
+from tidelog.simulation.shared_store import StoreHandle
 from tidelog.simulation.world import simulated
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -543,5 +544,46 @@ def test_a_request_whose_answer_is_lost_between_the_brokers_is_not_sent_again() 
         cluster.world.network.heal()
         first, end = await asking
         assert end - first == 1000
+
+    run_shared(scenario, nodes=2)
+
+
+def test_a_change_that_is_too_large_for_one_entry_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreHandle, "entry_bytes_max", 2000)
+
+    async def scenario(cluster: SharedCluster) -> None:
+        controller = await cluster.controller()
+        position = cluster.store.next_position
+        results = await controller.controller.create_topics([NewTopic(f"t{number}") for number in range(100)])
+        assert all(result.error == 0 for result in results)
+        assert cluster.store.next_position > position + 5
+        assert all(len(entry.data) <= 2000 for entry in cluster.store.entries.values())
+        await cluster.all_followed()
+        assert all(len(node.image.topics) == 100 for node in cluster.nodes)
+
+    run_shared(scenario, nodes=2)
+
+
+def test_a_change_of_several_entries_that_ends_in_the_middle_is_not_answered_as_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(StoreHandle, "entry_bytes_max", 2000)
+
+    async def scenario(cluster: SharedCluster) -> None:
+        first = await cluster.controller()
+
+        async def cut_off() -> None:
+            first.cut_off()
+
+        first.store.after_append = cut_off
+        request = link.CreateTopics([NewTopic(f"t{number}") for number in range(100)])
+        answer = await first.metadata.controller.execute(request)
+        assert answer.error == ErrorCode.REQUEST_TIMED_OUT
+        cluster.world.network.heal()
+        await cluster.controller()
+        await cluster.all_followed()
+        counts = {len(node.image.topics) for node in cluster.nodes}
+        assert len(counts) == 1
+        assert 0 < counts.pop() < 100
 
     run_shared(scenario, nodes=2)
