@@ -43,6 +43,10 @@ def environment(
 ) -> Environment:
     kind: str = request.param
     monkeypatch.setattr("tidelog.metadata.sqlite.BUSY_MS", 1500)
+    # Short journals have several buckets, and trims need several transactions.
+    monkeypatch.setattr("tidelog.metadata.zookeeper.BUCKET_ENTRIES", 50)
+    monkeypatch.setattr("tidelog.metadata.zookeeper.TRIM_NODES", 30)
+    monkeypatch.setattr("tidelog.metadata.etcd.TRIM_KEYS", 30)
     if kind in REMOTE_KINDS:
         return REMOTE_KINDS[kind](running(kind, 1))
     return {"simulated file": SimulatedFile, "simulated server": SimulatedServer}.get(kind, lambda: Sqlite(tmp_path))()

@@ -128,6 +128,11 @@ async def test_many_entries_are_read_in_order(environment: Environment) -> None:
         await store.append(position, b"%d" % position, lease)
     assert [entry.data for entry in await store.read(0)] == [b"%d" % i for i in range(260)]
     assert [entry.position for entry in await store.read(90, 120)] == list(range(90, 210))
+    for covered in (130, 200, 260):
+        await store.save_snapshot(Snapshot(covered, b"state"))
+        assert [entry.position for entry in await store.read(0)] == list(range(covered, 260))
+    await store.append(260, b"goes on", lease)
+    assert await environment.open().read(0) == [StoredEntry(260, b"goes on")]
 
 
 @contract

@@ -55,7 +55,7 @@ class EtcdGateway:
     def read(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Make a call that changes nothing. Raises StoreUnavailable, StoreFailed, AnswerTooLarge."""
         reason: Exception | None = None
-        for _ in range(len(self._servers) + 1):  # the kept connection of the first attempt may be a dead one
+        for _ in range(max(2, len(self._servers))):  # the kept connection of the first attempt may be a dead one
             try:
                 return self._exchange(path, body)
             except (AnswerLost, StoreUnavailable) as error:
@@ -84,7 +84,7 @@ class EtcdGateway:
         except TimeoutError:
             return True
         except (OSError, HTTPException, ValueError, StoreUnavailable):
-            pass
+            self._use_next_server()
         finally:
             self.close()
         return False
@@ -110,8 +110,10 @@ class EtcdGateway:
                 raise AnswerTooLarge
             answer: dict[str, Any] = json.loads(content)
         except (OSError, HTTPException, ValueError) as error:
+            reason = f"{self._server_name()}: {error!r}"
             self.close()
-            raise AnswerLost(f"{self._server_name()}: {error!r}") from error
+            self._use_next_server()  # this one may accept connections and never answer
+            raise AnswerLost(reason) from error
         except BaseException:
             self.close()
             raise
