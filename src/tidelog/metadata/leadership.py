@@ -89,7 +89,8 @@ class HeldLease:
         """Raise LeaseLost unless this broker can be sure that it holds the lease."""
         if self.lost.done():
             raise LeaseLost(self.lost.result())
-        if self._term is not None and self._term.is_over:
+        if not self.is_valid:
+            self.lose(NOT_RENEWED)
             raise LeaseLost(NOT_RENEWED)
 
     def lose(self, reason: str) -> None:

@@ -12,7 +12,7 @@ from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.internal_topics import internal_topic
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
-from tidelog.metadata.leadership import HeldLease
+from tidelog.metadata.leadership import NOT_RENEWED, RETRY_S, HeldLease
 from tidelog.metadata.link import Answer, ControllerRequest, Requester
 from tidelog.metadata.publisher import Publisher
 from tidelog.metadata.quota_alterations import alter_quotas
@@ -30,6 +30,8 @@ logger = logging.getLogger("tidelog.metadata")
 
 OUTCOME_TIMEOUT_S: Final = 5.0
 """Longest time, in seconds, that a request waits for the outcome of its entry after the controller lease has ended."""
+LEASE_WAIT_S: Final = 1.0
+"""Longest time, in seconds, that a request waits until this broker has acquired its lost lease again."""
 NOT_THE_CONTROLLER: Final = "this broker is not the controller"
 
 Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]]]
@@ -53,8 +55,11 @@ class LocalController:
         self._publisher = publisher
         self._config = config
         self._runtime = runtime
+        self.has_to_be_active = False
+        """Whether this broker cannot be one of several: then it acquires a lost lease again at once."""
         self._lease: HeldLease | None = None
         self._refusal = NOT_THE_CONTROLLER
+        self._refuses_until_restart = False
 
     # Becoming and ceasing to be the controller
 
@@ -72,6 +77,7 @@ class LocalController:
         """Refuse all changes until the broker is restarted."""
         self._lease = None
         self._refusal = reason
+        self._refuses_until_restart = True
         logger.error("metadata read-only until restart reason=%s", reason)
 
     @property
@@ -83,12 +89,26 @@ class LocalController:
 
     async def execute(self, request: ControllerRequest) -> Answer[Any]:
         """Execute one request. A change that has begun runs to its end, even if the caller is cancelled."""
+        if self._waits_for_lease:
+            await self._wait_for_lease()
         budget = _PartitionBudget(getattr(request, "requester", None), self.mutation_quota, self._now_ms)
         try:
             answer = await self._commit(self._decision(request, budget.reserve), getattr(request, "timeout_ms", None))
         except ApiError as error:
             answer = Answer(None, error.code, error.message)
         return answer._replace(throttle_ms=budget.throttle_ms)
+
+    @property
+    def _waits_for_lease(self) -> bool:
+        """Whether this broker will be the controller as soon as it reaches the store again."""
+        return self.has_to_be_active and not self._refuses_until_restart and not self.is_active
+
+    async def _wait_for_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.lose(NOT_RENEWED)
+        ends_s = self._runtime.clock.monotonic() + LEASE_WAIT_S
+        while self._waits_for_lease and self._runtime.clock.monotonic() < ends_s:
+            await self._runtime.tasks.sleep(RETRY_S / 2)
 
     def _decision(self, request: ControllerRequest, reserve: controller.ReservePartitions) -> Decide[Any]:
         """Return the function that decides the request."""
@@ -184,14 +204,15 @@ class LocalController:
 
     def _valid_lease(self) -> HeldLease:
         """Return the lease. Raises ApiError unless this broker can be sure that it is the controller."""
-        lease = self._lease
-        if lease is None:
-            raise ApiError(f"metadata cannot be changed: {self._refusal}", ErrorCode.NOT_CONTROLLER)
+        lease, refusal = self._lease, self._refusal
         try:
-            lease.check()
+            if lease is not None:
+                lease.check()
+                return lease
         except LeaseLost as error:
-            raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.NOT_CONTROLLER) from None
-        return lease
+            refusal = str(error)
+        code = ErrorCode.KAFKA_STORAGE_ERROR if self._waits_for_lease else ErrorCode.NOT_CONTROLLER
+        raise ApiError(f"metadata cannot be changed: {refusal}", code)
 
     async def _append(self, lease: HeldLease, new_records: list[JournalRecord]) -> None:
         """Append for a client's request. Raises ApiError if the journal does not have the entry and never will, and

@@ -13,7 +13,7 @@ from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
 from tidelog.metadata.leadership import CONTROLLER_LEASE, RENEWALS_PER_LEASE, RETRY_S, HeldLease
 from tidelog.metadata.link import ControllerChannel, ControllerLink, ControllerRouter, RegisterBroker
-from tidelog.metadata.local_controller import LocalController
+from tidelog.metadata.local_controller import NOT_THE_CONTROLLER, LocalController
 from tidelog.metadata.publisher import ImageListener, MetadataCache, Publisher, RoleListener
 from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, JournalRecord
 from tidelog.metadata.store import LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
@@ -71,6 +71,7 @@ class MetadataService:
         self._tasks = runtime.tasks
         self._lease_ms = lease_ms
         self._channel = channel
+        self.controller.has_to_be_active = lease_ms is not None and channel is None
         self._holder = ""
         self._epochs: dict[int, None] = {}
         """The epochs of all leases of this process."""
@@ -131,6 +132,7 @@ class MetadataService:
 
     async def stop(self) -> None:
         """Finish the change that is in progress, release the lease, close the store."""
+        self.controller.has_to_be_active = False
         for task in (self._running, self._renewal):
             if task is not None:
                 task.cancel()
@@ -264,6 +266,7 @@ class MetadataService:
 
     async def _fail(self, reason: str) -> None:
         logger.error("metadata journal cannot be followed reason=%s", reason)
+        self.controller.has_to_be_active = False
         if self._renewal is not None:
             self._renewal.cancel()
         await self.controller.deactivate(reason)
@@ -302,7 +305,7 @@ class MetadataService:
             if not is_claimed:
                 lease.lose("the controller lease ended before the claim was stored")
         reason = await lease.lost
-        await self.controller.deactivate()
+        await self.controller.deactivate(reason if self.controller.has_to_be_active else NOT_THE_CONTROLLER)
         logger.warning("controller lease lost node=%d reason=%s", self._config.node_id, reason)
         assert self._renewal is not None
         self._renewal.cancel()

@@ -403,7 +403,7 @@ def test_the_lease_is_acquired_again_after_the_store_was_away() -> None:
         await node.runtime.tasks.sleep(10)
         with pytest.raises(ApiError, match="metadata cannot be changed") as caught:
             await node.controller.create_topics([NewTopic("t")])
-        assert caught.value.code == ErrorCode.NOT_CONTROLLER
+        assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
         made[0].is_away = False
         await node.runtime.tasks.sleep(1)
         (result,) = await node.controller.create_topics([NewTopic("t")])
