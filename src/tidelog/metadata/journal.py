@@ -15,6 +15,7 @@ from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder, MetadataImage, sna
 from tidelog.metadata.leadership import HeldLease, OutcomeUnknown, SentEntry
 from tidelog.metadata.records import JournalError, JournalRecord
 from tidelog.metadata.store import (
+    EntryTooLarge,
     LeaseLost,
     PositionTaken,
     Snapshot,
@@ -177,10 +178,16 @@ class Journal:
 
         They are one entry, or several if the store accepts no entry of this size. Each entry leaves a valid image.
 
-        Raises the exceptions of `HeldLease.append`, but EntryPending in place of OutcomeUnknown; and PartlyAppended if
-        the journal has some of the records, and may have others.
+        Raises the exceptions of `HeldLease.append`, but EntryPending in place of OutcomeUnknown; EntryTooLarge if the
+        store accepts no entry of the size of one record; and PartlyAppended if the journal has some of the records, and
+        may have others.
         """
         entries = await self._encode(new_records, lease.lease.epoch)
+        size_max = self._store.entry_bytes_max
+        if size_max is not None and any(len(data) > size_max for _, data in entries):
+            raise EntryTooLarge(
+                f"a record of the change exceeds the {size_max} bytes of one entry in the metadata store"
+            )
         is_first = True
         for entry_records, data in entries:
             try:

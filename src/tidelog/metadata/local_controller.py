@@ -17,7 +17,7 @@ from tidelog.metadata.link import Answer, ControllerRequest, Requester
 from tidelog.metadata.publisher import Publisher
 from tidelog.metadata.quota_alterations import alter_quotas
 from tidelog.metadata.records import JournalRecord
-from tidelog.metadata.store import LeaseLost, PositionTaken, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import MutationQuota
@@ -222,6 +222,9 @@ class LocalController:
         """
         try:
             await self._journal.append(new_records, lease)
+        except EntryTooLarge as error:
+            # As in Kafka for a request that creates too many partitions
+            raise ApiError(f"{error}: make the change smaller", ErrorCode.POLICY_VIOLATION) from None
         except StoreUnavailable as error:
             logger.error("metadata not changed reason=%s", error)
             raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.KAFKA_STORAGE_ERROR) from None

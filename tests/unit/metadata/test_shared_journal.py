@@ -587,3 +587,21 @@ def test_a_change_of_several_entries_that_ends_in_the_middle_is_not_answered_as_
         assert 0 < counts.pop() < 100
 
     run_shared(scenario, nodes=2)
+
+
+def test_a_record_that_is_too_large_for_an_entry_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreHandle, "entry_bytes_max", 2000)
+
+    async def scenario(cluster: SharedCluster) -> None:
+        controller = await cluster.controller()
+        position = cluster.store.next_position
+        topics = [
+            NewTopic("small"),
+            NewTopic("large", config=[("leader.replication.throttled.replicas", "0:1," * 999 + "0:1")]),
+        ]
+        with pytest.raises(ApiError, match="exceeds the 2000 bytes") as caught:
+            await controller.controller.create_topics(topics)
+        assert caught.value.code == ErrorCode.POLICY_VIOLATION
+        assert cluster.store.next_position == position
+
+    run_shared(scenario, nodes=2)
