@@ -160,7 +160,7 @@ class SharedNode:
     def is_controller(self) -> bool:
         return self.host.running and self.metadata.controller.is_active
 
-    async def start(self) -> None:
+    async def start(self, cluster_id: str | None = None) -> None:
         runtime = self.host.runtime
         config = BrokerConfig({"node.id": Setting(str(self.node_id), "the test")})
         self.store = FaultyStore(self.cluster.store.handle(self.host.name, runtime), self.host)
@@ -177,10 +177,10 @@ class SharedNode:
         self.metadata.on_failed = self.failures.append
         self.controller = Controller(self.metadata, self.node_id)
         self.cluster.controllers.add(self.node_id, self.host, lambda: metadata.controller)
-        await runtime.tasks.spawn(self._start(), name="start")
+        await runtime.tasks.spawn(self._start(cluster_id), name="start")
 
-    async def _start(self) -> None:
-        await self.metadata.start()
+    async def _start(self, cluster_id: str | None) -> None:
+        await self.metadata.start(cluster_id)
         await self.metadata.subscribe(self.partitions.apply, self.partitions.change_roles)
         await self.metadata.register([Endpoint("PLAINTEXT", self.host.address, PORT)])
 

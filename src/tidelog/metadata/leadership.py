@@ -110,7 +110,8 @@ class HeldLease:
             except LeaseLost as error:
                 self.lose(str(error))
             except (StoreUnavailable, StoreFailed) as error:
-                logger.warning("controller lease not renewed reason=%s", error)
+                if pause_s != RETRY_S:  # the first failure of an outage
+                    logger.warning("controller lease not renewed reason=%s", error)
                 pause_s = RETRY_S
             except TimeoutError:
                 self.lose(NOT_RENEWED)

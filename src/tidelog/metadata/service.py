@@ -79,6 +79,8 @@ class MetadataService:
         self._renewal: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._claimed_at_start = False
+        self._store_is_away = False
+        """Whether the last attempt to read the journal failed. The log has one line about each outage."""
 
     @cached_property
     def _incarnation(self) -> str:
@@ -122,13 +124,26 @@ class MetadataService:
         _check_cluster(self.journal.image, cluster_id)
         if lease is not None and await self._claim(lease, cluster_id, first_records, restarted=True):
             self._claimed_at_start = True
-        while self.journal.image.position == 0:
-            await self.journal.wait()
-            await self.journal.catch_up(is_behind=True)
+        while self._lease_ms is not None and self.journal.image.position == 0:
+            if not await self._wait_for_first_entry(self._lease_ms):
+                lease = await self._acquire()  # the broker that had the lease may have died before its first entry
+                if lease is not None and await self._claim(lease, cluster_id, first_records, restarted=True):
+                    self._claimed_at_start = True
         _check_cluster(self.journal.image, cluster_id)
         self.publisher.begin(self.journal.image)
         if self._lease_ms is not None:
             self._running = self._tasks.spawn(self._run(self._lease_ms, lease), name="metadata-journal")
+
+    async def _wait_for_first_entry(self, lease_ms: int) -> bool:
+        """Wait until the journal has its first entry, and replay it. Returns False if it takes too long."""
+        arrival = self._tasks.spawn(self.journal.wait(), name="metadata-arrival")
+        done, _ = await asyncio.wait((arrival,), timeout=lease_ms / 1000 / RENEWALS_PER_LEASE)
+        if not done:
+            arrival.cancel()
+            return False
+        arrival.result()
+        await self.journal.catch_up(is_behind=True)
+        return True
 
     async def stop(self) -> None:
         """Finish the change that is in progress, release the lease, close the store."""
@@ -210,6 +225,7 @@ class MetadataService:
         """
         while True:
             image = self.journal.image
+            _check_cluster(image, cluster_id)
             new_records: list[JournalRecord] = []
             if image.position == 0:
                 new_records.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
@@ -278,11 +294,14 @@ class MetadataService:
 
         Raises LeaseLost if another broker has acquired it meanwhile.
         """
+        is_logged = False
         while True:
             try:
                 lease = await self._acquire()
             except (StoreUnavailable, StoreFailed) as error:
-                logger.warning("controller lease not acquired reason=%s", error)
+                if not is_logged:
+                    logger.warning("controller lease not acquired reason=%s", error)
+                is_logged = True
                 await self._tasks.sleep(RETRY_S)
                 continue
             if lease is None:
@@ -333,8 +352,11 @@ class MetadataService:
         try:
             arrival.result()
             await self.journal.catch_up(is_behind=True)
+            self._store_is_away = False
         except (StoreUnavailable, StoreFailed) as error:
-            logger.warning("metadata journal not read reason=%s", error)
+            if not self._store_is_away:
+                logger.warning("metadata journal not read reason=%s", error)
+            self._store_is_away = True
             await self._tasks.sleep(RETRY_S)
         finally:
             self._publish_since(old)

@@ -7,7 +7,7 @@ import pytest
 from metadata_harness.shared import LEASE_MS, SharedCluster, SharedNode, run_shared
 from tidelog.metadata import journal, link
 from tidelog.metadata.controller import NewTopic, TopicChoice
-from tidelog.metadata.records import ClusterNamed, ControllerElected, decode, encode
+from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, decode, encode
 from tidelog.simulation.shared_store import StoreHandle
 from tidelog.simulation.world import simulated
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -202,6 +202,36 @@ def test_a_broker_joins_a_cluster_that_has_been_running() -> None:
         (result,) = await second.controller.create_topics([NewTopic("u", 4)])
         assert result.error == 0
         assert {state.leader for state in second.image.topics["u"].partitions} == {1, 2}
+
+    with simulated(1) as world:
+        world.run(start(SharedCluster(world, 2)))
+
+
+def test_a_new_cluster_whose_first_controller_died_before_its_first_entry() -> None:
+    async def start(cluster: SharedCluster) -> None:
+        assert cluster.store.acquire("controller", "broker-9/dead", LEASE_MS) is not None
+        await cluster.start()
+        await cluster.controller()
+        assert cluster.world.loop.time() < 3 * LEASE_MS / 1000
+        await cluster.all_followed()
+        assert {node.image.cluster_id for node in cluster.nodes} == {cluster.nodes[0].image.cluster_id}
+        assert list(cluster.nodes[0].image.brokers) == [1, 2]
+
+    with simulated(1) as world:
+        world.run(start(SharedCluster(world, 2)))
+
+
+def test_a_broker_of_another_cluster_claims_nothing() -> None:
+    async def start(cluster: SharedCluster) -> None:
+        first, second = cluster.nodes
+        await first.start()
+        position = cluster.store.next_position
+        first.host.kill()
+        await asyncio.sleep(2 * LEASE_MS / 1000)
+        starting = second.start(cluster_id="another")
+        with pytest.raises(JournalError, match="the data to cluster another"):
+            await starting
+        assert cluster.store.next_position == position
 
     with simulated(1) as world:
         world.run(start(SharedCluster(world, 2)))
