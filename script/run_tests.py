@@ -42,6 +42,7 @@ PARTS = [
     # The longest parts first, so that the last ones end at about the same time.
     Part("interop", ["tests/interop", "-n", "2", "--dist", "loadfile"], may_share_cores=True),
     Part("docs", ["tests/docs"], may_share_cores=True),
+    Part("stores", ["tests/stores", "-n", "2"], may_share_cores=True),
     Part("conformance", ["tests/conformance"], may_share_cores=True),
     Part("spark", ["tests/spark"], may_share_cores=True),
     Part("damage", ["tests/damage"], may_share_cores=True),

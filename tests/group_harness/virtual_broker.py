@@ -14,6 +14,7 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.metadata.controller import TopicResult
 from tidelog.metadata.image import CONSUMER_OFFSETS, BrokerRegistration, MetadataImage, TopicImage
+from tidelog.metadata.link import Answer, EnsureTopics
 from tidelog.metadata.records import PartitionState
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import run_all
@@ -158,12 +159,13 @@ class VirtualBroker:
         counts = {name: len(topic.partitions) for name, topic in self.metadata.image.topics.items()}
         self.change_topics({**counts, CONSUMER_OFFSETS: self.config.offsets_topic_num_partitions})
 
-    async def ensure_topics(self, names: list[str]) -> list[TopicResult]:
+    async def ensure_topics(self, request: EnsureTopics) -> Answer[list[TopicResult]]:
         """Create the offsets topic, in place of the metadata controller."""
         await asyncio.sleep(0)
-        self.made_topics += names
+        self.made_topics += request.names
         if self.refuse_topics is not None:
-            return [TopicResult(name, error=self.refuse_topics, message="refused by the test") for name in names]
+            message = "refused by the test"
+            return Answer([TopicResult(name, error=self.refuse_topics, message=message) for name in request.names])
         image: MetadataImage = self.metadata.image
         count = self.config.offsets_topic_num_partitions
         state = PartitionState(NODE_ID, 0, (NODE_ID,), (NODE_ID,), 0)
@@ -177,7 +179,7 @@ class VirtualBroker:
         )
         self.metadata.image = new
         self.groups.on_image(image, new)
-        return [TopicResult(CONSUMER_OFFSETS, topic.topic_id)]
+        return Answer([TopicResult(CONSUMER_OFFSETS, topic.topic_id)])
 
     # Requests
 

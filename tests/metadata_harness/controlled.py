@@ -1,6 +1,6 @@
 """A controller on virtual time with its store on a simulated disk, and the administrative handlers on it."""
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import CoroutineType, GeneratorType, SimpleNamespace
@@ -10,8 +10,13 @@ from tidelog.api.registry import TABLE
 from tidelog.api.services import Peer, RequestContext, Services
 from tidelog.config.broker_config import BrokerConfig, Setting
 from tidelog.config.endpoints import Endpoint
+from tidelog.metadata import link
+from tidelog.metadata.alterations import Alteration, AlterationResult
+from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
 from tidelog.metadata.image import MetadataImage
-from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
+from tidelog.metadata.producer_ids import ProducerIds
+from tidelog.metadata.publisher import MetadataCache
+from tidelog.metadata.service import MetadataService
 from tidelog.metadata.store import Store
 from tidelog.model.steps import run_all
 from tidelog.simulation.store import SimStore
@@ -22,6 +27,35 @@ T = TypeVar("T")
 
 PORT = 9092
 API_KEYS = {info.name: key for key, info in APIS.items()}
+
+
+class Controller:
+    """The requests to a node's controller, as functions that return the value of the answer or raise its error."""
+
+    def __init__(self, metadata: MetadataService, node_id: int) -> None:
+        self._node_id = node_id
+        self._link = metadata.link
+        self.start = metadata.start
+        self.stop = metadata.stop
+        self.subscribe = metadata.subscribe
+
+    async def create_topics(self, topics: Sequence[NewTopic], **options: Any) -> list[TopicResult]:
+        return (await self._link.create_topics(link.CreateTopics(topics, **options))).result()
+
+    async def ensure_topics(self, names: Sequence[str]) -> list[TopicResult]:
+        return (await self._link.ensure_topics(link.EnsureTopics(names))).result()
+
+    async def delete_topics(self, choices: Sequence[TopicChoice], **options: Any) -> list[TopicResult]:
+        return (await self._link.delete_topics(link.DeleteTopics(choices, **options))).result()
+
+    async def create_partitions(self, requests: Sequence[MorePartitions], **options: Any) -> list[TopicResult]:
+        return (await self._link.create_partitions(link.CreatePartitions(requests, **options))).result()
+
+    async def alter_configs(self, alterations: Sequence[Alteration]) -> list[AlterationResult]:
+        return (await self._link.alter_configs(link.AlterConfigs(alterations, self._node_id))).result()
+
+    async def allocate_producer_ids(self) -> tuple[int, int]:
+        return (await self._link.allocate_producer_ids(link.AllocateProducerIds(self._node_id))).result()
 
 
 class Node:
@@ -41,7 +75,8 @@ class Node:
         self.config = BrokerConfig({name: Setting(text, "the test") for name, text in settings.items()})
         self.store = wrap(SimStore("/data/metadata", runtime.clock, runtime.tasks, runtime.disk))
         self.cache = MetadataCache()
-        self.controller = MetadataController(self.store, self.config, runtime, self.cache, lease_ms=lease_ms)
+        self.metadata = MetadataService(self.store, self.config, runtime, self.cache, lease_ms=lease_ms)
+        self.controller = Controller(self.metadata, self.config.node_id)
         self.offline: set[tuple[str, int]] = set()
         """Partitions whose log is offline."""
         partitions = SimpleNamespace(is_offline=lambda topic, index: (topic, index) in self.offline)
@@ -49,10 +84,10 @@ class Node:
             runtime=runtime,
             config=self.config,
             metadata=self.cache,
-            controller=self.controller,
+            controller=self.metadata.link,
             partitions=cast(Any, partitions),
             groups=cast(Any, None),
-            producer_ids=ProducerIds(self.controller),
+            producer_ids=ProducerIds(self.metadata.link, self.config.node_id),
             fetch_sessions=cast(Any, None),
             quotas=cast(Any, None),
             connection_quotas=cast(Any, None),
@@ -63,8 +98,8 @@ class Node:
         return self.cache.image
 
     async def started(self) -> "Node":
-        await self.controller.start()
-        await self.controller.register([Endpoint("PLAINTEXT", "127.0.0.1", PORT)])
+        await self.metadata.start()
+        await self.metadata.register([Endpoint("PLAINTEXT", "127.0.0.1", PORT)])
         return self
 
     async def call(self, api: str, version: int, **fields: Any) -> Any:

@@ -28,6 +28,7 @@ MAY_REACH_OUTSIDE = (
     "tidelog/cli/",
     "tidelog/testing/",
     "tidelog/demo/",
+    "tidelog/metadata/etcd_gateway.py",
     "tidelog/metadata/sqlite.py",
     "tidelog/client/blocking.py",
     "tidelog/client/link.py",

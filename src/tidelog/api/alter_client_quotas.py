@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
+from tidelog.metadata.link import AlterQuotas
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaChange, QuotaResult
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -38,10 +38,10 @@ def handle(
 async def _alter(
     services: Services, request: AlterClientQuotasRequest, alterations: list[QuotaAlteration]
 ) -> Steps[AlterClientQuotasResponse]:
-    try:
-        results = await services.controller.alter_quotas(alterations, validate_only=request.validate_only)
-    except ApiError as error:
-        results = [QuotaResult(alteration.entity, error.code, error.message) for alteration in alterations]
+    answer = await services.controller.alter_quotas(AlterQuotas(alterations, request.validate_only))
+    results = answer.value
+    if results is None:
+        results = [QuotaResult(alteration.entity, answer.error, answer.message) for alteration in alterations]
     return _response(results)
 
 

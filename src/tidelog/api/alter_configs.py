@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.alterations import Alteration, AlterationResult, Change, Operation
+from tidelog.metadata.link import AlterConfigs
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResourceResponse,
@@ -57,10 +57,10 @@ def _response(results: list[AlterationResult]) -> Steps[AlterConfigsResponse]:
 async def alter_resources(
     services: Services, alterations: Sequence[Alteration], *, validate_only: bool
 ) -> list[AlterationResult]:
-    """Make the alterations and return their results. If the controller raises ApiError, every result contains that
-    error.
+    """Make the alterations and return their results. If the controller answers with an error, every result
+    contains that error.
     """
-    try:
-        return await services.controller.alter_configs(alterations, validate_only=validate_only)
-    except ApiError as error:
-        return [AlterationResult(*alteration[:2], error.code, error.message) for alteration in alterations]
+    answer = await services.controller.alter_configs(AlterConfigs(alterations, services.config.node_id, validate_only))
+    if answer.value is None:
+        return [AlterationResult(*alteration[:2], answer.error, answer.message) for alteration in alterations]
+    return answer.value

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, MorePartitions, TopicResult
+from tidelog.metadata.link import CreatePartitions
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -34,17 +34,15 @@ def handle(
 async def _create(
     services: Services, context: RequestContext, request: CreatePartitionsRequest, new_partitions: list[MorePartitions]
 ) -> Steps[CreatePartitionsResponse]:
-    try:
-        results = await services.controller.create_partitions(
-            new_partitions,
-            validate_only=request.validate_only,
-            timeout_ms=request.timeout_ms,
-            reserve=context.take_partitions,
-        )
-    except ApiError as error:
-        message = error.message or None
+    answer = await services.controller.create_partitions(
+        CreatePartitions(new_partitions, request.validate_only, request.timeout_ms, context.requester)
+    )
+    context.throttle(answer.throttle_ms)
+    results = answer.value
+    if results is None:
+        message = answer.message or None
         results = [
-            TopicResult(name, error=error.code, message=message)
+            TopicResult(name, error=answer.error, message=message)
             for name in dict.fromkeys(each.topic for each in new_partitions)
         ]
     return _response(results)

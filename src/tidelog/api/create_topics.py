@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tidelog.api.services import RequestContext, Services
 from tidelog.config.describe import describe_created_topic
 from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, SETTINGS_MAX, NewTopic, TopicResult
+from tidelog.metadata.link import CreateTopics
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,
@@ -38,17 +38,15 @@ def handle(
 async def _create(
     services: Services, context: RequestContext, request: CreateTopicsRequest, topics: list[NewTopic]
 ) -> Steps[CreateTopicsResponse]:
-    try:
-        results = await services.controller.create_topics(
-            topics,
-            validate_only=request.validate_only,
-            timeout_ms=request.timeout_ms,
-            reserve=context.take_partitions,
-        )
-    except ApiError as error:
-        message = error.message or None
+    answer = await services.controller.create_topics(
+        CreateTopics(topics, request.validate_only, request.timeout_ms, context.requester)
+    )
+    context.throttle(answer.throttle_ms)
+    results = answer.value
+    if results is None:
+        message = answer.message or None
         results = [
-            TopicResult(name, error=error.code, message=message) for name in dict.fromkeys(t.name for t in topics)
+            TopicResult(name, error=answer.error, message=message) for name in dict.fromkeys(t.name for t in topics)
         ]
     return _response(services, context, results)
 

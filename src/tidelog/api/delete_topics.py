@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import TopicChoice, TopicResult
+from tidelog.metadata.link import Answer, DeleteTopics
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 
 if TYPE_CHECKING:
@@ -34,16 +35,17 @@ def handle(
 async def _delete(
     services: Services, context: RequestContext, request: DeleteTopicsRequest, choices: list[TopicChoice]
 ) -> Steps[DeleteTopicsResponse]:
-    try:
-        if not services.config.delete_topic_enable:
-            older = context.api_version < DELETION_DISABLED_VERSION
-            raise ApiError("", ErrorCode.INVALID_REQUEST if older else ErrorCode.TOPIC_DELETION_DISABLED)
-        results = await services.controller.delete_topics(
-            choices, timeout_ms=request.timeout_ms, reserve=context.take_partitions
-        )
-    except ApiError as error:
-        message = error.message or None
-        results = [TopicResult(*choice, error.code, message) for choice in dict.fromkeys(choices)]
+    answer: Answer[list[TopicResult]]
+    if services.config.delete_topic_enable:
+        answer = await services.controller.delete_topics(DeleteTopics(choices, request.timeout_ms, context.requester))
+        context.throttle(answer.throttle_ms)
+    else:
+        older = context.api_version < DELETION_DISABLED_VERSION
+        answer = Answer(None, ErrorCode.INVALID_REQUEST if older else ErrorCode.TOPIC_DELETION_DISABLED)
+    results = answer.value
+    if results is None:
+        message = answer.message or None
+        results = [TopicResult(*choice, answer.error, message) for choice in dict.fromkeys(choices)]
     return _response(results)
 
 

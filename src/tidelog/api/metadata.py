@@ -12,10 +12,11 @@ from tidelog.api.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED,
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
 from tidelog.metadata.image import CLUSTER_METADATA, MetadataImage, TopicImage
+from tidelog.metadata.link import EnsureTopics
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.ids import NO_TOPIC_ID, TopicId
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -156,13 +157,12 @@ async def _create(services: Services, context: RequestContext, names: Sequence[s
 
     A topic that a quota forbids to create now is not in the result: its error is that of an unknown topic.
     """
-    try:
-        results = await services.controller.ensure_topics(names, reserve=context.take_partitions)
-    except ApiError as error:
-        return dict.fromkeys(names, error.code)
+    answer = await services.controller.ensure_topics(EnsureTopics(names, context.requester))
+    if answer.value is None:
+        return dict.fromkeys(names, answer.error)
     return {
         result.name: result.error
-        for result in results
+        for result in answer.value
         if result.name and result.error and result.error != ErrorCode.THROTTLING_QUOTA_EXCEEDED
     }
 

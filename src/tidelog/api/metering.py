@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from tidelog.metadata.link import Requester
 from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import ANONYMOUS, ClientQuotas
 
@@ -102,16 +103,17 @@ class Meter:
 
     # Usage
 
-    def take_partitions(self, count: int) -> bool:
-        """Record the creation or deletion of `count` partitions. Returns False if the quota forbids it now."""
-        allowed, throttle_ms = self._quotas.mutations.take(
-            self.user, self.client_id, count, self._now_ms(), strict=self._strict
-        )
+    @property
+    def requester(self) -> Requester:
+        """The client, for the controller, which counts the partitions that the request creates or deletes."""
+        return Requester(self.user, self.client_id, self._strict)
+
+    def throttle(self, throttle_ms: int) -> None:
+        """Throttle the client for at least the time that the controller has computed."""
         # A metadata request is not throttled: its response says that the topics do not exist yet, and the client
         # repeats the request.
         if self.api_key != METADATA_KEY:
             self.throttle_ms = max(self.throttle_ms, throttle_ms)
-        return allowed
 
     @property
     def fetch_bytes_max(self) -> int | None:

@@ -2,15 +2,14 @@
 
 from typing import TYPE_CHECKING, Final
 
-from tidelog.metadata.controller import unlimited
-
 if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchSessions
     from tidelog.api.metering import Meter
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.coordinator.groups import GroupCoordinators
-    from tidelog.metadata.controller import ReservePartitions
-    from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
+    from tidelog.metadata.link import ControllerLink, Requester
+    from tidelog.metadata.producer_ids import ProducerIds
+    from tidelog.metadata.publisher import MetadataCache
     from tidelog.quotas.client_quotas import ClientQuotas
     from tidelog.quotas.connections import ConnectionQuotas
     from tidelog.replication.partitions import Partitions
@@ -40,7 +39,7 @@ class Services:
         runtime: "Runtime",
         config: "BrokerConfig",
         metadata: "MetadataCache",
-        controller: "MetadataController",
+        controller: "ControllerLink",
         partitions: "Partitions",
         groups: "GroupCoordinators",
         producer_ids: "ProducerIds",
@@ -88,9 +87,14 @@ class RequestContext:
         """None if the client has no quota."""
 
     @property
-    def take_partitions(self) -> "ReservePartitions":
-        """The function to call before this request creates or deletes partitions."""
-        return unlimited if self.meter is None else self.meter.take_partitions
+    def requester(self) -> "Requester | None":
+        """The client whose quota counts the partitions that this request creates or deletes; None without a quota."""
+        return None if self.meter is None else self.meter.requester
+
+    def throttle(self, throttle_ms: int) -> None:
+        """Throttle the client for at least this time, in which the controller accepts no partitions from it."""
+        if self.meter is not None:
+            self.meter.throttle(throttle_ms)
 
     @property
     def client_host(self) -> str:

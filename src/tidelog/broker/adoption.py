@@ -23,7 +23,7 @@ from tidelog.log.checkpoints import (
     read_partition_metadata,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import METADATA_STORE, SEGMENT_FILE_KINDS, Kind, file_kind
+from tidelog.log.file_kinds import METADATA_STORE, METADATA_STORE_MARK, SEGMENT_FILE_KINDS, Kind, file_kind
 from tidelog.metadata.image import CLUSTER_METADATA
 from tidelog.metadata.internal_topics import internal_settings
 from tidelog.metadata.records import JournalRecord, PartitionState, ProducerIdsAllocated, TopicCreated, new_partition
@@ -89,7 +89,7 @@ def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
             names = [n for n in disk.list(directory) if not n.startswith(".") and n != "lost+found"]
         except OSError:
             continue  # it does not exist yet, or the code that opens it reports the error
-        known_names = (META_PROPERTIES, METADATA_STORE, *CHECKPOINTS)
+        known_names = (META_PROPERTIES, METADATA_STORE, METADATA_STORE_MARK, *CHECKPOINTS)
         if names and not any(n in known_names or _contains_log(disk, f"{directory}/{n}") for n in names):
             shown_names = ", ".join(sorted(names)[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
             raise AdoptionError(

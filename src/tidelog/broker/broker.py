@@ -10,6 +10,7 @@ inspect the data directories (lock, identity, journal, Kafka's partitions) -> bi
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
@@ -26,13 +27,22 @@ from tidelog.broker.adoption import (
 from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.fresh import FreshDirectories, are_still_fresh, find_fresh_directories, remove_created_files
 from tidelog.broker.listener import Listener
+from tidelog.broker.metadata_store import (
+    SHARED_LEASE_MS,
+    check_directories,
+    is_elsewhere,
+    make_store,
+    refuse_empty_store,
+    write_marks,
+)
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
-from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
-from tidelog.metadata.sqlite import SqliteStore
+from tidelog.metadata.producer_ids import ProducerIds
+from tidelog.metadata.publisher import MetadataCache
+from tidelog.metadata.service import MetadataService
 from tidelog.model.ids import TopicId, uuid_text
 from tidelog.quotas.client_quotas import ClientQuotas
 from tidelog.quotas.connections import ConnectionQuotas
@@ -44,6 +54,7 @@ from tidelog.replication.partitions import Partitions
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
+    from tidelog.metadata.link import ControllerChannel, RequestExecutor
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
     from tidelog.runtime.interfaces import Listener as SocketListener
@@ -55,22 +66,34 @@ DRAIN_S: Final = 5.0
 """When the broker stops, clients have this time to read their last responses."""
 
 StoreFactory = Callable[[str, "Runtime"], "Store"]
-"""Makes the metadata store from its path and the runtime. `tidelog.simulation` passes another function."""
-
-
-def sqlite_store(path: str, runtime: "Runtime") -> "Store":
-    return SqliteStore(path, runtime.clock, runtime.tasks, runtime.disk)
+"""Makes the metadata store from its path and the runtime. `tidelog.simulation` passes such a function."""
 
 
 class BrokerServer:
     """A broker. The constructor does not start it. All methods run on the runtime's loop."""
 
     def __init__(
-        self, config: "BrokerConfig", runtime: "Runtime", *, store_factory: StoreFactory = sqlite_store
+        self,
+        config: "BrokerConfig",
+        runtime: "Runtime",
+        *,
+        store_factory: StoreFactory | None = None,
+        lease_ms: int | None = None,
+        channel: "ControllerChannel | None" = None,
     ) -> None:
+        """Without `store_factory` the setting metadata.store decides.
+
+        `lease_ms` is the term of the controller lease, and `channel` leads to the controllers on other brokers, if
+        `store_factory` makes a store that other brokers use, too.
+        """
         self.config = config
         self.runtime = runtime
-        self._store_factory = store_factory
+        self._store_address = config.metadata_store
+        self._store_factory = store_factory or partial(make_store, self._store_address)
+        self._store_is_elsewhere = is_elsewhere(self._store_address, config.data_directories)
+        """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
+        self._lease_ms = SHARED_LEASE_MS if self._store_is_elsewhere else lease_ms
+        self._channel = channel
         self._directories: DataDirectories | None = None
         self._fresh_before_lock: FreshDirectories | None = None
         """The data directories, if all of them were new or empty before they were locked."""
@@ -79,7 +102,7 @@ class BrokerServer:
         self._adoption: Adoption | None = None
         """The topics that `_inspect` found in directories without a journal."""
         self._cache = MetadataCache()
-        self._controller: MetadataController | None = None
+        self._metadata: MetadataService | None = None
         self._bound_sockets: list[SocketListener] = []
         """Addresses that are bound and do not listen yet."""
         self._listeners: list[Listener] = []
@@ -94,6 +117,11 @@ class BrokerServer:
     def services(self) -> Services:
         assert self._services is not None, "the broker has not started"
         return self._services
+
+    @property
+    def controller(self) -> "RequestExecutor | None":
+        """The part that executes requests of other brokers to the controller; None until the start has made it."""
+        return None if self._metadata is None else self._metadata.controller
 
     @property
     def host(self) -> str:
@@ -126,17 +154,20 @@ class BrokerServer:
         began_s = self.runtime.clock.monotonic()
         identity = await self._inspect()
         await self._bind()
-        directories, controller = await self._take_directories()
+        directories, metadata = await self._take_directories()
         services = self.services
-        await controller.start(identity.cluster_id, self._first_records)
-        new_ids = [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
+        if self._store_is_elsewhere:
+            new_ids = await self._start_with_store_elsewhere(directories, metadata, identity)
+        else:
+            await metadata.start(identity.cluster_id, self._first_records)
+            new_ids = self._new_directory_ids(directories)
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
-        await controller.subscribe(services.partitions.apply)
-        await controller.subscribe(services.groups.on_image)
+        await metadata.subscribe(services.partitions.apply)
+        await metadata.subscribe(services.groups.on_image)
         services.partitions.on_opened_late = services.groups.serve_opened_partitions
-        await controller.subscribe(self._apply_quotas)
+        await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
         services.groups.start()
@@ -149,23 +180,57 @@ class BrokerServer:
         self._log_start(self._directory_state(directories, identity), seconds)
         self._warn_of_settings()
 
+    async def _start_with_store_elsewhere(
+        self, directories: DataDirectories, metadata: MetadataService, identity: Identity
+    ) -> list[str]:
+        """Start the metadata service, mark the directories, and return ids for directories without one.
+
+        The id of the first directory makes this broker's lease its own: it is the same after a restart, and another
+        broker with the same node id has another one.
+        """
+        run_blocking = self.runtime.tasks.run_blocking
+        new_ids = self._new_directory_ids(directories)
+        directory_id = await run_blocking(directories.first_id) or new_ids[0]
+        holder = f"broker-{self.config.node_id}/{directory_id}"
+        await metadata.start(identity.cluster_id, self._first_records, holder)
+        paths = [directory.path for directory in directories.online]
+        await run_blocking(write_marks, self.runtime.disk, self._store_address, paths)
+        return new_ids
+
+    def _new_directory_ids(self, directories: DataDirectories) -> list[str]:
+        return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
+
     async def _inspect(self) -> Identity:
         """Check everything that can prevent a start, without changing any file."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         await run_blocking(refuse_foreign, disk, paths)
         self._fresh_before_lock = await run_blocking(find_fresh_directories, disk, paths)
-        directories = self._directories = await run_blocking(DataDirectories.inspect, disk, paths)
+        elsewhere = self._store_is_elsewhere
+        directories = self._directories = await run_blocking(DataDirectories.inspect, disk, paths, elsewhere)
         online = [directory.path for directory in directories.online]
         identity = await run_blocking(read_identities, disk, online)
         take_node_id(identity, self.config, directories.metadata_path if online else self.config.data_directory)
+        is_marked = await run_blocking(
+            partial(check_directories, elsewhere=elsewhere), disk, self._store_address, online
+        )
         store_path = f"{directories.metadata_path}/{METADATA_STORE}" if online else ""
-        if store_path and disk.exists(store_path):
-            store = self._store_factory(store_path, self.runtime)
-            self._controller = MetadataController(store, self.config, self.runtime, self._cache)
-            await self._controller.inspect(identity.cluster_id)
-        elif online:
+        has_journal = False
+        if elsewhere or (store_path and disk.exists(store_path)):
+            self._metadata = self._make_metadata(store_path)
+            has_journal = await self._metadata.inspect(identity.cluster_id) or not elsewhere
+        if is_marked and not has_journal:
+            await run_blocking(refuse_empty_store, disk, self._store_address, online[0])
+        if online and not has_journal:
             self._adoption = await self._adopt(online)
         return identity
+
+    def _make_metadata(self, store_path: str) -> MetadataService:
+        store = self._store_factory(store_path, self.runtime)
+        metadata = MetadataService(
+            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._channel
+        )
+        metadata.on_failed = self._report_failure
+        return metadata
 
     async def _adopt(self, paths: "Sequence[str]") -> Adoption:
         """Return the topics of the partitions that Kafka left in the directories."""
@@ -177,7 +242,7 @@ class BrokerServer:
         for endpoint in self.config.endpoints:
             self._bound_sockets.append(await self.runtime.network.bind(endpoint.host, endpoint.port))
 
-    async def _take_directories(self) -> tuple[DataDirectories, MetadataController]:
+    async def _take_directories(self) -> tuple[DataDirectories, MetadataService]:
         """Begin to use the data directories, and make the broker's parts."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         directories = self._directories
@@ -185,12 +250,11 @@ class BrokerServer:
         await run_blocking(directories.acquire)
         if self._fresh_before_lock is not None and await run_blocking(are_still_fresh, disk, paths):
             self._fresh = self._fresh_before_lock
-        controller = self._controller
-        if controller is None:
-            store = self._store_factory(f"{directories.metadata_path}/{METADATA_STORE}", self.runtime)
-            controller = self._controller = MetadataController(store, self.config, self.runtime, self._cache)
-        self._services = self._make_services(directories, controller)
-        return directories, controller
+        metadata = self._metadata
+        if metadata is None:
+            metadata = self._metadata = self._make_metadata(f"{directories.metadata_path}/{METADATA_STORE}")
+        self._services = self._make_services(directories, metadata)
+        return directories, metadata
 
     def _warn_of_settings(self) -> None:
         """Warn of settings that were set and have no effect."""
@@ -231,8 +295,8 @@ class BrokerServer:
             seconds,
         )
 
-    def _make_services(self, directories: DataDirectories, controller: MetadataController) -> Services:
-        config, runtime, cache = self.config, self.runtime, self._cache
+    def _make_services(self, directories: DataDirectories, metadata: MetadataService) -> Services:
+        config, runtime, cache, controller = self.config, self.runtime, self._cache, metadata.link
         topic_settings = TopicSettings(config)
 
         def log_config(image: "MetadataImage", topic: str) -> LogConfig:
@@ -242,6 +306,11 @@ class BrokerServer:
         partitions = Partitions(runtime, directories, log_config, flush_interval_ms=config.durability_interval_ms)
         partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
+        quotas = ClientQuotas(
+            Window(config.quota_window_num, config.quota_window_size_seconds * 1000),
+            Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
+        )
+        metadata.controller.mutation_quota = quotas.mutations
         return Services(
             runtime=runtime,
             config=config,
@@ -251,11 +320,8 @@ class BrokerServer:
             groups=GroupCoordinators(
                 runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
             ),
-            producer_ids=ProducerIds(controller),
-            quotas=ClientQuotas(
-                Window(config.quota_window_num, config.quota_window_size_seconds * 1000),
-                Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
-            ),
+            producer_ids=ProducerIds(controller, config.node_id),
+            quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
             ),
@@ -279,7 +345,8 @@ class BrokerServer:
         """Register the listeners' addresses in the metadata, then accept connections."""
         endpoints = zip(self.config.endpoints, self._bound_sockets, strict=True)
         bound = [endpoint._replace(port=sockets.port) for endpoint, sockets in endpoints]
-        await self.services.controller.register(self.config.advertised_endpoints(bound))
+        assert self._metadata is not None
+        await self._metadata.register(self.config.advertised_endpoints(bound))
         bounds = ConnectionBounds(self.config)
         while self._bound_sockets:
             listener = Listener(self.services, bounds, self._bound_sockets[0])
@@ -327,9 +394,10 @@ class BrokerServer:
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))
         directories = self._directories
         assert directories is not None
+        assert self._metadata is not None
         try:
             unclean = await services.partitions.close()
-            await services.controller.stop()
+            await self._metadata.stop()
             await self.runtime.tasks.run_blocking(directories.close, unclean)
         finally:
             directories.release()
@@ -360,8 +428,8 @@ class BrokerServer:
                 unclean = await self._services.partitions.close()
             else:
                 await self._services.partitions.abandon()
-        if self._controller is not None:
-            await self._controller.stop()
+        if self._metadata is not None:
+            await self._metadata.stop()
         if directories is not None:
             if not directories.is_acquired:
                 pass  # nothing was changed

@@ -22,6 +22,7 @@ from tidelog.config.keys import (
     environment_name,
     nearest,
 )
+from tidelog.config.metadata_store import StoreAddress, parse_store_address
 from tidelog.config.properties import parse_properties
 from tidelog.config.retired_keys import retirement_reason
 
@@ -235,6 +236,10 @@ class BrokerConfig:
     def data_directories(self) -> list[str]:
         directories: list[str] = self.get("log.dirs") or self.get("log.dir")
         return directories
+
+    @property
+    def metadata_store(self) -> StoreAddress:
+        return parse_store_address(self.get("metadata.store"))
 
     @property
     def cordoned_directories(self) -> list[str]:

@@ -13,6 +13,7 @@ from tidelog.config.key import (
     OneOf,
     Type,
 )
+from tidelog.config.metadata_store import MetadataStoreAddress
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -552,6 +553,16 @@ KEYS: tuple[Key, ...] = (
         "1000",
         AtLeast(1),
         doc="Pause between two syncs of the logs with new records. A power failure can lose the records of this time.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "metadata.store",
+        STRING,
+        "sqlite:",
+        MetadataStoreAddress(),
+        doc="Where topics and settings are stored: sqlite:PATH, zookeeper://HOST:PORT,.../ROOT or "
+        "etcd://HOST:PORT,.../PREFIX. The default is the file metadata.sqlite in the first data directory.",
         effect=True,
         read_only=True,
     ),

@@ -18,6 +18,7 @@ from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.group_log import GroupLog
 from tidelog.coordinator.lag import GroupLags
 from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.metadata.link import EnsureTopics
 from tidelog.model.ids import uuid_text
 from tidelog.wire.decoding import STRING_BYTES_MAX
 from tidelog.wire.errors import (
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
     from tidelog.coordinator.group.offsets import OffsetCommit
     from tidelog.coordinator.runtime import CoordinatorPartition
     from tidelog.metadata.image import BrokerRegistration, MetadataImage, TopicImage
+    from tidelog.metadata.link import ControllerLink
+    from tidelog.metadata.publisher import MetadataCache
     from tidelog.metadata.records import PartitionState
-    from tidelog.metadata.service import MetadataCache, MetadataController
     from tidelog.model.steps import Steps
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
@@ -79,7 +81,7 @@ class GroupCoordinators:
         config: "BrokerConfig",
         partitions: "Partitions",
         metadata: "MetadataCache",
-        controller: "MetadataController",
+        controller: "ControllerLink",
     ) -> None:
         self._runtime = runtime
         self._config = config
@@ -184,7 +186,7 @@ class GroupCoordinators:
     async def make_topic(self) -> None:
         """Create `__consumer_offsets`, when it is needed for the first time. Raises CoordinatorNotAvailable."""
         try:
-            (topic_result,) = await self._controller.ensure_topics([CONSUMER_OFFSETS])
+            (topic_result,) = (await self._controller.ensure_topics(EnsureTopics([CONSUMER_OFFSETS]))).result()
             refusal = None if topic_result.error is ErrorCode.NONE else topic_result.message or topic_result.error.name
         except ApiError as error:
             refusal = error.message

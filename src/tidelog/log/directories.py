@@ -73,8 +73,18 @@ class DataDirectories:
     write checkpoints (`write_...`, `retire`, `remove_retired`, `forget_stale_entries`) must be called one at a time.
     """
 
-    def __init__(self, disk: "Disk", paths: Sequence[str], online: list[DataDirectory], failed: dict[str, str]) -> None:
+    def __init__(
+        self,
+        disk: "Disk",
+        paths: Sequence[str],
+        online: list[DataDirectory],
+        failed: dict[str, str],
+        *,
+        metadata_elsewhere: bool = False,
+    ) -> None:
+        """`metadata_elsewhere`: the metadata store is not in a data directory."""
         self._disk = disk
+        self._metadata_elsewhere = metadata_elsewhere
         self.paths = tuple(paths)
         """All configured paths, usable or not."""
         self.online = online
@@ -101,14 +111,14 @@ class DataDirectories:
         return directories
 
     @classmethod
-    def inspect(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
+    def inspect(cls, disk: "Disk", paths: Sequence[str], metadata_elsewhere: bool = False) -> "DataDirectories":
         """Read the existing directories without changing them. A directory that cannot be used is left out and
         logged.
 
         Raises UnusableDirectories and DirectoryInUse. Raises OSError if there is only one configured directory, or
         if the error is temporary.
         """
-        directories = cls(disk, paths, [], {})
+        directories = cls(disk, paths, [], {}, metadata_elsewhere=metadata_elsewhere)
         try:
             for path in paths:
                 if disk.exists(path):
@@ -220,7 +230,8 @@ class DataDirectories:
                 "leave one of them out of log.dirs"
             )
         used_paths = [d.path for d in self.online if self._disk.exists(f"{d.path}/{META_PROPERTIES}")]
-        if not store_paths and (self.paths[0] in self.failed or (self.failed and used_paths)):
+        may_be_in_failed_path = self.paths[0] in self.failed or (self.failed and used_paths)
+        if not store_paths and may_be_in_failed_path and not self._metadata_elsewhere:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
             raise UnusableDirectories(f"{METADATA_STORE} is in no data directory that can be used ({reasons})")
         ids: dict[str, str] = {}
@@ -279,6 +290,11 @@ class DataDirectories:
             if self._disk.exists(f"{directory.path}/{METADATA_STORE}"):
                 return directory.path
         return self.online[0].path
+
+    def first_id(self) -> str | None:
+        """Return the directory.id of the first usable directory; None if it has none yet. Blocks."""
+        path = f"{self.online[0].path}/{META_PROPERTIES}"
+        return _properties(self._disk, path).get("directory.id") if self._disk.exists(path) else None
 
     @property
     def clean(self) -> bool:

@@ -19,6 +19,9 @@ METADATA_STORE = "metadata.sqlite"
 """Tidelog's metadata store. In a directory that has it, start offsets are persisted before files below them are
 deleted."""
 
+METADATA_STORE_MARK = "metadata.store"
+"""Contains the address of the metadata store, in a directory whose broker does not use METADATA_STORE."""
+
 DELETE_SUFFIX = "-delete"
 """Ending of the name of a partition's directory that is to be removed: TOPIC-INDEX.ANYTHING-delete."""
 STEM_MAX = 209

@@ -33,7 +33,15 @@ from tidelog.log.checkpoints import (
 )
 from tidelog.log.damage import next_sound_batch
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import DELETE_SUFFIX, METADATA_STORE, SEGMENT_FILE_KINDS, Kind, file_kind, partition_of
+from tidelog.log.file_kinds import (
+    DELETE_SUFFIX,
+    METADATA_STORE,
+    METADATA_STORE_MARK,
+    SEGMENT_FILE_KINDS,
+    Kind,
+    file_kind,
+    partition_of,
+)
 from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.transaction_index import TransactionIndex
@@ -198,13 +206,16 @@ class _Verifier:
         """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)
-        if key is None or not self._disk.exists(f"{parent}/{METADATA_STORE}"):
+        if key is None or not self._is_tidelog_directory(parent):
             return True
         path = f"{parent}/{CLEANER_OFFSETS}"
         if self._disk.exists(path) and self._checkpoint_offset(path, key) is None:
             return True  # the checkpoint is damaged, which is reported when the file itself is verified
         is_compacted = key in (self._checkpoints.get(path) or {})
         return is_compacted or offset <= (self._checkpoint_offset(f"{parent}/{LOG_START_OFFSETS}", key) or 0)
+
+    def _is_tidelog_directory(self, path: str) -> bool:
+        return any(self._disk.exists(f"{path}/{name}") for name in (METADATA_STORE, METADATA_STORE_MARK))
 
     def _check_ends(self, directory: str, segments: list[str], end_offset: int) -> None:
         """Check that the log begins and ends where the checkpoints of the data directory say, if they exist and know
@@ -219,12 +230,13 @@ class _Verifier:
         first_offset = file_kind(segments[0]).base_offset if segments else 0
         if start is not None and first_offset > start:
             # Kafka writes this checkpoint only at intervals, so it may be behind.
-            is_tidelog_directory = self._disk.exists(f"{parent}/{METADATA_STORE}")
             reason = (
                 f"the log begins at offset {first_offset}, {LOG_START_OFFSETS} says {start}: "
                 "earlier segments are missing"
             )
-            self._result.add_finding(f"{directory}/{segments[0]}", 0, reason, DAMAGE if is_tidelog_directory else NOTE)
+            self._result.add_finding(
+                f"{directory}/{segments[0]}", 0, reason, DAMAGE if self._is_tidelog_directory(parent) else NOTE
+            )
         if recovery_point is not None and end_offset != UNKNOWN_END and max(end_offset, start or 0) < recovery_point:
             path = f"{directory}/{segments[-1]}" if segments else directory
             reason = (

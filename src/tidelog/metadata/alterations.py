@@ -69,9 +69,17 @@ class AlterationResult(NamedTuple):
 
 
 def alter_configs(
-    image: MetadataImage, alterations: Sequence[Alteration], config: BrokerConfig, *, validate_only: bool = False
+    image: MetadataImage,
+    alterations: Sequence[Alteration],
+    config: BrokerConfig,
+    *,
+    asked_node_id: int | None = None,
+    validate_only: bool = False,
 ) -> Steps[JournalDecision[list[AlterationResult]]]:
-    """Alter settings of resources. Each resource succeeds or fails on its own, with all of its changes."""
+    """Alter settings of resources. Each resource succeeds or fails on its own, with all of its changes.
+
+    `config` has the settings of this broker. `asked_node_id` is the broker that the client has asked; None: this one.
+    """
     records: list[JournalRecord] = []
     results: list[AlterationResult] = []
     counts: dict[tuple[int, str], int] = {}
@@ -85,7 +93,8 @@ def alter_configs(
         try:
             if counts[resource] > 1:
                 raise ApiError("the request has this resource more than once", ErrorCode.INVALID_REQUEST)
-            changed_settings = _alter(image, alteration, config)
+            asked = config.node_id if asked_node_id is None else asked_node_id
+            changed_settings = _alter(image, alteration, config, asked)
             check_min_isr_of_brokers(image, changed_settings)
             records += changed_settings
         except ApiError as error:
@@ -96,7 +105,9 @@ def alter_configs(
     return JournalDecision([] if validate_only else records, results)
 
 
-def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
+def _alter(
+    image: MetadataImage, alteration: Alteration, config: BrokerConfig, asked_node_id: int
+) -> list[JournalRecord]:
     if len(alteration.changes) > CHANGES_MAX:
         raise ApiError(f"a request may change at most {CHANGES_MAX} settings of a resource", ErrorCode.INVALID_REQUEST)
     settings = [change.setting for change in alteration.changes]
@@ -105,7 +116,7 @@ def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -
     if alteration.resource_type == TOPIC_RESOURCE:
         return _alter_topic(image, alteration, config)
     if alteration.resource_type == BROKER_RESOURCE:
-        return _alter_broker(image, alteration, config)
+        return _alter_broker(image, alteration, config, asked_node_id)
     if alteration.resource_type == GROUP_RESOURCE:
         return _alter_group(image, alteration, config)
     if alteration.resource_type == CLIENT_METRICS_RESOURCE:
@@ -132,13 +143,15 @@ def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerCon
     return [TopicConfigChanged(topic.topic_id, setting, value) for setting, value in _difference(before, after)]
 
 
-def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
-    broker = broker_name(alteration.resource_name, config.node_id)
+def _alter_broker(
+    image: MetadataImage, alteration: Alteration, config: BrokerConfig, asked_node_id: int
+) -> list[JournalRecord]:
+    broker = broker_name(alteration.resource_name, asked_node_id)
     before = image.broker_configs.get(broker, {})
     after = _settings_after(alteration, before, BROKER_KEYS, lambda key: _static_text(key, config))
     difference = _difference(before, after)
     configs_after = {**image.broker_configs, broker: after}
-    config_after = config.with_dynamic(configs_after.get("", {}), configs_after.get(str(config.node_id), {}))
+    config_after = config.with_dynamic(configs_after.get("", {}), configs_after.get(str(asked_node_id), {}))
     check_broker_settings(broker, dict(difference), config, config_after)
     stored = [(setting, _stored_text(setting, value)) for setting, value in difference]
     return [BrokerConfigChanged(broker, setting, value) for setting, value in stored if before.get(setting) != value]

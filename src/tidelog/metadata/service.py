@@ -1,449 +1,392 @@
-"""Run the controller's decisions: append to the store, replay into the image, notify the broker's parts, answer."""
+"""The metadata of this broker: follow the journal, publish its images, and become the controller when none is there."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from functools import cached_property
+from typing import Final
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.endpoints import Endpoint
-from tidelog.config.topic_config import topic_settings_without_effect
-from tidelog.metadata import controller, records
-from tidelog.metadata.alterations import Alteration, AlterationResult, alter_configs
-from tidelog.metadata.controller import (
-    JournalDecision,
-    MorePartitions,
-    NewTopic,
-    ReservePartitions,
-    TopicChoice,
-    TopicResult,
-    unlimited,
-)
-from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder, MetadataImage, snapshot
-from tidelog.metadata.internal_topics import internal_topic
-from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult, alter_quotas
+from tidelog.metadata import controller
+from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
+from tidelog.metadata.leadership import CONTROLLER_LEASE, RENEWALS_PER_LEASE, RETRY_S, HeldLease
+from tidelog.metadata.link import ControllerChannel, ControllerLink, ControllerRouter, RegisterBroker
+from tidelog.metadata.local_controller import NOT_THE_CONTROLLER, LocalController
+from tidelog.metadata.publisher import ImageListener, MetadataCache, Publisher, RoleListener
 from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, JournalRecord
-from tidelog.metadata.store import (
-    Lease,
-    LeaseLost,
-    PositionTaken,
-    Snapshot,
-    Store,
-    StoredEntry,
-    StoreFailed,
-    StoreUnavailable,
-)
-from tidelog.model.ids import TopicId, uuid_text
-from tidelog.model.steps import Steps
+from tidelog.metadata.store import LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
+from tidelog.model.ids import uuid_text
 from tidelog.runtime.interfaces import Runtime
-from tidelog.wire.errors import ApiError, ErrorCode
-
-R = TypeVar("R")
+from tidelog.wire.errors import ErrorCode
 
 logger = logging.getLogger("tidelog.metadata")
 
-CONTROLLER_LEASE: Final = "controller"
-SNAPSHOT_BYTES_MIN: Final = 256 * 1024
-"""Write a new snapshot after this many bytes of entries, or after twice the last snapshot's size if that is more."""
+ACQUIRE_EXTRA_S: Final = 4.0
+"""A start waits for the lease of a process that ended for this time after a full term, in seconds, since a store may
+notice the end of a lease late."""
+REGISTRATION_TIMEOUT_S: Final = 60.0
+"""A broker that cannot register within this time does not start, as in Kafka (initial.broker.registration.timeout.ms).
+"""
 
-ImageListener = Callable[[MetadataImage, MetadataImage], Awaitable[None] | None]
-"""Called with the old and the new image for each change, in order. The next change waits until the call has ended.
-So a listener must not wait for a change that it requests from the controller."""
-
-
-Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]]]
-"""Decides one change from the current image."""
+FirstRecords = Callable[[], Awaitable[Sequence[JournalRecord]]]
+"""Returns the records that a new journal begins with, after the cluster's id."""
 
 
-class MetadataCache:
-    """The image from which this broker answers requests. All listeners have processed everything in it."""
+class MetadataService:
+    """Journal, publisher and controller of one broker, and the task that runs them.
 
-    __slots__ = ("image",)
-
-    def __init__(self) -> None:
-        self.image: MetadataImage = EMPTY_IMAGE
-
-
-class MetadataController:
-    """The cluster's controller, which runs in this broker.
-
-    A change is answered when its entry is durable in the store and every listener has processed it. So the
-    partitions of a created topic have a leader when CreateTopics answers. Changes are decided one at a time, each
-    from the image that results from the changes before it.
+    If the store belongs to this broker alone, the broker is the controller from its start to its end. If several
+    brokers share the store, each of them follows the journal, and the holder of the controller lease is the controller.
+    When the lease is free, a follower acquires it. Its first entry is its claim, with a higher epoch than all entries
+    before. It decides nothing before it has replayed the journal and appended the claim.
     """
 
     def __init__(
-        self, store: Store, config: BrokerConfig, runtime: Runtime, cache: MetadataCache, *, lease_ms: int | None = None
+        self,
+        store: Store,
+        config: BrokerConfig,
+        runtime: Runtime,
+        cache: MetadataCache,
+        *,
+        lease_ms: int | None = None,
+        channel: ControllerChannel | None = None,
     ) -> None:
-        """`lease_ms` is the time after which the controller lease expires if it is not renewed.
-
-        None: it does not expire, since no other process can reach the store.
+        """`lease_ms` is the time after which the controller lease expires if it is not renewed. None: it does not
+        expire, since no other process can reach the store. `channel` leads to the controllers on other brokers. None:
+        this broker cannot be one of several, so it has to be the controller.
         """
+        self.journal = Journal(store, runtime)
+        self.publisher = Publisher(runtime.tasks, config, cache)
+        self.controller = LocalController(self.journal, self.publisher, config, runtime)
+        self.link: ControllerLink = ControllerRouter(
+            config.node_id, self.controller, channel, self.publisher, cache, runtime
+        )
+        self.on_failed: Callable[[str], None] | None = None
+        """Called with the reason when this broker cannot follow the journal any further."""
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._turns = runtime.turns
-        self._cache = cache
+        self._tasks = runtime.tasks
         self._lease_ms = lease_ms
-        self._image = EMPTY_IMAGE
-        self._builder = ImageBuilder(EMPTY_IMAGE)
-        """Collects the replayed journal until the start is complete."""
-        self._lease: Lease | None = None
-        self._failed: str | None = None
-        self._deciding = asyncio.Lock()
-        self._publishing = asyncio.Lock()
-        self._listeners: list[ImageListener] = []
+        self._channel = channel
+        self.controller.has_to_be_active = lease_ms is not None and channel is None
+        self._holder = ""
+        self._epochs: dict[int, None] = {}
+        """The epochs of all leases of this process."""
+        self._lease: HeldLease | None = None
         self._renewal: asyncio.Task[None] | None = None
-        self._snapshot_task: asyncio.Task[None] | None = None
-        self._bytes_since_snapshot = 0
-        self._snapshot_bytes = 0
+        self._running: asyncio.Task[None] | None = None
+        self._claimed_at_start = False
+        self._store_is_away = False
+        """Whether the last attempt to read the journal failed. The log has one line about each outage."""
+
+    @cached_property
+    def _incarnation(self) -> str:
+        """Identifies this run of the broker's process."""
+        return uuid_text(self._runtime.new_uuid())
 
     # Starting and stopping
 
-    async def inspect(self, cluster_id: str | None = None) -> None:
+    async def inspect(self, cluster_id: str | None = None) -> bool:
         """Replay the part of the stored journal that the store can read without changing the disk. `start` replays
-        the rest.
+        the rest. Return whether there was any.
 
-        Raises StoreFailed and JournalError.
+        Raises StoreFailed, StoreUnavailable and JournalError.
         """
-        stored_journal = await self._store.inspect()
-        if stored_journal is not None:
-            self._replay_snapshot(stored_journal.snapshot)
-            self._replay_entries(stored_journal.entries)
-            self._check_cluster(self._builder.build(), cluster_id)
+        image = await self.journal.inspect()
+        if image is not None:
+            _check_cluster(image, cluster_id)
+        return image is not None
 
     async def start(
-        self,
-        cluster_id: str | None = None,
-        first_records: Callable[[], Awaitable[Sequence[JournalRecord]]] | None = None,
+        self, cluster_id: str | None = None, first_records: FirstRecords | None = None, holder: str | None = None
     ) -> None:
-        """Acquire the controller lease and replay the journal.
+        """Replay the journal, and become the controller if no other broker is.
 
+        `holder` identifies this broker among all processes that can reach the store, and is the same after a restart,
+        which then acquires its own lease at once. The default is the node id; if the lease expires, it is the node id
+        and the process, since two processes with one node id must not take the lease from each other.
         The first entry of an empty journal holds `cluster_id` (a new id if it is None) and the result of
-        `first_records`: the topics of an adopted directory.
+        `first_records`: the topics of an adopted directory. A broker that does not become the controller waits until
+        the journal has this entry.
 
-        Raises StoreFailed, StoreUnavailable, JournalError, and LeaseLost when another broker is the controller.
+        Raises StoreFailed, StoreUnavailable and JournalError. Raises LeaseLost if another broker is the controller and
+        this broker cannot be one of several.
         """
-        lease = await self._store.acquire(CONTROLLER_LEASE, f"broker-{self._config.node_id}", self._lease_ms)
-        if lease is None:
-            raise LeaseLost("another broker is the controller of this cluster")
-        self._lease = lease
-        self._image = image = await self._replay()
-        new_records: list[JournalRecord] = []
-        if image.position == 0:
-            new_records.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
-            if first_records is not None:
-                new_records += await first_records()
-        self._check_cluster(image, cluster_id)
-        new_records.append(ControllerElected(self._config.node_id, lease.epoch))
-        new_records += controller.renew_leadership(image, self._config.node_id)
-        await self._append(new_records)
-        self._cache.image = self._image
-        self._apply_settings(self._image)
+        broker = f"broker-{self._config.node_id}"
+        self._holder = holder or (broker if self._lease_ms is None else f"{broker}/{self._incarnation}")
+        lease = await self._acquire()
+        if lease is None and self._channel is None:
+            lease = await self._wait_for_lease()
+        await self.journal.replay()
+        _check_cluster(self.journal.image, cluster_id)
+        if lease is not None and await self._claim(lease, cluster_id, first_records, restarted=True):
+            self._claimed_at_start = True
+        while self._lease_ms is not None and self.journal.image.position == 0:
+            if not await self._wait_for_first_entry(self._lease_ms):
+                lease = await self._acquire()  # the broker that had the lease may have died before its first entry
+                if lease is not None and await self._claim(lease, cluster_id, first_records, restarted=True):
+                    self._claimed_at_start = True
+        _check_cluster(self.journal.image, cluster_id)
+        self.publisher.begin(self.journal.image)
         if self._lease_ms is not None:
-            self._renewal = self._runtime.tasks.spawn(self._renew(self._lease_ms), name="controller-lease")
+            self._running = self._tasks.spawn(self._run(self._lease_ms, lease), name="metadata-journal")
 
-    def _check_cluster(self, image: MetadataImage, cluster_id: str | None) -> None:
-        if image.position and cluster_id is not None and image.cluster_id != cluster_id:
-            raise JournalError(f"the metadata belongs to cluster {image.cluster_id}, the data to cluster {cluster_id}")
-
-    async def _replay(self) -> MetadataImage:
-        stored_snapshot = await self._store.snapshot()
-        if stored_snapshot is not None and stored_snapshot.position > self._builder.position:
-            self._replay_snapshot(stored_snapshot)
-        while entries := await self._store.read(self._builder.position):
-            self._replay_entries(entries)
-        image = self._builder.build()
-        self._builder = ImageBuilder(EMPTY_IMAGE)  # otherwise the first image would stay in memory
-        return image
-
-    def _replay_snapshot(self, stored_snapshot: Snapshot | None) -> None:
-        if stored_snapshot is not None:
-            self._builder = ImageBuilder(EMPTY_IMAGE)
-            _replay_entry(self._builder, stored_snapshot.data, stored_snapshot.position)
-            self._builder.position = stored_snapshot.position
-            self._snapshot_bytes = len(stored_snapshot.data)
-            self._bytes_since_snapshot = 0
-
-    def _replay_entries(self, entries: Sequence[StoredEntry]) -> None:
-        for position, data in entries:
-            if position != self._builder.position:
-                raise JournalError(f"metadata entry {self._builder.position} is missing")
-            _replay_entry(self._builder, data, position)
-            self._bytes_since_snapshot += len(data)
+    async def _wait_for_first_entry(self, lease_ms: int) -> bool:
+        """Wait until the journal has its first entry, and replay it. Returns False if it takes too long."""
+        arrival = self._tasks.spawn(self.journal.wait(), name="metadata-arrival")
+        done, _ = await asyncio.wait((arrival,), timeout=lease_ms / 1000 / RENEWALS_PER_LEASE)
+        if not done:
+            arrival.cancel()
+            return False
+        arrival.result()
+        await self.journal.catch_up(is_behind=True)
+        return True
 
     async def stop(self) -> None:
         """Finish the change that is in progress, release the lease, close the store."""
-        for task in (self._renewal, self._snapshot_task):
+        self.controller.has_to_be_active = False
+        for task in (self._running, self._renewal):
             if task is not None:
                 task.cancel()
                 await asyncio.wait((task,))
-        async with self._deciding:
-            if self._lease is not None:
-                await self._store.release(self._lease)
-                self._lease = None
-            self._failed = self._failed or "the broker stops"
-        async with self._publishing:
-            await self._store.close()
+        await self.journal.stop()
+        await self.controller.deactivate("the broker stops")
+        if self._lease is not None:
+            await self._release(self._lease)
+        await self.publisher.wait_until_idle()
+        await self._store.close()
 
-    async def subscribe(self, listener: ImageListener) -> None:
-        """Call `listener` for every change from now on, beginning with a change from the empty to the current image."""
-        async with self._publishing:
-            await _notify(listener, EMPTY_IMAGE, self._cache.image)
-            self._listeners.append(listener)
-
-    # Requests of brokers and clients
+    async def subscribe(self, listener: ImageListener, roles: RoleListener | None = None) -> None:
+        """See `Publisher.subscribe`."""
+        await self.publisher.subscribe(listener, roles)
 
     async def register(self, endpoints: Sequence[Endpoint]) -> None:
-        """Register this broker with its `endpoints`, so that clients find it.
+        """Register this broker with its `endpoints`, so that clients find it. Raises ApiError.
 
         All listeners must have processed the image before, so that the broker can serve its partitions.
         """
-        config = self._config
-        incarnation = uuid_text(self._runtime.new_uuid())
-        await self._commit(
-            lambda image: controller.register_broker(
-                image, config.node_id, incarnation, endpoints, config.broker_rack or None
-            )
+        request = RegisterBroker(
+            self._config.node_id,
+            self._incarnation,
+            tuple(endpoints),
+            self._config.broker_rack or None,
+            renew_leaderships=not self._claimed_at_start,
         )
+        ends_s = self._runtime.clock.monotonic() + REGISTRATION_TIMEOUT_S
+        answer = await self.link.register(request)
+        while answer.error in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT) and self._lease_ms is not None:
+            if self._runtime.clock.monotonic() >= ends_s:
+                break
+            logger.warning("broker not registered yet reason=%s", answer.message)
+            answer = await self.link.register(request)
+        answer.result()
 
-    async def create_topics(
+    # Becoming the controller
+
+    async def _wait_for_lease(self) -> HeldLease:
+        """Acquire the lease when the process that held it has ended. Raises LeaseLost if it has not."""
+        latest_s = self._runtime.clock.monotonic()
+        if self._lease_ms is not None:
+            latest_s += self._lease_ms / 1000 + ACQUIRE_EXTRA_S
+        while self._runtime.clock.monotonic() < latest_s:
+            await self._tasks.sleep(RETRY_S)
+            lease = await self._acquire()
+            if lease is not None:
+                return lease
+        raise LeaseLost("another broker is the controller of this cluster")
+
+    async def _acquire(self) -> HeldLease | None:
+        """Acquire the controller lease if it is free, and renew it from now on. Raises as `Store.acquire`."""
+        lease = await HeldLease.acquire(self._store, self._runtime, self._holder, self._lease_ms)
+        self._lease = lease
+        if lease is not None:
+            self._epochs[lease.lease.epoch] = None
+        if lease is not None and lease.expires:
+            self._renewal = self._tasks.spawn(lease.keep(), name="controller-lease")
+        return lease
+
+    async def _claim(
         self,
-        topics: Sequence[NewTopic],
+        lease: HeldLease,
+        cluster_id: str | None = None,
+        first_records: FirstRecords | None = None,
         *,
-        validate_only: bool = False,
-        timeout_ms: int | None = None,
-        reserve: ReservePartitions = unlimited,
-    ) -> list[TopicResult]:
-        """Create topics. Raises ApiError (REQUEST_TIMED_OUT) if their partitions are not all led within `timeout_ms`.
+        restarted: bool = False,
+    ) -> bool:
+        """Append this controller's first entry, and begin to decide. Returns False if the lease was lost before.
 
-        The topics are created even after a timeout.
+        The claim takes the position that an earlier controller would use for its next entry. `restarted` begins new
+        leader epochs for the partitions that this broker leads.
+
+        Raises JournalError. If the lease does not expire, it also raises the exceptions of `HeldLease.append`.
         """
-        return await self._commit(
-            lambda image: controller.create_topics(
-                image, topics, self._config, self._new_topic_id, validate_only=validate_only, reserve=reserve
-            ),
-            timeout_ms,
-        )
-
-    async def ensure_topics(self, names: Sequence[str], *, reserve: ReservePartitions = unlimited) -> list[TopicResult]:
-        """Create the topics that do not exist, with the broker's defaults, or with the settings of an internal
-        topic.
-
-        A topic that exists is a success. The caller must have checked that topics may be created automatically.
-        """
-
-        def decide(image: MetadataImage) -> Steps[JournalDecision[list[TopicResult]]]:
-            missing: dict[str, NewTopic] = {}
-            present: list[TopicResult] = []
-            for name in names:
-                yield
-                if name in image.topics:
-                    present.append(TopicResult(name, image.topics[name].topic_id))
-                elif name not in missing:
-                    missing[name] = internal_topic(name, self._config, len(image.brokers)) or NewTopic(name)
-            topics = list(missing.values())
-            decision = yield from controller.create_topics(
-                image, topics, self._config, self._new_topic_id, reserve=reserve
-            )
-            return JournalDecision(decision.records, present + decision.reply)
-
-        return await self._commit(decide)
-
-    async def delete_topics(
-        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, reserve: ReservePartitions = unlimited
-    ) -> list[TopicResult]:
-        return await self._commit(lambda image: controller.delete_topics(image, choices, reserve=reserve), timeout_ms)
-
-    async def create_partitions(
-        self,
-        requests: Sequence[MorePartitions],
-        *,
-        validate_only: bool = False,
-        timeout_ms: int | None = None,
-        reserve: ReservePartitions = unlimited,
-    ) -> list[TopicResult]:
-        return await self._commit(
-            lambda image: controller.create_partitions(
-                image, requests, validate_only=validate_only, cordoned=self._config.is_cordoned, reserve=reserve
-            ),
-            timeout_ms,
-        )
-
-    async def alter_configs(
-        self, alterations: Sequence[Alteration], *, validate_only: bool = False
-    ) -> list[AlterationResult]:
-        return await self._commit(
-            lambda image: alter_configs(image, alterations, self._config, validate_only=validate_only)
-        )
-
-    async def alter_quotas(
-        self, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
-    ) -> list[QuotaResult]:
-        return await self._commit(lambda image: alter_quotas(image, alterations, validate_only=validate_only))
-
-    async def allocate_producer_ids(self) -> range:
-        """Allocate a block of producer ids that no producer has had or will have."""
-        return await self._commit(lambda image: controller.allocate_producer_ids(image, self._config.node_id))
-
-    # Deciding, appending, publishing
-
-    async def _commit(self, decide: Decide[R], timeout_ms: int | None = None) -> R:
-        """Run one change and wait for it, for at most `timeout_ms`. Raises ApiError.
-
-        A change that has begun runs to its end, even if the waiting request is cancelled or times out.
-        """
-        if timeout_ms is not None and timeout_ms <= 0:
-            raise ApiError("", ErrorCode.REQUEST_TIMED_OUT)
-        change = self._runtime.tasks.spawn(self._change(decide), name="metadata-change")
-        try:
-            return await asyncio.wait_for(asyncio.shield(change), None if timeout_ms is None else timeout_ms / 1000)
-        except TimeoutError:
-            raise ApiError("", ErrorCode.REQUEST_TIMED_OUT) from None
-
-    async def _change(self, decide: Decide[R]) -> R:
-        async with self._deciding:
-            if self._failed is not None:
-                raise ApiError(f"metadata cannot be changed: {self._failed}", ErrorCode.NOT_CONTROLLER)
-            decided = decide(self._image)
-            decision = decided if isinstance(decided, JournalDecision) else await self._turns.run(decided)
-            if not decision.records:
-                return decision.reply
-            old = self._image
-            await self._append_for_client(decision.records)
-            new = self._image
-            self._snapshot_if_due()
-            # Started while `_deciding` is held: asyncio's locks are fair, so changes are published in order.
-            published = self._runtime.tasks.spawn(self._publish(old, new), name="metadata-publish")
-        await published
-        return decision.reply
-
-    async def _append(self, new_records: list[JournalRecord]) -> None:
-        """Append one entry and apply it to the image. Raises the exceptions of `Store.append`."""
-        lease, image = self._lease, self._image
-        assert lease is not None, "only the controller appends"
-        data = await self._turns.run(records.encode_in_steps(lease.epoch, new_records))
-        await self._store.append(image.position, data, lease)
-        self._bytes_since_snapshot += len(data)
-        self._image = (await self._turns.run(ImageBuilder(image).apply_in_steps(new_records))).build()
-
-    async def _append_for_client(self, new_records: list[JournalRecord]) -> None:
-        """Append for a client's request. Raises ApiError.
-
-        After StoreUnavailable the next change is tried again; after any other failure all changes are refused.
-        """
-        try:
-            await self._append(new_records)
-        except StoreUnavailable as error:
-            logger.error("metadata not changed reason=%s", error)
-            raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.KAFKA_STORAGE_ERROR) from None
-        except (PositionTaken, LeaseLost) as error:
-            self._fail(f"another broker is the controller ({error})")
-            raise ApiError(str(error), ErrorCode.NOT_CONTROLLER) from None
-        except StoreFailed as error:
-            # It is unknown whether the entry was stored, so the next change could be decided from a wrong image.
-            self._fail(str(error))
-            raise ApiError(str(error), ErrorCode.KAFKA_STORAGE_ERROR) from None
-
-    def _fail(self, reason: str) -> None:
-        self._failed = reason
-        logger.error("metadata read-only until restart reason=%s", reason)
-
-    async def _publish(self, old: MetadataImage, new: MetadataImage) -> None:
-        async with self._publishing:
-            self._apply_settings(new)
-            for listener in self._listeners:
-                try:
-                    await _notify(listener, old, new)
-                except Exception:
-                    # The change is in the journal, so the other listeners must process it even if one of them
-                    # failed.
-                    logger.exception("listener failed position=%d", new.position)
-            self._cache.image = new
-            _warn_of_settings_without_effect(old, new)
-
-    def _apply_settings(self, image: MetadataImage) -> None:
-        configs = image.broker_configs
-        self._config.apply_dynamic(configs.get("", {}), configs.get(str(self._config.node_id), {}))
-
-    def _new_topic_id(self) -> TopicId:
-        return TopicId(self._runtime.new_uuid())
-
-    # Snapshots and the lease
-
-    def _snapshot_if_due(self) -> None:
-        due = self._bytes_since_snapshot >= max(SNAPSHOT_BYTES_MIN, 2 * self._snapshot_bytes)
-        if due and (self._snapshot_task is None or self._snapshot_task.done()):
-            self._bytes_since_snapshot = 0
-            self._snapshot_task = self._runtime.tasks.spawn(self._save_snapshot(self._image), name="metadata-snapshot")
-
-    async def _save_snapshot(self, image: MetadataImage) -> None:
-        def encode() -> bytes:
-            return records.encode(image.controller_epoch, snapshot(image))
-
-        data = await self._runtime.tasks.run_blocking(encode)
-        try:
-            await self._store.save_snapshot(Snapshot(image.position, data))
-        except (StoreUnavailable, StoreFailed) as error:
-            logger.warning("metadata snapshot not written reason=%s", error)  # the journal is complete without it
-        else:
-            self._snapshot_bytes = len(data)
-
-    async def _renew(self, lease_ms: int) -> None:
-        assert self._lease is not None
-        while self._failed is None:
-            await self._runtime.tasks.sleep(lease_ms / 3000)
+        while True:
+            image = self.journal.image
+            _check_cluster(image, cluster_id)
+            new_records: list[JournalRecord] = []
+            if image.position == 0:
+                new_records.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
+                if first_records is not None:
+                    new_records += await first_records()
+            new_records.append(ControllerElected(self._config.node_id, lease.lease.epoch))
+            if restarted:
+                new_records += controller.renew_leadership(image, self._config.node_id)
             try:
-                await self._store.renew(self._lease, lease_ms)
-            except LeaseLost as error:
-                self._fail(str(error))
+                await self.journal.append(new_records, lease)
+            except (PositionTaken, LeaseLost, EntryPending, PartlyAppended, StoreUnavailable) as error:
+                if not lease.expires:
+                    raise
+                is_behind = isinstance(error, PositionTaken)
+                if isinstance(error, StoreUnavailable):
+                    await self._tasks.sleep(RETRY_S)
+                elif not is_behind:
+                    lease.lose(str(error))
+            else:
+                self.controller.activate(lease)
+                if lease.expires:
+                    logger.info("controller node=%d epoch=%d", self._config.node_id, lease.lease.epoch)
+                return True
+            if not await self._catch_up_for_claim(lease, is_behind=is_behind):
+                return False
+
+    async def _catch_up_for_claim(self, lease: HeldLease, *, is_behind: bool = False) -> bool:
+        """Replay the entries that the store has (see `Journal.catch_up`). Returns False if the lease ends first."""
+        while lease.is_valid:
+            try:
+                await self.journal.catch_up(is_behind=is_behind)
+                return True
             except (StoreUnavailable, StoreFailed) as error:
-                logger.warning("controller lease not renewed reason=%s", error)
+                logger.warning("metadata journal not read reason=%s", error)
+                await self._tasks.sleep(RETRY_S)
+        return False
+
+    # Running
+
+    async def _run(self, lease_ms: int, lease: HeldLease | None) -> None:
+        """Follow the journal, and be the controller while this broker holds the lease."""
+        try:
+            while True:
+                if lease is not None:
+                    await self._lead(lease)
+                lease = await (self._regain_lease() if self._channel is None else self._follow_until_elected(lease_ms))
+        except LeaseLost as error:
+            self.controller.refuse_until_restart(str(error))
+        except JournalError as error:
+            await self._fail(str(error))
+        except Exception as error:
+            logger.exception("metadata journal failed")
+            await self._fail(f"the metadata journal cannot be followed: {error!r}")
+
+    async def _fail(self, reason: str) -> None:
+        logger.error("metadata journal cannot be followed reason=%s", reason)
+        self.controller.has_to_be_active = False
+        if self._renewal is not None:
+            self._renewal.cancel()
+        await self.controller.deactivate(reason)
+        if self.on_failed is not None:
+            self.on_failed(reason)
+
+    async def _regain_lease(self) -> HeldLease:
+        """Acquire the lease again, after the store was away for longer than its term.
+
+        Raises LeaseLost if another broker has acquired it meanwhile.
+        """
+        is_logged = False
+        while True:
+            try:
+                lease = await self._acquire()
+            except (StoreUnavailable, StoreFailed) as error:
+                if not is_logged:
+                    logger.warning("controller lease not acquired reason=%s", error)
+                is_logged = True
+                await self._tasks.sleep(RETRY_S)
+                continue
+            if lease is None:
+                raise LeaseLost("another broker is the controller")
+            return lease
+
+    async def _lead(self, lease: HeldLease) -> None:
+        """Be the controller until the lease is lost.
+
+        Raises LeaseLost if another broker was the controller, and this broker cannot be one of several.
+        """
+        if not self.controller.is_active:
+            old = self.journal.image
+            is_claimed = await self._catch_up_for_claim(lease)
+            if self._channel is None and self.journal.image.controller_epoch not in self._epochs:
+                lease.lose("another broker has been the controller")
+                raise LeaseLost("another broker has been the controller")
+            is_claimed = is_claimed and await self._claim(lease)
+            self._publish_since(old)
+            if not is_claimed:
+                lease.lose("the controller lease ended before the claim was stored")
+        reason = await lease.lost
+        await self.controller.deactivate(reason if self.controller.has_to_be_active else NOT_THE_CONTROLLER)
+        logger.warning("controller lease lost node=%d reason=%s", self._config.node_id, reason)
+        assert self._renewal is not None
+        self._renewal.cancel()
+        self._lease = None
+
+    async def _follow_until_elected(self, lease_ms: int) -> HeldLease:
+        """Follow the journal until this broker acquires the lease. Raises JournalError."""
+        candidacy = self._tasks.spawn(self._acquire_when_free(lease_ms), name="controller-candidate")
+        try:
+            while not candidacy.done():
+                arrival = self._tasks.spawn(self.journal.wait(), name="metadata-arrival")
+                try:
+                    await asyncio.wait((candidacy, arrival), return_when=asyncio.FIRST_COMPLETED)
+                    if arrival.done():
+                        await self._follow(arrival)
+                finally:
+                    arrival.cancel()
+            return candidacy.result()
+        finally:
+            candidacy.cancel()
+
+    async def _follow(self, arrival: "asyncio.Task[None]") -> None:
+        """Apply and publish the entries that have arrived."""
+        old = self.journal.image
+        try:
+            arrival.result()
+            await self.journal.catch_up(is_behind=True)
+            self._store_is_away = False
+        except (StoreUnavailable, StoreFailed) as error:
+            if not self._store_is_away:
+                logger.warning("metadata journal not read reason=%s", error)
+            self._store_is_away = True
+            await self._tasks.sleep(RETRY_S)
+        finally:
+            self._publish_since(old)
+
+    def _publish_since(self, old: MetadataImage) -> None:
+        if self.journal.image is not old:
+            self.publisher.publish(old, self.journal.image)
+
+    async def _acquire_when_free(self, lease_ms: int) -> HeldLease:
+        """Try to acquire the controller lease, at random intervals so that brokers do not try at the same moment."""
+        while True:
+            await self._tasks.sleep(lease_ms / 1000 / RENEWALS_PER_LEASE * self._runtime.random.uniform(0.5, 1.5))
+            try:
+                held = await self._store.held_leases(CONTROLLER_LEASE)
+                if any(lease.name == CONTROLLER_LEASE and lease.holder != self._holder for lease in held):
+                    continue  # an attempt to acquire it would be a useless write
+                lease = await self._acquire()
+            except (StoreUnavailable, StoreFailed) as error:
+                logger.warning("controller lease not acquired reason=%s", error)
+                continue
+            if lease is not None:
+                return lease
+
+    async def _release(self, lease: HeldLease) -> None:
+        try:
+            await self._store.release(lease.lease)
+        except (StoreUnavailable, StoreFailed) as error:
+            logger.warning("controller lease not released reason=%s", error)
 
 
-def _replay_entry(builder: ImageBuilder, data: bytes, position: int) -> None:
-    """Apply one stored entry or snapshot to the builder. Raises JournalError."""
-    try:
-        builder.apply(records.decode(data, position).records)
-    except (LookupError, AssertionError) as error:
-        raise JournalError(f"metadata entry {position} does not follow from those before: {error!r}") from error
-
-
-def _warn_of_settings_without_effect(old: MetadataImage, new: MetadataImage) -> None:
-    """Log a warning for each topic that got settings without effect in this change."""
-    if old.topics is new.topics:
-        return
-    for name, topic in new.topics.items():
-        old_topic = old.topics.get(name)
-        if topic.config and (old_topic is None or old_topic.config is not topic.config):
-            without_effect = topic_settings_without_effect(topic.config)
-            if without_effect and (
-                old_topic is None or without_effect != topic_settings_without_effect(old_topic.config)
-            ):
-                logger.warning("settings without effect here topic=%s settings=%s", name, ",".join(without_effect))
-
-
-async def _notify(listener: ImageListener, old: MetadataImage, new: MetadataImage) -> None:
-    result = listener(old, new)
-    if result is not None:
-        await result
-
-
-class ProducerIds:
-    """Hands out producer ids from blocks that the controller allocates."""
-
-    def __init__(self, controller: MetadataController) -> None:
-        self._controller = controller
-        self._block = iter(range(0))
-        self._allocating = asyncio.Lock()
-
-    async def next(self) -> int:
-        """Return an id that no producer of this cluster has had. Raises ApiError."""
-        producer_id = next(self._block, None)
-        while producer_id is None:
-            async with self._allocating:
-                producer_id = next(self._block, None)
-                if producer_id is None:
-                    self._block = iter(await self._controller.allocate_producer_ids())
-                    producer_id = next(self._block)
-        return producer_id
+def _check_cluster(image: MetadataImage, cluster_id: str | None) -> None:
+    if image.position and cluster_id is not None and image.cluster_id != cluster_id:
+        raise JournalError(f"the metadata belongs to cluster {image.cluster_id}, the data to cluster {cluster_id}")

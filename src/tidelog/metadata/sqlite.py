@@ -2,6 +2,10 @@
 
 All calls run in order on one thread. A commit is durable when it returns (synchronous=FULL). `wait` polls, since SQLite
 does not notify a process of another process's commit.
+
+A lease ends at a time of the monotonic clock, which all processes of one boot of the machine share. The row names that
+boot: after a restart of the machine, every such lease has ended. The writers of entries and the ends of leases are in
+tables of their own, so that versions of Tidelog without these tables can still use the file.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
 from tidelog.metadata.store import (
+    AppendUnknown,
     Lease,
     LeaseLost,
     PositionTaken,
@@ -42,10 +47,21 @@ CREATE TABLE journal (position INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE snapshot (one INTEGER PRIMARY KEY CHECK (one = 1), position INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, epoch INTEGER NOT NULL, expires_ms INTEGER);
 """
+LATER_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS writers (position INTEGER PRIMARY KEY, writer TEXT NOT NULL, number INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS lease_terms (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, boot_id TEXT NOT NULL,
+  ttl_ms INTEGER NOT NULL, ends_ms INTEGER NOT NULL);
+"""
+"""Tables that a file of an older Tidelog does not have. `leases.expires_ms` only says whether the lease can expire;
+`lease_terms` says when, in milliseconds of the monotonic clock."""
+BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+"""The file in which Linux identifies the running boot."""
 
 
 class SqliteStore:
     """`Store` in the file at `path`, which is created at the first use."""
+
+    entry_bytes_max: int | None = None
 
     def __init__(self, path: str, clock: Clock, tasks: Tasks, disk: Disk) -> None:
         self.path = path
@@ -53,12 +69,13 @@ class SqliteStore:
         self._tasks = tasks
         self._disk = disk
         self._connection: sqlite3.Connection | None = None
+        self._boot_id: str | None = None
 
     async def inspect(self) -> StoredJournal | None:
         return await self._tasks.run_blocking(self._inspect, lane=LANE)
 
-    async def append(self, position: int, data: bytes, lease: Lease) -> None:
-        await self._run(self._append, position, data, lease)
+    async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
+        await self._run(self._append, position, data, lease, writer, number)
 
     async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
         return await self._run(self._read, start, limit)
@@ -83,6 +100,9 @@ class SqliteStore:
 
     async def release(self, lease: Lease) -> None:
         await self._run(self._release, lease)
+
+    async def held_leases(self, prefix: str) -> list[Lease]:
+        return await self._run(self._held_leases, prefix)
 
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
@@ -111,6 +131,10 @@ class SqliteStore:
             if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
                 remedy = ": put the file back from a copy, together with its -wal and -shm files"
             raise StoreFailed(f"{self.path}: {error}{remedy}") from error
+        except _CommitFailed as failure:
+            raise AppendUnknown(
+                f"{self.path}: {failure.__cause__}: it is unknown whether the change was stored"
+            ) from failure
 
     def _inspect(self) -> StoredJournal | None:
         import sqlite3
@@ -151,6 +175,8 @@ class SqliteStore:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            for statement in LATER_TABLES.split(";"):
+                connection.execute(statement)
 
     def _has_tables(self, connection: "sqlite3.Connection") -> bool:
         """Return whether the file has the tables. Raises StoreFailed if another program or a newer Tidelog wrote it."""
@@ -164,20 +190,29 @@ class SqliteStore:
             raise StoreFailed(f"{self.path} was written by a newer Tidelog: upgrade this one")
         return True
 
-    def _append(self, connection: "sqlite3.Connection", position: int, data: bytes, lease: Lease) -> None:
-        with _transaction(connection):
+    def _append(
+        self, connection: "sqlite3.Connection", position: int, data: bytes, lease: Lease, writer: str, number: int
+    ) -> None:
+        with _transaction(connection, unknown_if_commit_fails=True):
             self._check(connection, lease)
             next_position = self._next_position(connection)
             if position < next_position:
                 raise PositionTaken(f"position {position} is taken, the next is {next_position}")
             assert position == next_position, "an append leaves no gap"
             connection.execute("INSERT INTO journal VALUES (?, ?)", (position, data))
+            if writer:
+                connection.execute("INSERT OR REPLACE INTO writers VALUES (?, ?, ?)", (position, writer, number))
 
     def _read(self, connection: "sqlite3.Connection", start: int, limit: int) -> list[StoredEntry]:
-        rows = connection.execute(
-            "SELECT position, data FROM journal WHERE position >= ? ORDER BY position LIMIT ?", (start, limit)
-        )
-        return [StoredEntry(position, data) for position, data in rows]
+        (has_writers,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'writers'").fetchone()
+        query = "SELECT position, data FROM journal"
+        if has_writers:  # `inspect` may read a file of an older Tidelog, and changes nothing
+            query = (
+                "SELECT position, data, coalesce(writer, ''), coalesce(number, 0) "
+                "FROM journal LEFT JOIN writers USING (position)"
+            )
+        rows = connection.execute(f"{query} WHERE position >= ? ORDER BY position LIMIT ?", (start, limit))
+        return [StoredEntry(*row) for row in rows]
 
     def _next_position(self, connection: "sqlite3.Connection") -> int:
         (last,) = connection.execute("SELECT max(position) FROM journal").fetchone()
@@ -190,28 +225,34 @@ class SqliteStore:
 
     def _save_snapshot(self, connection: "sqlite3.Connection", snapshot: Snapshot) -> None:
         with _transaction(connection):
+            (stored,) = connection.execute("SELECT max(position) FROM snapshot").fetchone()
+            if stored is not None and stored > snapshot.position:
+                return
             connection.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", snapshot)
-            connection.execute("DELETE FROM journal WHERE position < ?", (snapshot.position,))
+            for table in ("journal", "writers"):
+                connection.execute(f"DELETE FROM {table} WHERE position < ?", (snapshot.position,))  # noqa: S608 - constants
 
     def _acquire(self, connection: "sqlite3.Connection", name: str, holder: str, ttl_ms: int | None) -> Lease | None:
-        now_ms = self._clock.now_ms()
         with _transaction(connection):
-            row = self._lease_row(connection, name)
-            epoch = 0
-            if row is not None:
-                current_holder, epoch, expires_ms = row
-                if current_holder not in (holder, "") and (expires_ms is None or expires_ms > now_ms):
-                    return None
-            lease = Lease(name, holder, epoch + 1)
-            expires_ms = None if ttl_ms is None else now_ms + ttl_ms
+            row = connection.execute("SELECT holder, epoch FROM leases WHERE name = ?", (name,)).fetchone()
+            current = Lease(name, *(row or ("", 0)))
+            if current.holder != holder and self._is_held(connection, current):
+                return None
+            lease = Lease(name, holder, current.epoch + 1)
+            expires_ms = None if ttl_ms is None else self._clock.now_ms() + ttl_ms
             connection.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?)", (*lease, expires_ms))
+            if ttl_ms is not None:
+                self._set_end(connection, lease, ttl_ms)
             return lease
 
     def _renew(self, connection: "sqlite3.Connection", lease: Lease, ttl_ms: int) -> None:
         with _transaction(connection):
             self._check(connection, lease)
-            expires_ms = self._clock.now_ms() + ttl_ms
-            connection.execute("UPDATE leases SET expires_ms = ? WHERE name = ?", (expires_ms, lease.name))
+            self._set_end(connection, lease, ttl_ms)
+
+    def _set_end(self, connection: "sqlite3.Connection", lease: Lease, ttl_ms: int) -> None:
+        row = (lease.name, lease.epoch, self._boot(), ttl_ms, self._monotonic_ms() + ttl_ms)
+        connection.execute("INSERT OR REPLACE INTO lease_terms VALUES (?, ?, ?, ?, ?)", row)
 
     def _release(self, connection: "sqlite3.Connection", lease: Lease) -> None:
         # The row stays, so that the next holder's epoch is higher.
@@ -219,17 +260,43 @@ class SqliteStore:
             "UPDATE leases SET holder = '', expires_ms = NULL WHERE name = ? AND holder = ? AND epoch = ?", lease
         )
 
-    def _lease_row(self, connection: "sqlite3.Connection", name: str) -> tuple[str, int, int | None] | None:
-        query = "SELECT holder, epoch, expires_ms FROM leases WHERE name = ?"
-        row: tuple[str, int, int | None] | None = connection.execute(query, (name,)).fetchone()
-        return row
+    def _held_leases(self, connection: "sqlite3.Connection", prefix: str) -> list[Lease]:
+        rows = connection.execute(
+            "SELECT name, holder, epoch FROM leases WHERE substr(name, 1, ?) = ? ORDER BY name", (len(prefix), prefix)
+        )
+        return [lease for lease in map(Lease._make, rows.fetchall()) if self._is_held(connection, lease)]
 
     def _check(self, connection: "sqlite3.Connection", lease: Lease) -> None:
-        row = connection.execute(
-            "SELECT holder, epoch, expires_ms FROM leases WHERE name = ?", (lease.name,)
-        ).fetchone()
-        if row is None or row[:2] != lease[1:] or (row[2] is not None and row[2] <= self._clock.now_ms()):
+        if not self._is_held(connection, lease):
             raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+
+    def _is_held(self, connection: "sqlite3.Connection", lease: Lease) -> bool:
+        """Return whether `lease` is the current lease of its name and has not ended."""
+        row = connection.execute("SELECT holder, epoch, expires_ms FROM leases WHERE name = ?", lease[:1]).fetchone()
+        if not lease.holder or row is None or row[:2] != lease[1:]:
+            return False
+        if row[2] is None:
+            return True
+        end = connection.execute(
+            "SELECT boot_id, ttl_ms, ends_ms FROM lease_terms WHERE name = ? AND epoch = ?", (lease.name, lease.epoch)
+        ).fetchone()
+        if end is None or end[0] != self._boot():
+            return False
+        remaining_ms = int(end[2]) - self._monotonic_ms()
+        # More than the whole term remains only if the clock began anew, on a system that does not identify its boots.
+        return 0 < remaining_ms <= int(end[1])
+
+    def _monotonic_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+    def _boot(self) -> str:
+        """Return the id of the machine's running boot; "" if the system has none."""
+        if self._boot_id is None:
+            try:
+                self._boot_id = self._disk.read(BOOT_ID).decode().strip()
+            except OSError:
+                self._boot_id = ""
+        return self._boot_id
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -237,13 +304,29 @@ class SqliteStore:
             self._connection = None
 
 
+class _CommitFailed(Exception):
+    """A COMMIT failed, and its changes may be on the disk."""
+
+
 @contextmanager
-def _transaction(connection: "sqlite3.Connection") -> Iterator[None]:
-    """Run the block as one transaction: atomic, and isolated from other connections."""
+def _transaction(connection: "sqlite3.Connection", *, unknown_if_commit_fails: bool = False) -> Iterator[None]:
+    """Run the block as one transaction: atomic, and isolated from other connections.
+
+    Raises _CommitFailed if `unknown_if_commit_fails` is true and the COMMIT failed in such a way that its changes may
+    be on the disk.
+    """
+    import sqlite3
+
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
-        connection.execute("COMMIT")
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            is_undone = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+            if unknown_if_commit_fails and not is_undone:
+                raise _CommitFailed from error
+            raise
     except BaseException:
         if connection.in_transaction:  # SQLite rolls back by itself on some errors
             connection.execute("ROLLBACK")

@@ -14,11 +14,14 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.store import Store
 from tidelog.runtime.interfaces import Runtime
 from tidelog.simulation.cluster_client import ClusterClient
+from tidelog.simulation.controller_network import ControllerNetwork
 from tidelog.simulation.shared_store import SharedStore
 from tidelog.simulation.world import SimHost, World
 
 PORT: Final = 9092
 DATA: Final = "/data"
+LEASE_MS: Final = 6000
+"""Time after which the controller of several brokers is replaced if it does not renew its lease, in milliseconds."""
 
 
 class SimNode:
@@ -43,9 +46,17 @@ class SimNode:
         simulation.
         """
         self.host.disk.cold = 0.2
-        broker = BrokerServer(self._config(), self.host.runtime, store_factory=self._store)
+        cluster, runtime = self._cluster, self.host.runtime
+        if cluster.has_several_brokers:
+            channel = cluster.controllers.channel(self.host.name, runtime)
+            broker = BrokerServer(
+                self._config(), runtime, store_factory=self._store, lease_ms=LEASE_MS, channel=channel
+            )
+        else:
+            broker = BrokerServer(self._config(), runtime, store_factory=self._store)
         self.broker = broker
-        await self.host.runtime.tasks.spawn(broker.start(), name="start")
+        cluster.controllers.add(self.node_id, self.host, lambda: broker.controller)
+        await runtime.tasks.spawn(broker.start(), name="start")
 
     async def stop(self) -> None:
         """Stop the broker in order, as SIGTERM does."""
@@ -84,6 +95,8 @@ class SimCluster:
         self.world = world
         self.settings = settings or {}
         self.store = SharedStore(world)
+        self.has_several_brokers = brokers > 1
+        self.controllers = ControllerNetwork(world)
         self.nodes = [SimNode(self, number + 1) for number in range(brokers)]
 
     @property

@@ -46,6 +46,15 @@ class Leases:
         if current != lease or (expires_ms is not None and expires_ms <= self._now_ms()):
             raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
 
+    def held(self, prefix: str) -> list[Lease]:
+        """Return the leases that have not ended and whose names begin with `prefix`, sorted by name."""
+        now_ms = self._now_ms()
+        return [
+            lease
+            for name, (lease, expires_ms) in sorted(self._by_name.items())
+            if name.startswith(prefix) and lease.holder and (expires_ms is None or expires_ms > now_ms)
+        ]
+
     def restore(self, lease: Lease, expires_ms: int | None) -> None:
         """Enter a lease that was persisted."""
         self._by_name[lease.name] = lease, expires_ms

@@ -12,13 +12,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidelog.metadata.store import (
+    SHARED_VALUE_BYTES_MAX,
+    AppendUnknown,
+    EntryTooLarge,
     Lease,
     LeaseLost,
     PositionTaken,
     Snapshot,
     StoredEntry,
     StoredJournal,
-    StoreFailed,
+    StoreUnavailable,
 )
 from tidelog.runtime.interfaces import Runtime
 from tidelog.simulation.leases import Leases
@@ -44,7 +47,7 @@ class SharedStore:
         self._trace = world.trace
         self._network.add_host(HOST, ADDRESS)
         self._network.start_process(HOST)
-        self.entries: dict[int, bytes] = {}
+        self.entries: dict[int, StoredEntry] = {}
         self.next_position = 0
         self.stored_snapshot: Snapshot | None = None
         self.leases = Leases(lambda: int(world.loop.time() * 1000))
@@ -66,7 +69,7 @@ class SharedStore:
             outcome: T | Exception
             try:
                 outcome = function(*args)
-            except (LeaseLost, PositionTaken) as error:
+            except (LeaseLost, PositionTaken, AssertionError) as error:
                 outcome = error
             self._deliver(HOST, host, partial(_settle, answer, outcome))
 
@@ -88,11 +91,12 @@ class SharedStore:
 
     # Calls, executed on the server
 
-    def append(self, position: int, data: bytes, lease: Lease) -> None:
+    def append(self, position: int, data: bytes, lease: Lease, writer: str, number: int) -> None:
         self.leases.check(lease)
-        if position != self.next_position:
-            raise PositionTaken(f"position {position} is not the end of the journal, which is {self.next_position}")
-        self.entries[position] = data
+        if position < self.next_position:
+            raise PositionTaken(f"position {position} is taken, the next is {self.next_position}")
+        assert position == self.next_position, "an append leaves no gap"
+        self.entries[position] = StoredEntry(position, data, writer, number)
         self.next_position = position + 1
         self._trace.note_bytes(HOST, "store.append", f"{position} by {lease.holder} in epoch {lease.epoch}", data)
         due = [future for wanted, future in self._waiting if wanted <= position]
@@ -102,10 +106,13 @@ class SharedStore:
                 future.set_result(None)
 
     def read(self, start: int, limit: int) -> list[StoredEntry]:
-        stop = min(start + limit, self.next_position)
-        return [StoredEntry(at, self.entries[at]) for at in range(start, stop) if at in self.entries]
+        first = self.stored_snapshot.position if self.stored_snapshot is not None else 0
+        stop = min(max(start, first) + limit, self.next_position)
+        return [self.entries[at] for at in range(start, stop) if at in self.entries]
 
-    def journal(self) -> StoredJournal:
+    def journal(self) -> StoredJournal | None:
+        if not self.next_position:
+            return None
         return StoredJournal(
             self.stored_snapshot,
             self.read(self.stored_snapshot.position if self.stored_snapshot else 0, self.next_position),
@@ -121,8 +128,11 @@ class SharedStore:
         return future
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
+        if self.stored_snapshot is not None and self.stored_snapshot.position > snapshot.position:
+            return
         self.stored_snapshot = snapshot
-        self.entries = {position: data for position, data in self.entries.items() if position >= snapshot.position}
+        self.next_position = max(self.next_position, snapshot.position)
+        self.entries = {position: entry for position, entry in self.entries.items() if position >= snapshot.position}
 
     def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
         lease = self.leases.acquire(name, holder, ttl_ms)
@@ -134,6 +144,8 @@ class SharedStore:
 class StoreHandle:
     """`Store` of one process."""
 
+    entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX
+
     def __init__(self, store: SharedStore, host: str, runtime: Runtime) -> None:
         self._store = store
         self._host = host
@@ -142,8 +154,13 @@ class StoreHandle:
     async def inspect(self) -> StoredJournal | None:
         return await self._call(self._store.journal)
 
-    async def append(self, position: int, data: bytes, lease: Lease) -> None:
-        await self._call(self._store.append, position, data, lease)
+    async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
+        if len(data) > SHARED_VALUE_BYTES_MAX:
+            raise EntryTooLarge(f"the change has {len(data)} bytes, and the store accepts {SHARED_VALUE_BYTES_MAX}")
+        try:
+            await self._call(self._store.append, position, data, lease, writer, number)
+        except StoreUnavailable as error:
+            raise AppendUnknown(str(error)) from None
 
     async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
         return await self._call(self._store.read, start, limit)
@@ -167,17 +184,20 @@ class StoreHandle:
     async def release(self, lease: Lease) -> None:
         await self._call(self._store.leases.release, lease)
 
+    async def held_leases(self, prefix: str) -> list[Lease]:
+        return await self._call(self._store.leases.held, prefix)
+
     async def close(self) -> None:
         """Do nothing: the server keeps running."""
 
     async def _call(self, function: Callable[..., T], *args: object) -> T:
-        """Send a call and wait for the answer. Raises StoreFailed if there is no answer in time; the call may have
-        been executed.
+        """Send a call and wait for the answer. Raises StoreUnavailable if there is no answer in time; the call may
+        have been executed.
         """
         answer: asyncio.Future[T] = self._runtime.tasks.future()
         self._store.send(self._host, function, args, answer)
         timer = self._runtime.tasks.call_later(
-            CALL_TIMEOUT_S, _settle, answer, StoreFailed(f"the store has not answered for {CALL_TIMEOUT_S:g} s")
+            CALL_TIMEOUT_S, _settle, answer, StoreUnavailable(f"the store has not answered for {CALL_TIMEOUT_S:g} s")
         )
         try:
             return await answer

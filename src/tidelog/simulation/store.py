@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from zlib import crc32
 
 from tidelog.metadata.store import (
+    AppendUnknown,
     Lease,
     PositionTaken,
     Snapshot,
@@ -30,11 +31,14 @@ LANE: Final = "metadata"
 
 _FRAME = Struct(">II")
 _HEAD = Struct(">cq")
-_ENTRY, _SNAPSHOT, _LEASE = b"E", b"S", b"L"
+_WRITER = Struct(">qB")
+_ENTRY, _ENTRY_OF_WRITER, _SNAPSHOT, _LEASE = b"E", b"W", b"S", b"L"
 
 
 class SimStore:
     """`Store` in the file at `path`, which only one process opens at a time."""
+
+    entry_bytes_max: int | None = None
 
     def __init__(self, path: str, clock: Clock, tasks: Tasks, disk: Disk) -> None:
         self.path = path
@@ -44,7 +48,7 @@ class SimStore:
         self._file: File | None = None
         self._end = 0
         self._failure: str | None = None
-        self._entries: dict[int, bytes] = {}
+        self._entries: dict[int, StoredEntry] = {}
         self._next_position = 0
         self._stored_snapshot: Snapshot | None = None
         self._leases = Leases(clock.now_ms, self._persist_lease)
@@ -53,8 +57,8 @@ class SimStore:
     async def inspect(self) -> None:
         """Return None: reading could require cutting off a torn last frame, which changes the disk."""
 
-    async def append(self, position: int, data: bytes, lease: Lease) -> None:
-        await self._run(self._append, position, data, lease)
+    async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
+        await self._run(self._append, StoredEntry(position, data, writer, number), lease)
         due = [future for awaited, future in self._waiting if awaited <= position]
         self._waiting = [(awaited, future) for awaited, future in self._waiting if awaited > position]
         for future in due:
@@ -85,6 +89,9 @@ class SimStore:
     async def release(self, lease: Lease) -> None:
         await self._run(self._leases.release, lease)
 
+    async def held_leases(self, prefix: str) -> list[Lease]:
+        return await self._run(self._leases.held, prefix)
+
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
 
@@ -103,26 +110,28 @@ class SimStore:
         except OSError as error:
             # It is unknown whether the frame was written. The next start reads the file and finds out.
             self._failure = f"{self.path}: {error}"
-            raise StoreFailed(self._failure) from error
+            raise (AppendUnknown if function == self._append else StoreFailed)(self._failure) from error
 
-    def _append(self, position: int, data: bytes, lease: Lease) -> None:
+    def _append(self, entry: StoredEntry, lease: Lease) -> None:
         self._leases.check(lease)
-        if position < self._next_position:
-            raise PositionTaken(f"position {position} is taken, the next is {self._next_position}")
-        assert position == self._next_position, "an append leaves no gap"
-        self._write(_encode_frame(_HEAD.pack(_ENTRY, position) + data))
-        self._entries[position] = data
-        self._next_position = position + 1
+        if entry.position < self._next_position:
+            raise PositionTaken(f"position {entry.position} is taken, the next is {self._next_position}")
+        assert entry.position == self._next_position, "an append leaves no gap"
+        self._write(_encode_frame(_entry_payload(entry)))
+        self._restore_entry(entry)
 
     def _read(self, start: int, limit: int) -> list[StoredEntry]:
-        stop = min(start + limit, self._next_position)
-        return [StoredEntry(at, self._entries[at]) for at in range(start, stop) if at in self._entries]
+        first = self._stored_snapshot.position if self._stored_snapshot is not None else 0
+        stop = min(max(start, first) + limit, self._next_position)
+        return [self._entries[at] for at in range(start, stop) if at in self._entries]
 
     def _save_snapshot(self, snapshot: Snapshot) -> None:
-        later = {position: data for position, data in self._entries.items() if position >= snapshot.position}
+        if self._stored_snapshot is not None and self._stored_snapshot.position > snapshot.position:
+            return
+        later = {position: entry for position, entry in self._entries.items() if position >= snapshot.position}
         frames = [_encode_frame(_HEAD.pack(_SNAPSHOT, snapshot.position) + snapshot.data)]
         frames += [_encode_frame(_lease_payload(lease, expires_ms)) for lease, expires_ms in self._leases.all()]
-        frames += [_encode_frame(_HEAD.pack(_ENTRY, position) + data) for position, data in later.items()]
+        frames += [_encode_frame(_entry_payload(entry)) for entry in later.values()]
         content = b"".join(frames)
         try:
             self._disk.write_atomic(self.path, content)
@@ -174,9 +183,16 @@ class SimStore:
         if kind == _SNAPSHOT:
             self._stored_snapshot = Snapshot(position, data)
             self._next_position = position
+        elif kind == _ENTRY_OF_WRITER:
+            number, writer_bytes = _WRITER.unpack_from(data)
+            end = _WRITER.size + writer_bytes
+            self._restore_entry(StoredEntry(position, data[end:], data[_WRITER.size : end].decode(), number))
         else:
-            self._entries[position] = data
-            self._next_position = position + 1
+            self._restore_entry(StoredEntry(position, data))
+
+    def _restore_entry(self, entry: StoredEntry) -> None:
+        self._entries[entry.position] = entry
+        self._next_position = entry.position + 1
 
     def _close(self) -> None:
         if self._file is not None:
@@ -186,6 +202,14 @@ class SimStore:
 
 def _lease_payload(lease: Lease, expires_ms: int | None) -> bytes:
     return _LEASE + json.dumps([*lease, expires_ms]).encode()
+
+
+def _entry_payload(entry: StoredEntry) -> bytes:
+    if not entry.writer:
+        return _HEAD.pack(_ENTRY, entry.position) + entry.data
+    writer = entry.writer.encode()
+    head = _HEAD.pack(_ENTRY_OF_WRITER, entry.position) + _WRITER.pack(entry.number, len(writer))
+    return head + writer + entry.data
 
 
 def _encode_frame(payload: bytes) -> bytes:

@@ -199,7 +199,7 @@ def test_a_partition_without_leader_and_a_replica_without_broker() -> None:
     async def scenario(node: Node) -> None:
         await node.controller.create_topics([NewTopic("t")])
         topic_id = node.image.topics["t"].topic_id
-        await node.controller._change(lambda image: _leaderless(topic_id))
+        await node.metadata.controller._commit(lambda image: _leaderless(topic_id), None)
         (topic,) = (await node.call("Metadata", 13, topics=named("t"))).topics
         (partition,) = topic.partitions
         assert (partition.error_code, partition.leader_id, partition.leader_epoch) == (5, -1, 1)

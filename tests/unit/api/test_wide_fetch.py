@@ -13,6 +13,7 @@ from tidelog.api.fetch_sessions import FetchItem
 from tidelog.api.pending import Pending
 from tidelog.api.services import Peer, RequestContext, Services
 from tidelog.metadata.controller import NewTopic
+from tidelog.metadata.link import CreateTopics
 from tidelog.model.steps import run_all
 from tidelog.replication.partition import Partition
 from tidelog.replication.partitions import Partitions
@@ -66,7 +67,7 @@ class Stage:
 def on_a_stage(scenario: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         broker = await boot(world.host("broker"))
-        await broker.services.controller.create_topics([NewTopic("t", COUNT, 1)])
+        (await broker.services.controller.create_topics(CreateTopics([NewTopic("t", COUNT, 1)]))).result()
         await scenario(Stage(broker.services))
 
     with simulated(1) as world:

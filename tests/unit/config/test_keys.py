@@ -35,7 +35,7 @@ from tidelog.config.keys import (
 GOLDEN = Path(__file__).parents[2] / "golden/settings/kafka-4.3.1.tsv"
 
 OWN_TOPIC_KEYS = {"durability", "record.validation", "internal.segment.bytes"}
-OWN_BROKER_KEYS = {"durability", "durability.interval.ms", "record.validation"}
+OWN_BROKER_KEYS = {"durability", "durability.interval.ms", "metadata.store", "record.validation"}
 DYNAMIC_BROKER_KEYS = {
     "follower.replication.throttled.rate",
     "leader.replication.throttled.rate",

@@ -9,9 +9,9 @@ from metadata_harness.controlled import Node, run, with_node
 from tidelog.metadata.alterations import Alteration, Change, Operation
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice
 from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.journal import SNAPSHOT_BYTES_MIN
 from tidelog.metadata.records import ClusterNamed, JournalError, JournalRecord, TopicCreated, encode, new_partition
-from tidelog.metadata.service import SNAPSHOT_BYTES_MIN
-from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import AppendUnknown, Lease, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId, uuid_from_text
 from tidelog.simulation.world import SimHost, simulated
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -25,10 +25,10 @@ class Faulty:
         self.refuse: Exception | None = None
         self.fail_after: Exception | None = None
 
-    async def append(self, position: int, data: bytes, lease: Lease) -> None:
+    async def append(self, position: int, data: bytes, lease: Lease, writer: str, number: int) -> None:
         if self.refuse is not None:
             raise self.refuse
-        await self._store.append(position, data, lease)
+        await self._store.append(position, data, lease, writer, number)
         if self.fail_after is not None:
             raise self.fail_after
 
@@ -355,6 +355,75 @@ def test_after_an_append_of_unknown_outcome_nothing_is_decided_any_more(
     run(scenario)
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_an_append_without_an_answer_is_settled(done: bool) -> None:
+    async def scenario(host: SimHost) -> None:
+        node, store = faulty_node(host)
+        await node.started()
+        if done:
+            store.fail_after = AppendUnknown("/data/metadata: the commit failed")
+        else:
+            store.refuse = AppendUnknown("/data/metadata: the commit failed")
+        creating = node.runtime.tasks.spawn(node.controller.create_topics([NewTopic("t")]), name="create")
+        await node.runtime.tasks.sleep(3)
+        assert creating.done() is done
+        store.refuse = store.fail_after = None
+        (result,) = await creating
+        assert result.error == 0
+        assert list(node.image.topics) == ["t"]
+        await node.controller.create_topics([NewTopic("u")])
+
+    run(scenario)
+
+
+def test_an_append_whose_outcome_stays_unknown_is_not_answered_as_refused() -> None:
+    async def scenario(host: SimHost) -> None:
+        node, store = faulty_node(host)
+        await node.started()
+        store.refuse = AppendUnknown("/data/metadata: the commit failed")
+        for code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER):
+            with pytest.raises(ApiError) as caught:
+                await node.controller.create_topics([NewTopic("t")])
+            assert caught.value.code == code
+            store.refuse = None
+
+    run(scenario)
+
+
+def test_the_lease_is_acquired_again_after_the_store_was_away() -> None:
+    async def scenario(host: SimHost) -> None:
+        made: list[Away] = []
+
+        def wrap(store: Store) -> Store:
+            made.append(Away(store))
+            return made[0]  # type: ignore[return-value]
+
+        node = await Node(host, {}, wrap, lease_ms=3000).started()
+        made[0].is_away = True
+        await node.runtime.tasks.sleep(10)
+        with pytest.raises(ApiError, match="metadata cannot be changed") as caught:
+            await node.controller.create_topics([NewTopic("t")])
+        assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+        made[0].is_away = False
+        await node.runtime.tasks.sleep(1)
+        (result,) = await node.controller.create_topics([NewTopic("t")])
+        assert result.error == 0
+        assert node.image.controller_epoch == 2
+
+    run(scenario)
+
+
+class Away(Faulty):
+    """A store that cannot be reached while `is_away` is set."""
+
+    is_away = False
+
+    def __getattr__(self, name: str) -> object:
+        if self.is_away:
+            raise StoreUnavailable("the store is away")
+        return getattr(self._store, name)
+
+
 def test_a_lease_is_kept_as_long_as_the_broker_runs() -> None:
     async def scenario(host: SimHost) -> None:
         node = await Node(host, {}, lease_ms=3000).started()
@@ -371,7 +440,10 @@ def test_a_lease_is_kept_as_long_as_the_broker_runs() -> None:
 def test_who_has_lost_the_lease_decides_nothing() -> None:
     async def scenario(host: SimHost) -> None:
         node = await Node(host, {}, lease_ms=3000).started()
-        await node.store.acquire("controller", "broker-1", 3000)  # the same broker, started elsewhere
+        lease = node.metadata._lease
+        assert lease is not None
+        await node.store.release(lease.lease)  # as if its time had passed
+        assert await node.store.acquire("controller", "broker-2", 60_000) is not None
         await node.runtime.tasks.sleep(10)
         with pytest.raises(ApiError) as caught:
             await node.controller.create_topics([NewTopic("t")])

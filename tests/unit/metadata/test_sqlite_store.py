@@ -398,3 +398,151 @@ def test_what_a_killed_process_was_told_is_kept(path: Path) -> None:
             assert told[-1] in (len(kept) - 1, len(kept) - 2)
         for suffix in ("", "-wal", "-shm"):
             Path(f"{copy}{suffix}").unlink(missing_ok=True)
+
+
+# Leases by the monotonic clock of one boot, and files of older versions
+
+
+class Boot:
+    """A disk whose file with the boot's id can change, as after a restart of the machine."""
+
+    def __init__(self, boot_id: str | None) -> None:
+        self.boot_id = boot_id
+        self._disk = LocalDisk()
+
+    def read(self, path: str) -> bytes:
+        if self.boot_id is None:
+            raise FileNotFoundError(path)
+        return self.boot_id.encode()
+
+    def exists(self, path: str) -> bool:
+        return self._disk.exists(path)
+
+
+@asynccontextmanager
+async def booted(path: Path, clock: Clock, boot_id: str | None) -> AsyncIterator[SqliteStore]:
+    tasks = LoopTasks(asyncio.get_running_loop())
+    store = SqliteStore(str(path), clock, tasks, Boot(boot_id))  # type: ignore[arg-type]
+    try:
+        yield store
+    finally:
+        await store.close()
+        await tasks.close()
+
+
+class StepClock(Clock):
+    """A monotonic clock and a wall clock that are set separately."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.monotonic_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.monotonic_s
+
+
+def test_a_step_of_the_wall_clock_neither_ends_nor_extends_a_lease(path: Path) -> None:
+    async def scenario() -> None:
+        clock = StepClock()
+        async with booted(path, clock, "b1") as store:
+            lease = await taken(store, "one", 1000)
+            clock.ms += 10**9
+            assert await store.acquire("controller", "two", 1000) is None
+            await store.append(0, b"still held", lease)
+            clock.ms -= 10**10
+            clock.monotonic_s += 1.0
+            with pytest.raises(LeaseLost):
+                await store.append(1, b"over", lease)
+            assert (await taken(store, "two", 1000)).epoch == 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("passed_s", [-900.0, 0.1, 900.0])
+def test_a_lease_of_another_boot_has_ended(path: Path, passed_s: float) -> None:
+    """After a restart the monotonic clock begins anew: it may show less than before, or more."""
+
+    async def scenario() -> None:
+        clock = StepClock()
+        async with booted(path, clock, "b1") as store:
+            lease = await taken(store, "one", 60_000)
+            assert await store.acquire("controller", "two", 60_000) is None
+        clock.monotonic_s += passed_s
+        async with booted(path, clock, "b2") as store:
+            assert await store.held_leases("") == []
+            with pytest.raises(LeaseLost):
+                await store.renew(lease, 60_000)
+            assert (await taken(store, "two", 60_000)).epoch == 2
+
+    run(scenario)
+
+
+def test_without_ids_of_boots_a_clock_that_began_anew_ends_a_lease(path: Path) -> None:
+    async def scenario() -> None:
+        clock = StepClock()
+        async with booted(path, clock, None) as store:
+            await taken(store, "one", 60_000)
+            assert await store.acquire("controller", "two", 60_000) is None
+        clock.monotonic_s = 1.0
+        async with booted(path, clock, None) as store:
+            assert (await taken(store, "two", 60_000)).epoch == 2
+
+    run(scenario)
+
+
+OLDER_SCHEMA = """
+CREATE TABLE journal (position INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE snapshot (one INTEGER PRIMARY KEY CHECK (one = 1), position INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, epoch INTEGER NOT NULL, expires_ms INTEGER);
+INSERT INTO snapshot VALUES (1, 2, x'32');
+INSERT INTO journal VALUES (2, x'6f6c64');
+INSERT INTO leases VALUES ('controller', 'broker-1', 7, NULL);
+"""
+
+
+def older_file(path: Path) -> None:
+    """Write a file as the first version of this store did."""
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        f"PRAGMA journal_mode = WAL;{OLDER_SCHEMA}PRAGMA application_id = {APPLICATION_ID};PRAGMA user_version = 1;"
+    )
+    connection.close()
+
+
+def test_a_file_of_an_older_version_opens_and_the_older_version_still_uses_it(path: Path) -> None:
+    older_file(path)
+    before = path.read_bytes()
+
+    async def scenario() -> None:
+        async with opened(path) as store:
+            assert await store.inspect() == (Snapshot(2, b"2"), [StoredEntry(2, b"old")])
+            assert path.read_bytes() == before
+            assert await store.acquire("controller", "broker-2", None) is None
+            lease = await taken(store, "broker-1")
+            assert lease.epoch == 8
+            await store.append(3, b"new", lease, "w", 5)
+            await store.append(4, b"no writer", lease)
+            assert await store.read(0) == [
+                StoredEntry(2, b"old"),
+                StoredEntry(3, b"new", "w", 5),
+                StoredEntry(4, b"no writer"),
+            ]
+
+    run(scenario)
+    connection = sqlite3.connect(path)  # the statements of the older version
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("SELECT position, data FROM journal WHERE position >= 3").fetchall() == [
+        (3, b"new"),
+        (4, b"no writer"),
+    ]
+    with connection:
+        connection.execute("INSERT INTO journal VALUES (?, ?)", (5, b"of the older"))
+        connection.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?)", ("controller", "broker-1", 9, None))
+    connection.close()
+
+    async def scenario_after() -> None:
+        async with opened(path) as store:
+            assert (await store.read(5)) == [StoredEntry(5, b"of the older")]
+            assert (await taken(store, "broker-1")).epoch == 10
+
+    run(scenario_after)

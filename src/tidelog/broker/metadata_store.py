@@ -1,0 +1,79 @@
+"""Which metadata store a broker uses (`metadata.store`), and whether its data directories belong to that store.
+
+A broker whose store is not the file in its data directory leaves a mark in each of its directories. Otherwise a later
+start without the setting would create an empty store, and forget every topic.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from tidelog.log.directories import UnusableDirectories
+from tidelog.log.file_kinds import METADATA_STORE, METADATA_STORE_MARK
+from tidelog.metadata.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from tidelog.config.metadata_store import StoreAddress
+    from tidelog.metadata.store import Store
+    from tidelog.runtime.interfaces import Disk, Runtime
+
+SHARED_LEASE_MS: Final = 9000
+"""Term of the controller's lease in a store that other processes can reach; as long as Kafka's default of
+`broker.session.timeout.ms`."""
+
+
+def make_store(address: "StoreAddress", path: str, runtime: "Runtime") -> "Store":
+    """Return the store at `address`; `path` is the file of a store in the data directory."""
+    if address.kind == "zookeeper":
+        from tidelog.metadata.zookeeper import ZooKeeperStore
+
+        return ZooKeeperStore(str(address), list(address.servers), address.path, runtime)
+    if address.kind == "etcd":
+        from tidelog.metadata.etcd import EtcdStore
+
+        return EtcdStore(str(address), list(address.servers), address.path, runtime)
+    return SqliteStore(address.path or path, runtime.clock, runtime.tasks, runtime.disk)
+
+
+def is_elsewhere(address: "StoreAddress", paths: Sequence[str]) -> bool:
+    """Return whether the store is not the file in the data directories `paths`."""
+    return address.kind != "sqlite" or address.path not in ("", *(f"{path}/{METADATA_STORE}" for path in paths))
+
+
+def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str], *, elsewhere: bool) -> bool:
+    """Return whether a directory has the mark of a store elsewhere. Blocks.
+
+    Raises UnusableDirectories if the directories have their metadata in another place than `address`.
+    """
+    marks = {path: f"{path}/{METADATA_STORE_MARK}" for path in paths if disk.exists(f"{path}/{METADATA_STORE_MARK}")}
+    for path, mark in marks.items():
+        if not elsewhere:
+            stored_address = disk.read(mark).decode(errors="replace").strip()
+            raise UnusableDirectories(
+                f"the metadata of {path} is in {stored_address}: set metadata.store={stored_address}"
+            )
+    for path in paths:
+        if elsewhere and disk.exists(f"{path}/{METADATA_STORE}"):
+            raise UnusableDirectories(
+                f"the metadata of {path} is in its {METADATA_STORE}, and metadata.store={address}: remove the setting, "
+                "or choose an empty or a new directory (--data)"
+            )
+    return bool(marks)
+
+
+def refuse_empty_store(disk: "Disk", address: "StoreAddress", path: str) -> None:
+    """Raise UnusableDirectories: the store has lost the metadata of the directory, or it is another one. Blocks."""
+    if address.kind == "sqlite" and disk.exists(address.path):
+        return  # after a crash, the file cannot be read without changes; the start reads it
+    raise UnusableDirectories(
+        f"{address} has no metadata, but {path} has data whose metadata were there: correct metadata.store, or "
+        "restore the store from a backup"
+    )
+
+
+def write_marks(disk: "Disk", address: "StoreAddress", paths: Sequence[str]) -> None:
+    """Mark the directories. Blocks. Raises OSError."""
+    content = f"{address}\n".encode()
+    for path in paths:
+        mark = f"{path}/{METADATA_STORE_MARK}"
+        if not disk.exists(mark) or disk.read(mark) != content:
+            disk.write_atomic(mark, content)

@@ -1,0 +1,316 @@
+"""The metadata store in etcd 3.4 or newer, for brokers on several hosts.
+
+Keys below the prefix:
+
+    journal/POSITION     one entry; POSITION has 20 digits
+    end                  the position of the next entry
+    leases/NAME          holder and epoch; attached to a lease of etcd, so that etcd deletes it when the time is over
+    epochs/NAME          the last epoch of that lease; it stays
+    snapshot             the pointer to the current snapshot
+    snapshots/ID/PART    the parts of snapshots
+
+An append is one transaction: it compares the lease and the end, and writes the entry and the new end. Transactions and
+reads go through a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it, since
+etcd's own keep-alive may be answered by a leader that has just been deposed.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from tidelog.metadata.etcd_gateway import AnswerLost, AnswerTooLarge, EtcdGateway, to_bytes, to_text
+from tidelog.metadata.store import (
+    SHARED_VALUE_BYTES_MAX,
+    AppendUnknown,
+    Lease,
+    LeaseLost,
+    PositionTaken,
+    Snapshot,
+    StoredEntry,
+    StoredJournal,
+    StoreFailed,
+    StoreUnavailable,
+)
+from tidelog.metadata.stored_values import (
+    SnapshotPointer,
+    decode_entry,
+    decode_lease,
+    encode_entry,
+    encode_lease,
+    parts_prefix,
+    read_journal,
+    split,
+)
+from tidelog.runtime.interfaces import Runtime
+
+T = TypeVar("T")
+
+CHANGES: Final = "metadata"
+LEASES: Final = "metadata-leases"
+READS: Final = "metadata-reads"
+WATCH: Final = "metadata-watch"
+"""Lanes of the runtime. Each has its own thread and its own connection: a slow snapshot delays no renewal."""
+WATCH_S: Final = 10.0
+"""Longest time that one watch waits before the journal's end is read again."""
+WATCH_PAUSE_S: Final = 0.2
+"""Pause after a watch that failed."""
+TRIM_KEYS: Final = 2000
+"""Entries that one transaction deletes."""
+ACQUIRE_TRIES: Final = 5
+
+
+class EtcdStore:
+    """`Store` in the etcd cluster of `servers`, in the keys below `prefix`."""
+
+    entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX
+
+    def __init__(self, url: str, servers: list[tuple[str, int]], prefix: str, runtime: Runtime) -> None:
+        """`url` names the store in errors."""
+        self._url = url
+        self._prefix = prefix
+        self._random = runtime.random
+        self._tasks = runtime.tasks
+        self._gateways = {lane: EtcdGateway(url, servers) for lane in (CHANGES, LEASES, READS, WATCH)}
+
+    async def inspect(self) -> StoredJournal | None:
+        return await read_journal(self)
+
+    async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
+        await self._run(CHANGES, self._append, position, encode_entry(data, writer, number), lease)
+
+    async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
+        return await self._run(READS, self._read, start, limit)
+
+    async def wait(self, position: int) -> None:
+        try:
+            while True:
+                end, revision = await self._run(READS, self._end)
+                if end > position:
+                    return
+                if not await self._run(WATCH, self._watch, revision + 1):
+                    await self._tasks.sleep(WATCH_PAUSE_S)
+        except BaseException:
+            self._gateways[WATCH].interrupt()  # a cancelled wait must not occupy the thread
+            raise
+
+    async def snapshot(self) -> Snapshot | None:
+        return await self._run(READS, self._snapshot)
+
+    async def save_snapshot(self, snapshot: Snapshot) -> None:
+        parts_id = parts_prefix(snapshot.position, self._random.randbytes(8).hex())
+        await self._run(READS, self._save_snapshot, snapshot, parts_id)
+
+    async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        return await self._run(LEASES, self._acquire, name, holder, ttl_ms)
+
+    async def renew(self, lease: Lease, ttl_ms: int) -> None:
+        await self._run(LEASES, self._renew, lease, ttl_ms)
+
+    async def release(self, lease: Lease) -> None:
+        await self._run(LEASES, self._release, lease)
+
+    async def held_leases(self, prefix: str) -> list[Lease]:
+        return await self._run(LEASES, self._held_leases, prefix)
+
+    async def close(self) -> None:
+        self._gateways[WATCH].interrupt()
+        for lane, gateway in self._gateways.items():
+            await self._tasks.run_blocking(gateway.close, lane=lane)
+
+    # The methods below run on the threads of the lanes
+
+    async def _run(self, lane: str, function: Callable[..., T], *args: object) -> T:
+        return await self._tasks.run_blocking(self._call, function, self._gateways[lane], *args, lane=lane)
+
+    def _call(self, function: Callable[..., T], gateway: EtcdGateway, *args: object) -> T:
+        try:
+            return function(gateway, *args)
+        except AnswerLost as error:
+            raise StoreUnavailable(f"{self._url} has not answered ({error})") from error
+        except AnswerTooLarge:
+            raise StoreFailed(f"{self._url}: an answer of etcd exceeds the limit of its gateway") from None
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise StoreFailed(f"{self._url}: etcd's answer has an unknown form: {error!r}") from error
+
+    def _append(self, gateway: EtcdGateway, position: int, value: bytes, lease: Lease) -> None:
+        lease_key, end_key = self._key("leases", lease.name), self._key("end")
+        try:
+            answer = gateway.change(
+                "/v3/kv/txn",
+                {
+                    "compare": [
+                        _value_is(lease_key, encode_lease(lease)),
+                        _value_is(end_key, str(position).encode()) if position else _is_absent(end_key),
+                    ],
+                    "success": [_put(self._entry_key(position), value), _put(end_key, str(position + 1).encode())],
+                    "failure": [_get(lease_key), _get(end_key)],
+                },
+            )
+        except AnswerLost as error:
+            raise AppendUnknown(
+                f"{self._url} has not answered ({error}): it is unknown whether the change was stored"
+            ) from error
+        if answer.get("succeeded"):
+            return
+        stored_lease, stored_end = (_first_value(each["response_range"]) for each in answer["responses"])
+        if stored_lease != encode_lease(lease):
+            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+        end = int(stored_end or 0)
+        if position < end:
+            raise PositionTaken(f"position {position} is taken, the next is {end}")
+        assert position == end, "an append leaves no gap"
+        raise StoreFailed(f"{self._url}: an append was refused without a reason")
+
+    def _read(self, gateway: EtcdGateway, start: int, limit: int) -> list[StoredEntry]:
+        body = {"key": to_text(self._entry_key(start)), "range_end": to_text(_after(self._key("journal", "")))}
+        while True:
+            try:
+                answer = gateway.read("/v3/kv/range", {**body, "limit": str(limit)})
+            except AnswerTooLarge:
+                if limit == 1:
+                    raise
+                limit = (limit + 1) // 2
+            else:
+                return [decode_entry(int(key[-20:]), value) for key, value in _pairs(answer)]
+
+    def _end(self, gateway: EtcdGateway) -> tuple[int, int]:
+        """Return the position of the next entry, and the revision of etcd at which it was read."""
+        answer = gateway.read("/v3/kv/range", {"key": to_text(self._key("end"))})
+        return int(_first_value(answer) or 0), int(answer["header"]["revision"])
+
+    def _watch(self, gateway: EtcdGateway, revision: int) -> bool:
+        return gateway.watch(self._key("end"), revision, WATCH_S)
+
+    def _snapshot(self, gateway: EtcdGateway) -> Snapshot | None:
+        stored_pointer = self._get(gateway, self._key("snapshot"))
+        while stored_pointer is not None:
+            pointer = SnapshotPointer.decode(stored_pointer)
+            parts = [self._get(gateway, self._key("snapshots", pointer.parts_id, str(i))) for i in range(pointer.parts)]
+            whole = [part for part in parts if part is not None]
+            if len(whole) == len(parts):
+                return pointer.join(whole)
+            newer_pointer = self._get(gateway, self._key("snapshot"))
+            if newer_pointer == stored_pointer:
+                raise StoreFailed(f"{self._url}: parts of the snapshot at position {pointer.position} are missing")
+            stored_pointer = newer_pointer  # another broker has replaced it meanwhile
+        return None
+
+    def _save_snapshot(self, gateway: EtcdGateway, snapshot: Snapshot, parts_id: str) -> None:
+        parts = split(snapshot.data)
+        for i, part in enumerate(parts):
+            key = self._key("snapshots", parts_id, str(i))
+            gateway.change("/v3/kv/put", {"key": to_text(key), "value": to_text(part)})
+        if self._point_to(gateway, SnapshotPointer.of(snapshot, parts_id, len(parts))):
+            earlier_parts = self._key("snapshots", parts_prefix(snapshot.position))
+            self._delete(gateway, self._key("snapshots", ""), earlier_parts)
+            self._trim(gateway, snapshot.position)
+        else:
+            own_parts = self._key("snapshots", parts_id, "")
+            self._delete(gateway, own_parts, _after(own_parts))
+
+    def _point_to(self, gateway: EtcdGateway, pointer: SnapshotPointer) -> bool:
+        """Make a snapshot the current one. Return false if the current one is not of an earlier position."""
+        key = self._key("snapshot")
+        while True:
+            answer = gateway.read("/v3/kv/range", {"key": to_text(key)})
+            current = _first_value(answer)
+            if current is not None and SnapshotPointer.decode(current).position >= pointer.position:
+                return False
+            unchanged = _value_is(key, current) if current is not None else _is_absent(key)
+            body = {"compare": [unchanged], "success": [_put(key, pointer.encode())]}
+            if gateway.change("/v3/kv/txn", body).get("succeeded"):
+                return True
+
+    def _trim(self, gateway: EtcdGateway, position: int) -> None:
+        """Delete the entries before `position` in several transactions, then the history of all keys."""
+        whole = {"key": to_text(self._entry_key(0)), "range_end": to_text(self._entry_key(position))}
+        while pairs := _pairs(gateway.read("/v3/kv/range", {**whole, "limit": "1", "keys_only": True})):
+            first = int(pairs[0][0][-20:])
+            self._delete(gateway, self._entry_key(first), self._entry_key(min(first + TRIM_KEYS, position)))
+        _, revision = self._end(gateway)
+        with suppress(StoreFailed):  # another broker, or etcd itself, has compacted at a later revision
+            gateway.change("/v3/kv/compaction", {"revision": str(revision)})
+
+    def _acquire(self, gateway: EtcdGateway, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        lease_key, epoch_key = self._key("leases", name), self._key("epochs", name)
+        for _ in range(ACQUIRE_TRIES):
+            answer = gateway.read("/v3/kv/txn", {"success": [_get(lease_key), _get(epoch_key)]})
+            stored_lease, stored_epoch = (_first_value(each["response_range"]) for each in answer["responses"])
+            if stored_lease is not None and decode_lease(name, stored_lease).holder != holder:
+                return None
+            lease = Lease(name, holder, int(stored_epoch or 0) + 1)
+            lease_put = _put(lease_key, encode_lease(lease), self._grant(gateway, ttl_ms))
+            unchanged = [
+                _is_absent(key) if value is None else _value_is(key, value)
+                for key, value in ((lease_key, stored_lease), (epoch_key, stored_epoch))
+            ]
+            puts = [lease_put, _put(epoch_key, str(lease.epoch).encode())]
+            if gateway.change("/v3/kv/txn", {"compare": unchanged, "success": puts}).get("succeeded"):
+                return lease
+        raise StoreUnavailable(f"{self._url}: others change the lease {name} at the same time")
+
+    def _renew(self, gateway: EtcdGateway, lease: Lease, ttl_ms: int) -> None:
+        key, value = self._key("leases", lease.name), encode_lease(lease)
+        body = {"compare": [_value_is(key, value)], "success": [_put(key, value, self._grant(gateway, ttl_ms))]}
+        if not gateway.change("/v3/kv/txn", body).get("succeeded"):
+            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+
+    def _grant(self, gateway: EtcdGateway, ttl_ms: int | None) -> str:
+        """Return the id of a new lease of etcd; "0" without `ttl_ms`. A lease without a key ends by itself."""
+        if ttl_ms is None:
+            return "0"
+        answer = gateway.change("/v3/lease/grant", {"TTL": str(-(-ttl_ms // 1000)), "ID": "0"})
+        return str(answer["ID"])
+
+    def _release(self, gateway: EtcdGateway, lease: Lease) -> None:
+        key = self._key("leases", lease.name)
+        delete = {"request_delete_range": {"key": to_text(key)}}
+        gateway.change("/v3/kv/txn", {"compare": [_value_is(key, encode_lease(lease))], "success": [delete]})
+
+    def _held_leases(self, gateway: EtcdGateway, prefix: str) -> list[Lease]:
+        first = self._key("leases", prefix)
+        answer = gateway.read("/v3/kv/range", {"key": to_text(first), "range_end": to_text(_after(first))})
+        names_from = len(self._key("leases", ""))
+        return [decode_lease(key[names_from:].decode(), value) for key, value in _pairs(answer)]
+
+    def _get(self, gateway: EtcdGateway, key: bytes) -> bytes | None:
+        return _first_value(gateway.read("/v3/kv/range", {"key": to_text(key)}))
+
+    def _delete(self, gateway: EtcdGateway, first: bytes, end: bytes) -> None:
+        gateway.change("/v3/kv/deleterange", {"key": to_text(first), "range_end": to_text(end)})
+
+    def _key(self, *names: str) -> bytes:
+        return "/".join((self._prefix, *names)).encode()
+
+    def _entry_key(self, position: int) -> bytes:
+        return self._key("journal", f"{position:020d}")
+
+
+def _after(prefix: bytes) -> bytes:
+    """Return the first key that is greater than every key with this prefix."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def _value_is(key: bytes, value: bytes) -> dict[str, Any]:
+    return {"key": to_text(key), "target": "VALUE", "result": "EQUAL", "value": to_text(value)}
+
+
+def _is_absent(key: bytes) -> dict[str, Any]:
+    return {"key": to_text(key), "target": "VERSION", "result": "EQUAL", "version": "0"}
+
+
+def _get(key: bytes) -> dict[str, Any]:
+    return {"request_range": {"key": to_text(key)}}
+
+
+def _put(key: bytes, value: bytes, lease_id: str = "0") -> dict[str, Any]:
+    return {"request_put": {"key": to_text(key), "value": to_text(value), "lease": lease_id}}
+
+
+def _pairs(answer: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+    return [(to_bytes(pair["key"]), to_bytes(pair.get("value", ""))) for pair in answer.get("kvs", ())]
+
+
+def _first_value(answer: dict[str, Any]) -> bytes | None:
+    pairs = _pairs(answer)
+    return pairs[0][1] if pairs else None

@@ -1,0 +1,175 @@
+"""Blocking calls to etcd's JSON gateway (version 3 of the API), over HTTP/1.1 connections that are kept open.
+
+A call that changes something is never repeated after its request was sent: then only the caller can find out whether
+it was executed. Before that, and for calls that only read, each server is tried once.
+"""
+
+import json
+import select
+import socket
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any, Final
+
+from tidelog.metadata.store import StoreFailed, StoreUnavailable
+
+CONNECT_TIMEOUT_S: Final = 2.0
+ANSWER_TIMEOUT_S: Final = 5.0
+ANSWER_BYTES_MAX: Final = 64 << 20
+"""Upper bound on one answer. etcd sends at most 4 MiB, which are longer in JSON."""
+
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OUT_OF_RANGE = 3, 8, 11
+NO_PERMISSION = (7, 16)
+"""Codes of gRPC in answers with an error. Nothing was executed after any of these."""
+
+
+class AnswerLost(Exception):
+    """A call that changes something was sent, and it is unknown whether it was executed."""
+
+
+class AnswerTooLarge(Exception):
+    """The answer exceeds the limit of the gateway. A call for fewer keys may succeed."""
+
+
+def to_text(value: bytes) -> str:
+    """Return bytes as the gateway expects them."""
+    return b64encode(value).decode()
+
+
+def to_bytes(text: str) -> bytes:
+    return b64decode(text)
+
+
+class EtcdGateway:
+    """One connection to one of the servers. All methods except `interrupt` must be called on one thread at a time."""
+
+    def __init__(self, url: str, servers: Sequence[tuple[str, int]]) -> None:
+        """`url` names the store in errors."""
+        self._url = url
+        self._servers = servers
+        self._next_server = 0
+        self._connection: HTTPConnection | None = None
+
+    def read(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Make a call that changes nothing. Raises StoreUnavailable, StoreFailed, AnswerTooLarge."""
+        reason: Exception | None = None
+        for _ in range(max(2, len(self._servers))):  # the kept connection of the first attempt may be a dead one
+            try:
+                return self._exchange(path, body)
+            except (AnswerLost, StoreUnavailable) as error:
+                reason = error
+        raise StoreUnavailable(f"{self._url} does not answer: {reason}")
+
+    def change(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Make a call that changes something. Raises AnswerLost, StoreFailed, and StoreUnavailable if nothing was
+        changed.
+        """
+        return self._exchange(path, body)
+
+    def watch(self, key: bytes, revision: int, timeout_s: float) -> bool:
+        """Wait until the key is changed at `revision` or later, for about `timeout_s`. Return whether the wait ended
+        with an answer of the server; if not, the caller should pause before it calls again.
+        """
+        body = {"create_request": {"key": to_text(key), "start_revision": str(revision)}}
+        try:
+            response = self._send("/v3/watch", body)
+            assert self._connection is not None
+            self._connection.sock.settimeout(timeout_s)
+            while line := response.readline(1 << 20):
+                result = json.loads(line).get("result", {})
+                if result.get("events") or result.get("canceled"):
+                    return True
+        except TimeoutError:
+            return True
+        except (OSError, HTTPException, ValueError, StoreUnavailable):
+            self._use_next_server()
+        finally:
+            self.close()
+        return False
+
+    def interrupt(self) -> None:
+        """End a call that runs on another thread: it fails as if the server had closed the connection."""
+        connection = self._connection
+        stream = connection.sock if connection is not None else None
+        if stream is not None:
+            with suppress(OSError):  # it may be closed already
+                stream.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _exchange(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            response = self._send(path, body)
+            content = response.read(ANSWER_BYTES_MAX + 1)
+            if len(content) > ANSWER_BYTES_MAX:
+                raise AnswerTooLarge
+            answer: dict[str, Any] = json.loads(content)
+        except (OSError, HTTPException, ValueError) as error:
+            reason = f"{self._server_name()}: {error!r}"
+            self.close()
+            self._use_next_server()  # this one may accept connections and never answer
+            raise AnswerLost(reason) from error
+        except BaseException:
+            self.close()
+            raise
+        if response.status != 200:
+            self._raise(response.status, answer)
+        return answer
+
+    def _send(self, path: str, body: dict[str, Any]) -> HTTPResponse:
+        """Send a request to the first server that accepts a connection. Raises StoreUnavailable if none does."""
+        connection = self._connection or self._connect()
+        # A kept connection on which something can be read was closed by the server.
+        if connection.sock is None or select.select([connection.sock], [], [], 0)[0]:
+            self.close()
+            connection = self._connect()
+        connection.sock.settimeout(ANSWER_TIMEOUT_S)
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        return connection.getresponse()
+
+    def _connect(self) -> HTTPConnection:
+        reasons = []
+        for _ in self._servers:
+            host, port = self._servers[self._next_server]
+            connection = HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+            try:
+                connection.connect()
+            except OSError as error:
+                connection.close()
+                reasons.append(f"{self._server_name()}: {error.strerror or error}")
+                self._use_next_server()
+            else:
+                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._connection = connection
+                return connection
+        raise StoreUnavailable(f"{self._url} cannot be reached ({'; '.join(reasons)})")
+
+    def _raise(self, status: int, answer: dict[str, Any]) -> None:
+        """Raise the exception for an answer with an error."""
+        code = answer.get("code")
+        reason = str(answer.get("message") or answer.get("error") or f"HTTP status {status}")
+        where = f"{self._url} at {self._server_name()}"
+        if "larger than max" in reason:
+            raise AnswerTooLarge
+        if code in NO_PERMISSION or (code == INVALID_ARGUMENT and "user name" in reason):
+            raise StoreFailed(f"{where}: {reason} (Tidelog uses etcd without a user: allow that, or use another etcd)")
+        if code == RESOURCE_EXHAUSTED:
+            raise StoreUnavailable(f"{where}: {reason}")
+        if code in (INVALID_ARGUMENT, OUT_OF_RANGE) or status == 404:
+            raise StoreFailed(f"{where}: {reason}")
+        # No leader, a timeout inside the cluster, a server that stops: another server may answer.
+        self.close()
+        self._use_next_server()
+        raise AnswerLost(f"{where}: {reason}")
+
+    def _use_next_server(self) -> None:
+        self._next_server = (self._next_server + 1) % len(self._servers)
+
+    def _server_name(self) -> str:
+        host, port = self._servers[self._next_server]
+        return f"{host}:{port}"

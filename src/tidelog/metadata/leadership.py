@@ -1,0 +1,163 @@
+"""The controller lease: acquire it, renew it, notice its loss, and append under it.
+
+A broker relies on its lease only for a time on its own monotonic clock. This time begins when the last confirmed
+acquisition or renewal was sent, and is shorter than the lease by a margin (`LeaseTerm`). So the broker stops before the
+store gives the lease to another broker, even if the broker was paused meanwhile.
+"""
+
+import asyncio
+import logging
+from typing import Final, NamedTuple
+
+from tidelog.metadata.store import (
+    AppendUnknown,
+    Lease,
+    LeaseLost,
+    LeaseTerm,
+    Store,
+    StoreFailed,
+    StoreUnavailable,
+    settle_append,
+)
+from tidelog.runtime.interfaces import Runtime
+
+logger = logging.getLogger("tidelog.metadata")
+
+CONTROLLER_LEASE: Final = "controller"
+NOT_RENEWED: Final = "the controller lease was not renewed in time"
+RENEWALS_PER_LEASE: Final = 3
+SETTLE_S: Final = 10.0
+"""Longest time, in seconds, that an append under a lease that does not expire waits for its outcome."""
+RETRY_S: Final = 0.2
+"""Pause after a call of the store that failed, in seconds."""
+
+
+class SentEntry(NamedTuple):
+    """Identifies an entry that a controller has sent to the store."""
+
+    position: int
+    writer: str
+    """Identifies the lease. No other process has a lease of this epoch."""
+    number: int
+    """Counts the appends under the lease."""
+
+
+class OutcomeUnknown(Exception):
+    """An append was sent, and this broker cannot find out yet whether the store has the entry."""
+
+    def __init__(self, entry: SentEntry) -> None:
+        super().__init__(f"it is unknown whether metadata entry {entry.position} was stored")
+        self.entry = entry
+
+
+class HeldLease:
+    """The controller lease of this broker, from its acquisition to its loss. A lost lease is never valid again."""
+
+    def __init__(self, store: Store, runtime: Runtime, lease: Lease, ttl_ms: int | None, sent_s: float) -> None:
+        self.lease = lease
+        self.lost: asyncio.Future[str] = runtime.tasks.future()
+        """Done, with the reason, when the lease is lost."""
+        self._store = store
+        self._clock = runtime.clock
+        self._tasks = runtime.tasks
+        self._ttl_ms = ttl_ms
+        self._term = None if ttl_ms is None else LeaseTerm(runtime.clock, ttl_ms)
+        if self._term is not None:
+            self._term.extend(sent_s)
+        self._appends = 0
+
+    @staticmethod
+    async def acquire(store: Store, runtime: Runtime, holder: str, ttl_ms: int | None) -> "HeldLease | None":
+        """Acquire the controller lease if no other holder has it. Raises as `Store.acquire`.
+
+        Without `ttl_ms` the lease does not expire, since no other process can reach the store.
+        """
+        sent_s = runtime.clock.monotonic()
+        lease = await store.acquire(CONTROLLER_LEASE, holder, ttl_ms)
+        return None if lease is None else HeldLease(store, runtime, lease, ttl_ms, sent_s)
+
+    @property
+    def expires(self) -> bool:
+        """Whether the lease ends unless it is renewed."""
+        return self._ttl_ms is not None
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.lost.done() and (self._term is None or not self._term.is_over)
+
+    def check(self) -> None:
+        """Raise LeaseLost unless this broker can be sure that it holds the lease."""
+        if self.lost.done():
+            raise LeaseLost(self.lost.result())
+        if not self.is_valid:
+            self.lose(NOT_RENEWED)
+            raise LeaseLost(NOT_RENEWED)
+
+    def lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    async def keep(self) -> None:
+        """Renew the lease until it is lost."""
+        assert self._ttl_ms is not None
+        assert self._term is not None
+        pause_s = self._ttl_ms / 1000 / RENEWALS_PER_LEASE
+        while not self.lost.done():
+            await self._tasks.sleep(pause_s)
+            try:
+                await self._renew(self._ttl_ms, self._term)
+                pause_s = self._ttl_ms / 1000 / RENEWALS_PER_LEASE
+            except LeaseLost as error:
+                self.lose(str(error))
+            except (StoreUnavailable, StoreFailed) as error:
+                if pause_s != RETRY_S:  # the first failure of an outage
+                    logger.warning("controller lease not renewed reason=%s", error)
+                pause_s = RETRY_S
+            except TimeoutError:
+                self.lose(NOT_RENEWED)
+
+    async def _renew(self, ttl_ms: int, term: LeaseTerm) -> None:
+        """Renew the lease. Raises LeaseLost; StoreUnavailable or StoreFailed if there is time for another attempt; and
+        TimeoutError when the lease ends before the store has answered.
+        """
+        self.check()
+        sent_s = self._clock.monotonic()
+        await asyncio.wait_for(self._store.renew(self.lease, ttl_ms), term.remaining_s)
+        term.extend(sent_s)
+
+    # Appending
+
+    async def append(self, position: int, data: bytes) -> SentEntry:
+        """Append an entry while the lease is valid.
+
+        If the answer to an append is lost, the outcome is found out (`settle_append`), as long as the lease is valid.
+
+        Raises PositionTaken, LeaseLost or StoreUnavailable if the store does not have the entry and never will;
+        OutcomeUnknown if the outcome is not known when the lease ends. If the lease does not expire, it also raises
+        StoreFailed if the store cannot be used, and OutcomeUnknown after SETTLE_S.
+        """
+        self.check()
+        entry = SentEntry(position, f"{self.lease.holder}/{self.lease.epoch}", self._appends)
+        self._appends += 1
+        try:
+            await self._store.append(position, data, self.lease, entry.writer, entry.number)
+        except AppendUnknown as error:
+            logger.warning("metadata append without answer position=%d reason=%s", position, error)
+            await self._settle(entry, data)
+        except StoreFailed as error:
+            if not self.expires:
+                raise
+            self.lose(str(error))
+            raise OutcomeUnknown(entry) from None
+        return entry
+
+    async def _settle(self, entry: SentEntry, data: bytes) -> None:
+        """Return when the store has the entry. Raises PositionTaken, LeaseLost and OutcomeUnknown; see `append`."""
+        latest_s = self._clock.monotonic() + SETTLE_S
+        while self.is_valid and (self.expires or self._clock.monotonic() < latest_s):
+            try:
+                await settle_append(self._store, entry.position, data, self.lease, entry.writer, entry.number)
+                return
+            except (StoreFailed, StoreUnavailable):
+                await self._tasks.sleep(RETRY_S)
+        raise OutcomeUnknown(entry)

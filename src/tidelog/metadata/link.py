@@ -1,0 +1,280 @@
+"""The controller as its callers see it: requests and answers are values, whether the controller is here or remote.
+
+Handlers and other parts of the broker use a `ControllerLink`. `ControllerRouter` passes each request to this broker's
+own controller, or through a `ControllerChannel` to the broker that holds the controller lease.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+
+from tidelog.config.endpoints import Endpoint
+from tidelog.metadata.alterations import Alteration, AlterationResult
+from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
+from tidelog.metadata.image import BrokerRegistration
+from tidelog.metadata.publisher import MetadataCache, Publisher
+from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
+from tidelog.runtime.interfaces import Runtime
+from tidelog.wire.errors import ApiError, ErrorCode
+
+R = TypeVar("R")
+
+FORWARD_TIMEOUT_MS: Final = 30_000
+"""Longest time that a request without a timeout of its own waits for a remote controller, in milliseconds."""
+RETRY_S: Final = 0.1
+"""Pause before the next attempt to find the controller, in seconds."""
+
+
+class Requester(NamedTuple):
+    """The client whose quota (`controller_mutation_rate`, KIP-599) a request uses."""
+
+    user: str
+    client_id: str
+    is_strict: bool
+    """Whether partitions are refused while the client exceeds its quota. Otherwise only its throttle time grows."""
+
+
+class CreateTopics(NamedTuple):
+    topics: Sequence[NewTopic]
+    validate_only: bool = False
+    timeout_ms: int | None = None
+    requester: Requester | None = None
+    """None: no quota applies."""
+
+
+class EnsureTopics(NamedTuple):
+    """Create the topics that do not exist, with the controller's defaults, or with the settings of an internal topic.
+
+    A topic that exists is a success. The caller must have checked that topics may be created automatically.
+    """
+
+    names: Sequence[str]
+    requester: Requester | None = None
+
+
+class DeleteTopics(NamedTuple):
+    choices: Sequence[TopicChoice]
+    timeout_ms: int | None = None
+    requester: Requester | None = None
+
+
+class CreatePartitions(NamedTuple):
+    requests: Sequence[MorePartitions]
+    validate_only: bool = False
+    timeout_ms: int | None = None
+    requester: Requester | None = None
+
+
+class AlterConfigs(NamedTuple):
+    alterations: Sequence[Alteration]
+    node_id: int
+    """The broker that the client has asked. Settings of a single broker must be those of this broker."""
+    validate_only: bool = False
+
+
+class AlterQuotas(NamedTuple):
+    alterations: Sequence[QuotaAlteration]
+    validate_only: bool = False
+
+
+class AllocateProducerIds(NamedTuple):
+    """Allocate a block of producer ids that no producer has had or will have. The result is (first, end)."""
+
+    node_id: int
+
+
+class RegisterBroker(NamedTuple):
+    """Register a broker, so that clients find it. It must be ready to serve its partitions."""
+
+    node_id: int
+    incarnation: str
+    endpoints: Sequence[Endpoint]
+    rack: str | None
+    renew_leaderships: bool
+    """Whether the partitions that the broker leads begin new leader epochs, since the broker was restarted."""
+
+
+ControllerRequest: TypeAlias = (
+    CreateTopics
+    | EnsureTopics
+    | DeleteTopics
+    | CreatePartitions
+    | AlterConfigs
+    | AlterQuotas
+    | AllocateProducerIds
+    | RegisterBroker
+)
+
+REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker)
+"""Requests that may be sent again when their answer was lost: it does no harm if both are executed."""
+
+
+class Answer(NamedTuple, Generic[R]):
+    """The controller's answer: the value, or an error that concerns the whole request.
+
+    After every error except REQUEST_TIMED_OUT the request has changed nothing and never will. After REQUEST_TIMED_OUT
+    it may have been executed, or may still be.
+    """
+
+    value: R | None
+    error: ErrorCode = ErrorCode.NONE
+    message: str = ""
+    throttle_ms: int = 0
+    """Throttle time of the requester."""
+    position: int = 0
+    """The answer is true after the journal's entries before this position."""
+
+    def result(self) -> R:
+        """Return the value. Raises ApiError."""
+        if self.error is not ErrorCode.NONE:
+            raise ApiError(self.message, self.error)
+        return cast(R, self.value)
+
+
+class ControllerLink(Protocol):
+    """The controller of the cluster. Its methods do not raise: an error is a part of the answer."""
+
+    async def create_topics(self, request: CreateTopics) -> Answer[list[TopicResult]]:
+        """Create topics. The answer is REQUEST_TIMED_OUT if not all of their partitions are led within `timeout_ms`.
+
+        The topics are created even after a timeout.
+        """
+
+    async def ensure_topics(self, request: EnsureTopics) -> Answer[list[TopicResult]]: ...
+    async def delete_topics(self, request: DeleteTopics) -> Answer[list[TopicResult]]: ...
+    async def create_partitions(self, request: CreatePartitions) -> Answer[list[TopicResult]]: ...
+    async def alter_configs(self, request: AlterConfigs) -> Answer[list[AlterationResult]]: ...
+    async def alter_quotas(self, request: AlterQuotas) -> Answer[list[QuotaResult]]: ...
+    async def allocate_producer_ids(self, request: AllocateProducerIds) -> Answer[tuple[int, int]]: ...
+    async def register(self, request: RegisterBroker) -> Answer[None]: ...
+
+
+class ControllerUnreachable(Exception):
+    """The request was not sent, so it has changed nothing."""
+
+
+class AnswerLost(Exception):
+    """The connection ended before the answer arrived. The request may have been executed, or may still be."""
+
+
+class ControllerChannel(Protocol):
+    """A connection to the controller on another broker."""
+
+    async def ask(self, broker: BrokerRegistration, request: ControllerRequest, timeout_s: float) -> Answer[Any]:
+        """Send the request to `broker`, and return the answer of its controller.
+
+        Raises ControllerUnreachable, and AnswerLost, also if there is no answer after `timeout_s`.
+        """
+
+
+class RequestExecutor(Protocol):
+    """The controller of this process, while it is the cluster's controller."""
+
+    @property
+    def is_active(self) -> bool: ...
+
+    async def execute(self, request: ControllerRequest) -> Answer[Any]:
+        """Execute the request. The answer is NOT_CONTROLLER if this process is not the controller."""
+
+
+class ControllerRouter:
+    """The `ControllerLink` of one broker.
+
+    The answer of a remote controller is returned when this broker has processed the same metadata: a client that
+    creates a topic finds it when it asks the same broker next.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        local: RequestExecutor,
+        channel: ControllerChannel | None,
+        publisher: Publisher,
+        cache: MetadataCache,
+        runtime: Runtime,
+    ) -> None:
+        """`channel` is None if the store belongs to this broker alone."""
+        self._node_id = node_id
+        self._local = local
+        self._channel = channel
+        self._publisher = publisher
+        self._cache = cache
+        self._clock = runtime.clock
+        self._tasks = runtime.tasks
+
+    async def create_topics(self, request: CreateTopics) -> Answer[list[TopicResult]]:
+        return await self._ask(request)
+
+    async def ensure_topics(self, request: EnsureTopics) -> Answer[list[TopicResult]]:
+        return await self._ask(request)
+
+    async def delete_topics(self, request: DeleteTopics) -> Answer[list[TopicResult]]:
+        return await self._ask(request)
+
+    async def create_partitions(self, request: CreatePartitions) -> Answer[list[TopicResult]]:
+        return await self._ask(request)
+
+    async def alter_configs(self, request: AlterConfigs) -> Answer[list[AlterationResult]]:
+        return await self._ask(request)
+
+    async def alter_quotas(self, request: AlterQuotas) -> Answer[list[QuotaResult]]:
+        return await self._ask(request)
+
+    async def allocate_producer_ids(self, request: AllocateProducerIds) -> Answer[tuple[int, int]]:
+        return await self._ask(request)
+
+    async def register(self, request: RegisterBroker) -> Answer[None]:
+        return await self._ask(request)
+
+    async def _ask(self, request: ControllerRequest) -> Answer[Any]:
+        if self._channel is None:
+            return await self._local.execute(request)
+        timeout_ms: int | None = getattr(request, "timeout_ms", None)
+        if timeout_ms is not None and timeout_ms <= 0:
+            return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
+        ends_s = self._clock.monotonic() + (FORWARD_TIMEOUT_MS if timeout_ms is None else timeout_ms) / 1000
+        may_be_executed = False
+        while True:
+            try:
+                answer = await self._ask_once(request, self._channel, ends_s)
+            except AnswerLost as error:
+                answer = Answer(None, ErrorCode.REQUEST_TIMED_OUT, f"the controller has not answered: {error}")
+                may_be_executed = True
+                if not isinstance(request, REPEATABLE):
+                    return answer
+            else:
+                if answer.error is not ErrorCode.NOT_CONTROLLER:
+                    return answer
+            if self._clock.monotonic() + RETRY_S >= ends_s:
+                return answer._replace(error=ErrorCode.REQUEST_TIMED_OUT) if may_be_executed else answer
+            await self._tasks.sleep(RETRY_S)
+
+    async def _ask_once(self, request: ControllerRequest, channel: ControllerChannel, ends_s: float) -> Answer[Any]:
+        """Ask the broker that seems to be the controller. Raises AnswerLost.
+
+        The answer is NOT_CONTROLLER if another broker has to be asked, later.
+        """
+        if self._local.is_active:
+            return await self._local.execute(request)
+        image = self._cache.image
+        controller = image.brokers.get(image.controller_id)
+        if controller is None or controller.broker_id == self._node_id:
+            return Answer(None, ErrorCode.NOT_CONTROLLER, "no broker is the controller at present")
+        try:
+            answer = await channel.ask(controller, request, max(ends_s - self._clock.monotonic(), 0))
+        except ControllerUnreachable as error:
+            message = f"the controller, broker {controller.broker_id}, cannot be reached: {error}"
+            return Answer(None, ErrorCode.NOT_CONTROLLER, message)
+        return await self._when_followed(answer, ends_s)
+
+    async def _when_followed(self, answer: Answer[Any], ends_s: float) -> Answer[Any]:
+        """Return the answer when this broker has processed the metadata that it rests on."""
+        if answer.position <= self._cache.image.position:
+            return answer
+        following = self._tasks.spawn(self._publisher.wait_for(answer.position), name="follow-controller")
+        done, _ = await asyncio.wait((following,), timeout=max(ends_s - self._clock.monotonic(), 0))
+        if done:
+            return answer
+        following.cancel()
+        message = "the change is made, but this broker has not processed it yet"
+        return answer._replace(value=None, error=ErrorCode.REQUEST_TIMED_OUT, message=message)

@@ -1,0 +1,299 @@
+"""Execute requests to the controller: decide, append to the journal, notify this broker's parts, answer."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.metadata import controller, link
+from tidelog.metadata.alterations import alter_configs
+from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
+from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.internal_topics import internal_topic
+from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
+from tidelog.metadata.leadership import NOT_RENEWED, RETRY_S, HeldLease
+from tidelog.metadata.link import Answer, ControllerRequest, Requester
+from tidelog.metadata.publisher import Publisher
+from tidelog.metadata.quota_alterations import alter_quotas
+from tidelog.metadata.records import JournalRecord
+from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, StoreFailed, StoreUnavailable
+from tidelog.model.ids import TopicId
+from tidelog.model.steps import Steps
+from tidelog.quotas.client_quotas import MutationQuota
+from tidelog.runtime.interfaces import Runtime
+from tidelog.wire.errors import ApiError, ErrorCode
+
+R = TypeVar("R")
+
+logger = logging.getLogger("tidelog.metadata")
+
+OUTCOME_TIMEOUT_S: Final = 5.0
+"""Longest time, in seconds, that a request waits for the outcome of its entry after the controller lease has ended."""
+LEASE_WAIT_S: Final = 1.0
+"""Longest time, in seconds, that a request waits until this broker has acquired its lost lease again."""
+NOT_THE_CONTROLLER: Final = "this broker is not the controller"
+
+Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]]]
+"""Decides one change from the current image."""
+
+
+class LocalController:
+    """The cluster's controller, while this broker holds the controller lease.
+
+    A change is answered when its entry is durable in the store and every listener of this broker has processed it. So
+    the partitions of a created topic have a leader when CreateTopics answers. Changes are decided one at a time, each
+    from the image that results from the changes before it.
+    """
+
+    def __init__(self, journal: Journal, publisher: Publisher, config: BrokerConfig, runtime: Runtime) -> None:
+        self.deciding = asyncio.Lock()
+        """Held while a change is decided and appended."""
+        self.mutation_quota: MutationQuota | None = None
+        """The quotas of clients on created and deleted partitions."""
+        self._journal = journal
+        self._publisher = publisher
+        self._config = config
+        self._runtime = runtime
+        self.has_to_be_active = False
+        """Whether this broker cannot be one of several: then it acquires a lost lease again at once."""
+        self._lease: HeldLease | None = None
+        self._refusal = NOT_THE_CONTROLLER
+        self._refuses_until_restart = False
+
+    # Becoming and ceasing to be the controller
+
+    def activate(self, lease: HeldLease) -> None:
+        """Begin to decide. The journal has this controller's claim, and the image contains it."""
+        self._lease = lease
+
+    async def deactivate(self, reason: str = NOT_THE_CONTROLLER) -> None:
+        """Finish the change that is being decided, and then refuse all changes with `reason`."""
+        async with self.deciding:
+            self._lease = None
+            self._refusal = reason
+
+    def refuse_until_restart(self, reason: str) -> None:
+        """Refuse all changes until the broker is restarted."""
+        self._lease = None
+        self._refusal = reason
+        self._refuses_until_restart = True
+        logger.error("metadata read-only until restart reason=%s", reason)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this broker can be sure that it is the controller."""
+        return self._lease is not None and self._lease.is_valid
+
+    # Requests
+
+    async def execute(self, request: ControllerRequest) -> Answer[Any]:
+        """Execute one request. A change that has begun runs to its end, even if the caller is cancelled."""
+        if self._waits_for_lease:
+            await self._wait_for_lease()
+        budget = _PartitionBudget(getattr(request, "requester", None), self.mutation_quota, self._now_ms)
+        try:
+            answer = await self._commit(self._decision(request, budget.reserve), getattr(request, "timeout_ms", None))
+        except ApiError as error:
+            answer = Answer(None, error.code, error.message)
+        return answer._replace(throttle_ms=budget.throttle_ms)
+
+    @property
+    def _waits_for_lease(self) -> bool:
+        """Whether this broker will be the controller as soon as it reaches the store again."""
+        return self.has_to_be_active and not self._refuses_until_restart and not self.is_active
+
+    async def _wait_for_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.lose(NOT_RENEWED)
+        ends_s = self._runtime.clock.monotonic() + LEASE_WAIT_S
+        while self._waits_for_lease and self._runtime.clock.monotonic() < ends_s:
+            await self._runtime.tasks.sleep(RETRY_S / 2)
+
+    def _decision(self, request: ControllerRequest, reserve: controller.ReservePartitions) -> Decide[Any]:
+        """Return the function that decides the request."""
+        config, new_id = self._config, self._new_topic_id
+        match request:
+            case link.CreateTopics(topics, validate_only):
+                return lambda image: controller.create_topics(
+                    image, topics, config, new_id, validate_only=validate_only, reserve=reserve
+                )
+            case link.EnsureTopics():
+                return lambda image: self._ensure_topics(image, request, reserve)
+            case link.DeleteTopics(choices):
+                return lambda image: controller.delete_topics(image, choices, reserve=reserve)
+            case link.CreatePartitions(requests, validate_only):
+                return lambda image: controller.create_partitions(
+                    image, requests, validate_only=validate_only, cordoned=config.is_cordoned, reserve=reserve
+                )
+            case link.AlterConfigs(alterations, node_id, validate_only):
+                return lambda image: alter_configs(
+                    image, alterations, config, asked_node_id=node_id, validate_only=validate_only
+                )
+            case link.AlterQuotas(quota_alterations, validate_only):
+                return lambda image: alter_quotas(image, quota_alterations, validate_only=validate_only)
+            case link.AllocateProducerIds(node_id):
+                return lambda image: _allocate_producer_ids(image, node_id)
+            case link.RegisterBroker():
+                return lambda image: _register(image, request)
+
+    def _ensure_topics(
+        self, image: MetadataImage, request: link.EnsureTopics, reserve: controller.ReservePartitions
+    ) -> Steps[JournalDecision[list[TopicResult]]]:
+        missing: dict[str, NewTopic] = {}
+        present: list[TopicResult] = []
+        for name in request.names:
+            yield
+            if name in image.topics:
+                present.append(TopicResult(name, image.topics[name].topic_id))
+            elif name not in missing:
+                missing[name] = internal_topic(name, self._config, len(image.brokers)) or NewTopic(name)
+        topics = list(missing.values())
+        decision = yield from controller.create_topics(image, topics, self._config, self._new_topic_id, reserve=reserve)
+        return JournalDecision(decision.records, present + decision.reply)
+
+    # Deciding and appending
+
+    async def _commit(self, decide: Decide[R], timeout_ms: int | None) -> Answer[R]:
+        """Run one change and wait for it, for at most `timeout_ms`. Raises ApiError."""
+        if timeout_ms is not None and timeout_ms <= 0:
+            raise ApiError("", ErrorCode.REQUEST_TIMED_OUT)
+        change = self._runtime.tasks.spawn(self._change(decide), name="metadata-change")
+        try:
+            return await asyncio.wait_for(asyncio.shield(change), None if timeout_ms is None else timeout_ms / 1000)
+        except TimeoutError:
+            raise ApiError("", ErrorCode.REQUEST_TIMED_OUT) from None
+
+    async def _change(self, decide: Decide[R]) -> Answer[R]:
+        try:
+            async with self.deciding:
+                lease = self._valid_lease()
+                decided = decide(self._journal.image)
+                decision = decided if isinstance(decided, JournalDecision) else await self._runtime.turns.run(decided)
+                if not decision.records:
+                    # The image may be older than this broker's belief: the lease must still be valid at the answer.
+                    self._valid_lease()
+                    return Answer(decision.reply, position=self._journal.image.position)
+                published = await self._append_and_publish(lease, decision.records)
+                position = self._journal.image.position
+        except EntryPending as pending:
+            position = await self._wait_for_outcome(pending)
+            await self._publisher.wait_for(position)
+            return Answer(decision.reply, position=position)
+        if published is not None:
+            await published
+        # The store has confirmed the entry, so the answer is true even if the lease has ended since.
+        return Answer(decision.reply, position=position)
+
+    async def _append_and_publish(
+        self, lease: HeldLease, new_records: list[JournalRecord]
+    ) -> "asyncio.Task[None] | None":
+        """Append the records of a change and publish the new image, also if the change is appended only in part.
+
+        Returns the task of the publication. Raises the exceptions of `_append`.
+        """
+        old = self._journal.image
+        published: asyncio.Task[None] | None = None
+        try:
+            await self._append(lease, new_records)
+        finally:
+            if self._journal.image is not old:
+                self._journal.save_snapshot_if_due()
+                published = self._publisher.publish(old, self._journal.image)
+        return published
+
+    def _valid_lease(self) -> HeldLease:
+        """Return the lease. Raises ApiError unless this broker can be sure that it is the controller."""
+        lease, refusal = self._lease, self._refusal
+        try:
+            if lease is not None:
+                lease.check()
+                return lease
+        except LeaseLost as error:
+            refusal = str(error)
+        code = ErrorCode.KAFKA_STORAGE_ERROR if self._waits_for_lease else ErrorCode.NOT_CONTROLLER
+        raise ApiError(f"metadata cannot be changed: {refusal}", code)
+
+    async def _append(self, lease: HeldLease, new_records: list[JournalRecord]) -> None:
+        """Append for a client's request. Raises ApiError if the journal does not have the entry and never will, and
+        EntryPending if this is unknown.
+
+        After StoreUnavailable the next change is tried again; after any other failure all changes are refused.
+        """
+        try:
+            await self._journal.append(new_records, lease)
+        except EntryTooLarge as error:
+            # As in Kafka for a request that creates too many partitions
+            raise ApiError(f"{error}: make the change smaller", ErrorCode.POLICY_VIOLATION) from None
+        except StoreUnavailable as error:
+            logger.error("metadata not changed reason=%s", error)
+            raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.KAFKA_STORAGE_ERROR) from None
+        except (PositionTaken, LeaseLost) as error:
+            self._lose(lease, f"another broker is the controller ({error})")
+            raise ApiError(str(error), ErrorCode.NOT_CONTROLLER) from None
+        except PartlyAppended as error:
+            if not isinstance(error.__cause__, StoreUnavailable):
+                self._lose(lease, str(error))
+            raise ApiError(str(error), ErrorCode.REQUEST_TIMED_OUT) from None
+        except EntryPending as pending:
+            if not lease.expires:
+                self.refuse_until_restart(str(pending))
+            raise
+        except StoreFailed as error:
+            # It is unknown whether the entry was stored, so the next change could be decided from a wrong image.
+            self.refuse_until_restart(str(error))
+            raise ApiError(str(error), ErrorCode.KAFKA_STORAGE_ERROR) from None
+
+    def _lose(self, lease: HeldLease, reason: str) -> None:
+        if lease.expires:
+            lease.lose(reason)
+        else:
+            self.refuse_until_restart(reason)
+
+    async def _wait_for_outcome(self, pending: EntryPending) -> int:
+        """Return the journal's position after the entry when it is known that the store has it. Raises ApiError."""
+        await asyncio.wait((pending.outcome,), timeout=OUTCOME_TIMEOUT_S)
+        is_stored = pending.outcome.result() if pending.outcome.done() else None
+        if is_stored is None:
+            raise ApiError("it is unknown whether the metadata was changed", ErrorCode.REQUEST_TIMED_OUT)
+        if not is_stored:
+            raise ApiError("another broker is the controller", ErrorCode.NOT_CONTROLLER)
+        return pending.position + 1
+
+    def _new_topic_id(self) -> TopicId:
+        return TopicId(self._runtime.new_uuid())
+
+    def _now_ms(self) -> int:
+        return int(self._runtime.clock.monotonic() * 1000)
+
+
+class _PartitionBudget:
+    """Counts the partitions that one request creates or deletes towards the quota of its client (KIP-599)."""
+
+    def __init__(self, requester: Requester | None, quota: MutationQuota | None, now_ms: Callable[[], int]) -> None:
+        self._requester = requester
+        self._quota = quota
+        self._now_ms = now_ms
+        self.throttle_ms = 0
+
+    def reserve(self, count: int) -> bool:
+        """See `controller.ReservePartitions`."""
+        if self._requester is None or self._quota is None:
+            return True
+        user, client_id, is_strict = self._requester
+        allowed, throttle_ms = self._quota.take(user, client_id, count, self._now_ms(), strict=is_strict)
+        self.throttle_ms = max(self.throttle_ms, throttle_ms)
+        return allowed
+
+
+def _allocate_producer_ids(image: MetadataImage, node_id: int) -> JournalDecision[tuple[int, int]]:
+    new_records, block = controller.allocate_producer_ids(image, node_id)
+    return JournalDecision(new_records, (block.start, block.stop))
+
+
+def _register(image: MetadataImage, request: link.RegisterBroker) -> JournalDecision[None]:
+    node_id, incarnation, endpoints, rack, renew_leaderships = request
+    new_records, _ = controller.register_broker(image, node_id, incarnation, endpoints, rack)
+    if renew_leaderships:
+        new_records += controller.renew_leadership(image, node_id)
+    return JournalDecision(new_records, None)

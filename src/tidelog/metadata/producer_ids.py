@@ -1,0 +1,28 @@
+"""Hand out producer ids from blocks that the controller allocates."""
+
+import asyncio
+
+from tidelog.metadata.link import AllocateProducerIds, ControllerLink
+
+
+class ProducerIds:
+    """The producer ids of this broker."""
+
+    def __init__(self, controller: ControllerLink, node_id: int) -> None:
+        self._controller = controller
+        self._request = AllocateProducerIds(node_id)
+        self._block = iter(range(0))
+        self._allocating = asyncio.Lock()
+
+    async def next(self) -> int:
+        """Return an id that no producer of this cluster has had. Raises ApiError."""
+        producer_id = next(self._block, None)
+        while producer_id is None:
+            async with self._allocating:
+                producer_id = next(self._block, None)
+                if producer_id is None:
+                    answer = await self._controller.allocate_producer_ids(self._request)
+                    first, end = answer.result()
+                    self._block = iter(range(first, end))
+                    producer_id = next(self._block)
+        return producer_id

@@ -1,0 +1,485 @@
+"""The metadata store in ZooKeeper 3.6 or newer, for brokers on several hosts. Needs the package kazoo.
+
+Nodes below the root:
+
+    journal/BUCKET/POSITION   one entry; a bucket has BUCKET_ENTRIES of them. Entries are read by number: the answer to
+                              a listing of a long journal would exceed the limit of ZooKeeper (jute.maxbuffer)
+    end, first                the position of the next entry, and that of the first entry that is not deleted
+    leases/NAME               holder, epoch and term; ephemeral, so that it ends with the holder's session
+    epochs/NAME               the last epoch of that lease; it stays
+    snapshot                  the pointer to the current snapshot
+    snapshots/ID/PART         the parts of snapshots
+
+An append is one transaction: it checks that the lease exists and has its epoch, and writes the entry and the new end.
+A renewal is a write, which a majority of the servers confirms; a ping of the session proves nothing. A lease also ends
+if its holder's session lives on and does not renew it: a contender acquires it when the node has not changed for the
+whole term on the contender's own clock. A server may be behind the others, so every read begins with a sync.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, unquote
+
+from tidelog.metadata.store import (
+    LEASE_MARGIN_MS,
+    SHARED_VALUE_BYTES_MAX,
+    AppendUnknown,
+    Lease,
+    LeaseLost,
+    LeaseTerm,
+    PositionTaken,
+    Snapshot,
+    StoredEntry,
+    StoredJournal,
+    StoreFailed,
+    StoreUnavailable,
+)
+from tidelog.metadata.stored_values import (
+    SnapshotPointer,
+    decode_entry,
+    decode_lease,
+    encode_entry,
+    encode_lease,
+    lease_ttl_ms,
+    parts_prefix,
+    read_journal,
+    split,
+)
+from tidelog.metadata.zookeeper_session import AnswerLost, ZooKeeperSession, translated_errors
+from tidelog.runtime.interfaces import Runtime
+
+T = TypeVar("T")
+
+CHANGES: Final = "metadata"
+LEASES: Final = "metadata-leases"
+READS: Final = "metadata-reads"
+WATCH: Final = "metadata-watch"
+"""Lanes of the runtime, each with its own thread: a slow snapshot delays no renewal."""
+SESSION_MS: Final = 12_000
+SESSION_SHARE: Final = 5 / 6
+"""A lease may last this share of a session. The leader among the servers hears of a session's last sign of life from
+the other servers with a delay of less than one tick, so it may end the session that much earlier."""
+BUCKET_ENTRIES: Final = 10_000
+PIPELINED_READS: Final = 100
+"""Entries that are requested before the first answer has arrived."""
+READ_BYTES_MAX: Final = 8 << 20
+"""`read` returns fewer entries than requested when they exceed this size, in bytes."""
+TRIM_NODES: Final = 500
+"""Entries that one transaction deletes."""
+TRIES: Final = 5
+WATCH_S: Final = 10.0
+"""Longest time that one watch waits before the journal's end is read again."""
+
+
+class ZooKeeperStore:
+    """`Store` in the ZooKeeper ensemble of `servers`, in the nodes below `root`."""
+
+    entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX
+
+    def __init__(
+        self, url: str, servers: list[tuple[str, int]], root: str, runtime: Runtime, *, session_ms: int = SESSION_MS
+    ) -> None:
+        """`url` names the store in errors."""
+        self._url = url
+        self._root = root
+        self._clock = runtime.clock
+        self._random = runtime.random
+        self._tasks = runtime.tasks
+        self._session = ZooKeeperSession(url, servers, session_ms)
+        self._has_nodes = False
+        """Whether the parent nodes exist."""
+        self._end: tuple[int, int] | None = None
+        """The journal's end and the version of its node after the last append of this store; they may be outdated."""
+        self._epoch_versions: dict[Lease, int] = {}
+        """The versions of the epochs' nodes, by the lease that they belong to."""
+        self._terms: dict[Lease, LeaseTerm] = {}
+        self._unchanged_since: dict[str, tuple[object, float]] = {}
+        """For each lease of another holder: creation and version of its node, and when they were first seen."""
+        self._events: dict[Any, None] = {}
+        """Events of the waits that are in progress."""
+
+    async def inspect(self) -> StoredJournal | None:
+        return await read_journal(self)
+
+    async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
+        await self._run(CHANGES, self._append, position, encode_entry(data, writer, number), lease)
+
+    async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
+        return await self._run(READS, self._read, start, limit)
+
+    async def wait(self, position: int) -> None:
+        # The first question does not queue behind the watches of other waits.
+        while (await self._run(READS, self._read_end))[0] <= position:
+            await self._run(WATCH, self._watch, position)
+
+    async def snapshot(self) -> Snapshot | None:
+        return await self._run(READS, self._snapshot)
+
+    async def save_snapshot(self, snapshot: Snapshot) -> None:
+        parts_id = parts_prefix(snapshot.position, self._random.randbytes(8).hex())
+        await self._run(READS, self._save_snapshot, snapshot, parts_id)
+
+    async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        return await self._run(LEASES, self._acquire, name, holder, ttl_ms)
+
+    async def renew(self, lease: Lease, ttl_ms: int) -> None:
+        await self._run(LEASES, self._renew, lease, ttl_ms)
+
+    async def release(self, lease: Lease) -> None:
+        await self._run(LEASES, self._release, lease)
+
+    async def held_leases(self, prefix: str) -> list[Lease]:
+        return await self._run(LEASES, self._held_leases, prefix)
+
+    async def close(self) -> None:
+        self._wake_waits()
+        await self._tasks.run_blocking(self._session.close, lane=WATCH)
+
+    async def _run(self, lane: str, function: Callable[..., T], *args: object) -> T:
+        try:
+            return await self._tasks.run_blocking(self._call, function, *args, lane=lane)
+        except BaseException:
+            if lane == WATCH:
+                self._wake_waits()  # a cancelled wait must not occupy the thread
+            raise
+
+    def _wake_waits(self) -> None:
+        for event in list(self._events):
+            event.set()
+
+    # The methods below run on the threads of the lanes
+
+    def _call(self, function: Callable[..., T], *args: object) -> T:
+        with translated_errors(self._url):
+            return function(*args)
+
+    # The journal
+
+    def _append(self, position: int, value: bytes, lease: Lease) -> None:
+        for _ in range(TRIES):
+            end, end_version = self._end or self._read_end()
+            if end != position:
+                end, end_version = self._read_end()
+            epoch_version = self._check_lease(lease)
+            if position < end:
+                raise PositionTaken(f"position {position} is taken, the next is {end}")
+            assert position == end, "an append leaves no gap"
+            transaction = self._session.client.transaction()
+            transaction.check(self._path("epochs", _escaped(lease.name)), epoch_version)
+            transaction.check(self._path("leases", _escaped(lease.name)), -1)
+            if position % BUCKET_ENTRIES == 0:
+                transaction.create(self._path("journal", _bucket(position)))
+            transaction.create(self._entry_path(position), value)
+            next_end = str(position + 1).encode()
+            if end_version < 0:
+                transaction.create(self._path("end"), next_end)
+            else:
+                transaction.set_data(self._path("end"), next_end, end_version)
+            self._end = None
+            try:
+                is_done = self._commit(transaction)
+            except AnswerLost as error:
+                raise AppendUnknown(f"{error}: it is unknown whether the change was stored") from error
+            if is_done:
+                self._end = position + 1, end_version + 1
+                return
+            self._epoch_versions.pop(lease, None)  # read everything again: the next round finds the reason
+        raise StoreUnavailable(f"{self._url}: the journal's end changes all the time")
+
+    def _check_lease(self, lease: Lease) -> int:
+        """Return the version of the node of the lease's epoch. Raises LeaseLost if the lease has ended."""
+        name = _escaped(lease.name)
+        term = self._terms.get(lease)
+        if term is None or not term.is_over:
+            version = self._epoch_versions.get(lease)
+            if version is not None:
+                return version
+            epoch, version = self._get("epochs", name)
+            if epoch is not None and int(epoch) == lease.epoch and self._get("leases", name)[0] is not None:
+                self._epoch_versions[lease] = version
+                return version
+        raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+
+    def _read_end(self) -> tuple[int, int]:
+        """Return the position of the next entry and the version of its node; the version is -1 without a node."""
+        self._sync()
+        value, version = self._get("end")
+        return int(value or 0), version
+
+    def _read(self, start: int, limit: int) -> list[StoredEntry]:
+        end, _ = self._read_end()
+        first, _ = self._get("first")
+        start = max(start, int(first or 0))
+        entries: list[StoredEntry] = []
+        size = 0
+        while start < end and len(entries) < limit and size < READ_BYTES_MAX:
+            stop = min(end, start + PIPELINED_READS, start + limit - len(entries))
+            for entry in self._read_range(start, stop):
+                entries.append(entry)
+                size += len(entry.data)
+            start = stop
+        return entries
+
+    def _read_range(self, start: int, stop: int) -> list[StoredEntry]:
+        """Return the entries that exist; another broker may delete the first ones after a snapshot."""
+        from kazoo.exceptions import NoNodeError
+
+        client = self._session.client
+        entries = []
+        for position, result in [(at, client.get_async(self._entry_path(at))) for at in range(start, stop)]:
+            try:
+                value, _ = self._session.answer(result)
+            except NoNodeError:
+                continue
+            entries.append(decode_entry(position, value))
+        return entries
+
+    def _watch(self, position: int) -> None:
+        """Wait until the journal's end changes, but not longer than WATCH_S, and not if `position` is before it."""
+        event = self._session.event()
+        self._events[event] = None
+        try:
+            # The watch is set before the node is read, so no change is missed.
+            client, path = self._session.client, self._path("end")
+            self._session.answer(client.exists_async(path, watch=lambda _: event.set()))
+            if self._read_end()[0] <= position:
+                event.wait(WATCH_S)
+        finally:
+            del self._events[event]
+
+    # Snapshots
+
+    def _snapshot(self) -> Snapshot | None:
+        self._sync()
+        stored_pointer, _ = self._get("snapshot")
+        while stored_pointer is not None:
+            pointer = SnapshotPointer.decode(stored_pointer)
+            parts = [self._get("snapshots", pointer.parts_id, str(i))[0] for i in range(pointer.parts)]
+            whole = [part for part in parts if part is not None]
+            if len(whole) == len(parts):
+                return pointer.join(whole)
+            newer_pointer, _ = self._get("snapshot")
+            if newer_pointer == stored_pointer:
+                raise StoreFailed(f"{self._url}: parts of the snapshot at position {pointer.position} are missing")
+            stored_pointer = newer_pointer  # another broker has replaced it meanwhile
+        return None
+
+    def _save_snapshot(self, snapshot: Snapshot, parts_id: str) -> None:
+        self._make_nodes()
+        parts = split(snapshot.data)
+        self._create(self._path("snapshots", parts_id))
+        for i, part in enumerate(parts):
+            self._create(self._path("snapshots", parts_id, str(i)), part)
+        if self._point_to(SnapshotPointer.of(snapshot, parts_id, len(parts))):
+            earliest = parts_prefix(snapshot.position)
+            names = self._session.answer(self._session.client.get_children_async(self._path("snapshots")))
+            self._delete_parts([name for name in sorted(names) if name < earliest])
+            self._trim(snapshot.position)
+        else:
+            self._delete_parts([parts_id])
+
+    def _point_to(self, pointer: SnapshotPointer) -> bool:
+        """Make a snapshot the current one. Return false if the current one is not of an earlier position."""
+        path = self._path("snapshot")
+        while True:
+            self._sync()
+            current, version = self._get("snapshot")
+            if current is not None and SnapshotPointer.decode(current).position >= pointer.position:
+                return False
+            transaction = self._session.client.transaction()
+            if current is None:
+                transaction.create(path, pointer.encode())
+            else:
+                transaction.set_data(path, pointer.encode(), version)
+            if self._commit(transaction):
+                return True
+
+    def _delete_parts(self, ids: Sequence[str]) -> None:
+        for parts_id in ids:
+            path = self._path("snapshots", parts_id)
+            for part in self._session.answer(self._session.client.get_children_async(path)):
+                self._session.answer(self._session.client.delete_async(f"{path}/{part}"))
+            self._session.answer(self._session.client.delete_async(path))
+
+    def _trim(self, position: int) -> None:
+        """Delete the entries before `position`, in several transactions. Each also writes the new first position."""
+        while True:
+            self._sync()
+            first_value, version = self._get("first")
+            first = int(first_value or 0)
+            if first >= position:
+                return
+            bucket_end = (first // BUCKET_ENTRIES + 1) * BUCKET_ENTRIES
+            stop = min(position, first + TRIM_NODES, bucket_end)
+            transaction = self._session.client.transaction()
+            for at in range(first, stop):
+                transaction.delete(self._entry_path(at))
+            if stop == bucket_end:
+                transaction.delete(self._path("journal", _bucket(first)))
+            if version < 0:
+                transaction.create(self._path("first"), str(stop).encode())
+            else:
+                transaction.set_data(self._path("first"), str(stop).encode(), version)
+            if not self._commit(transaction) and self._get("first")[1] == version:
+                raise StoreFailed(f"{self._url}: the entries {first} to {stop - 1} cannot be deleted")
+
+    # Leases
+
+    def _acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        self._make_nodes()
+        self._check_length(ttl_ms)
+        node = _escaped(name)
+        for _ in range(TRIES):
+            sent_s = self._clock.monotonic()
+            self._sync()
+            stored, stat = self._get_with_stat("leases", node)
+            if (
+                stored is not None
+                and decode_lease(name, stored).holder != holder
+                and not self._is_over(name, stored, stat)
+            ):
+                return None
+            epoch, epoch_version = self._get("epochs", node)
+            lease = Lease(name, holder, int(epoch or 0) + 1)
+            transaction = self._session.client.transaction()
+            if epoch is None:
+                transaction.create(self._path("epochs", node), str(lease.epoch).encode())
+            else:
+                transaction.set_data(self._path("epochs", node), str(lease.epoch).encode(), epoch_version)
+            if stored is not None:
+                transaction.delete(self._path("leases", node), stat.version)
+            value = encode_lease(lease, ttl_ms)
+            transaction.create(self._path("leases", node), value, ephemeral=ttl_ms is not None)
+            if self._commit(transaction):
+                self._epoch_versions = {lease: epoch_version + 1, **self._epoch_versions_of_others(name)}
+                self._terms = {key: term for key, term in self._terms.items() if key.name != name}
+                self._extend(lease, ttl_ms, sent_s)
+                return lease
+        raise StoreUnavailable(f"{self._url}: others change the lease {name} at the same time")
+
+    def _epoch_versions_of_others(self, name: str) -> dict[Lease, int]:
+        return {lease: version for lease, version in self._epoch_versions.items() if lease.name != name}
+
+    def _renew(self, lease: Lease, ttl_ms: int) -> None:
+        from kazoo.exceptions import BadVersionError, NoNodeError
+
+        self._check_length(ttl_ms)
+        self._check_lease(lease)
+        sent_s = self._clock.monotonic()
+        value, stat = self._get_with_stat("leases", _escaped(lease.name))
+        is_own = value is not None and decode_lease(lease.name, value) == lease
+        if is_own and stat.ephemeralOwner in (0, self._session.session_id):
+            path = self._path("leases", _escaped(lease.name))
+            with suppress(BadVersionError, NoNodeError):
+                self._session.answer(
+                    self._session.client.set_async(path, encode_lease(lease, ttl_ms), version=stat.version)
+                )
+                self._extend(lease, ttl_ms, sent_s)
+                return
+        raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+
+    def _extend(self, lease: Lease, ttl_ms: int | None, sent_s: float) -> None:
+        if ttl_ms is not None:
+            term = self._terms[lease] = LeaseTerm(self._clock, ttl_ms)
+            term.extend(sent_s)
+
+    def _check_length(self, ttl_ms: int | None) -> None:
+        """Raise StoreFailed if a session of this length may end before a lease of this term."""
+        if ttl_ms is not None and self._session.client and ttl_ms > self._session.negotiated_ms * SESSION_SHARE:
+            raise StoreFailed(
+                f"{self._url} allows sessions of {self._session.negotiated_ms} ms, and a lease of {ttl_ms} ms needs "
+                f"{int(ttl_ms / SESSION_SHARE)} ms: raise maxSessionTimeout of the ZooKeeper servers"
+            )
+
+    def _release(self, lease: Lease) -> None:
+        self._terms.pop(lease, None)
+        self._epoch_versions.pop(lease, None)
+        value, stat = self._get_with_stat("leases", _escaped(lease.name))
+        if value is not None and decode_lease(lease.name, value) == lease:
+            transaction = self._session.client.transaction()
+            transaction.delete(self._path("leases", _escaped(lease.name)), stat.version)
+            self._commit(transaction)
+
+    def _held_leases(self, prefix: str) -> list[Lease]:
+        from kazoo.exceptions import NoNodeError
+
+        self._sync()
+        try:
+            nodes = self._session.answer(self._session.client.get_children_async(self._path("leases")))
+        except NoNodeError:
+            return []
+        held = []
+        for name in sorted(unquote(node) for node in nodes):
+            if name.startswith(prefix):
+                value, stat = self._get_with_stat("leases", _escaped(name))
+                if value is not None and not self._is_over(name, value, stat):
+                    held.append(decode_lease(name, value))
+        return held
+
+    def _is_over(self, name: str, value: bytes, stat: Any) -> bool:
+        """Return whether a lease was not renewed for its whole term, on this process's clock."""
+        ttl_ms = lease_ttl_ms(value)
+        if ttl_ms is None:
+            return False
+        lease_id, now_s = (stat.czxid, stat.version), self._clock.monotonic()
+        seen_id, since_s = self._unchanged_since.get(name, (None, now_s))
+        if seen_id != lease_id:
+            self._unchanged_since[name] = lease_id, now_s
+            return False
+        return now_s >= since_s + (ttl_ms + LEASE_MARGIN_MS) / 1000
+
+    # Nodes
+
+    def _sync(self) -> None:
+        self._session.answer(self._session.client.sync_async(self._root))
+
+    def _get(self, *names: str) -> tuple[bytes | None, int]:
+        """Return the value and the version of a node; None and -1 if it does not exist."""
+        value, stat = self._get_with_stat(*names)
+        return value, -1 if stat is None else stat.version
+
+    def _get_with_stat(self, *names: str) -> tuple[bytes | None, Any]:
+        from kazoo.exceptions import NoNodeError
+
+        try:
+            value, stat = self._session.answer(self._session.client.get_async(self._path(*names)))
+        except NoNodeError:
+            return None, None
+        return value, stat
+
+    def _create(self, path: str, value: bytes = b"") -> None:
+        """Create a node unless it exists."""
+        from kazoo.exceptions import NodeExistsError
+
+        with suppress(NodeExistsError):
+            self._session.answer(self._session.client.create_async(path, value))
+
+    def _make_nodes(self) -> None:
+        if not self._has_nodes:
+            slashes = [i for i, letter in enumerate(self._root) if letter == "/"]
+            for end in [*slashes[1:], len(self._root)]:
+                self._create(self._root[:end])
+            for name in ("journal", "leases", "epochs", "snapshots"):
+                self._create(self._path(name))
+            self._has_nodes = True
+
+    def _commit(self, transaction: Any) -> bool:
+        """Run a transaction. Return whether all its operations were executed; otherwise none was."""
+        results = self._session.answer(transaction.commit_async())
+        return not any(isinstance(result, Exception) for result in results)
+
+    def _entry_path(self, position: int) -> str:
+        return self._path("journal", _bucket(position), f"{position:020d}")
+
+    def _path(self, *names: str) -> str:
+        return "/".join((self._root, *names))
+
+
+def _bucket(position: int) -> str:
+    return f"{position // BUCKET_ENTRIES:016d}"
+
+
+def _escaped(name: str) -> str:
+    """Return a lease's name as the name of a node."""
+    return quote(name, safe="")

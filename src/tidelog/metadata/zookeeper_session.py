@@ -1,0 +1,148 @@
+"""One session with ZooKeeper: kazoo's client, its errors in Tidelog's terms, and the session's length.
+
+kazoo has its own threads, sockets and clock. None of its own retries is used: a call is sent at most once. The methods
+block, and may be called on several threads.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from tidelog.metadata.store import StoreFailed, StoreUnavailable
+
+logger = logging.getLogger("tidelog.metadata")
+kazoo_logger = logging.getLogger("tidelog.metadata.kazoo")
+kazoo_logger.setLevel(logging.ERROR)  # below, kazoo reports each attempt to connect, and the session's password
+
+ANSWER_TIMEOUT_S: Final = 5.0
+CONNECT_WAIT_S: Final = 2.0
+"""Longest time that a call waits for a connection before it fails."""
+FIRST_CONNECT_WAIT_S: Final = 8.0
+
+
+class AnswerLost(Exception):
+    """A call was sent, and it is unknown whether it was executed."""
+
+
+class ZooKeeperSession:
+    """A connection that kazoo restores after each loss, with a new session if the old one has expired."""
+
+    def __init__(self, url: str, servers: list[tuple[str, int]], session_ms: int) -> None:
+        """`url` names the store in errors. `session_ms` is the length that the session asks for."""
+        self._url = url
+        self._servers = servers
+        self._session_ms = session_ms
+        self._client: Any = None
+        self._connected: Any = None
+        """An event of kazoo: set while there is a connection."""
+        self._was_connected = False
+        self._is_closed = False
+        self.negotiated_ms = 0
+        """The length of the session that the servers granted; 0 before the first connection."""
+
+    @property
+    def session_id(self) -> int:
+        client_id = self.client.client_id
+        return int(client_id[0]) if client_id is not None else 0
+
+    @property
+    def client(self) -> Any:
+        """kazoo's client, connected. Raises StoreUnavailable, StoreFailed."""
+        if self._client is None:
+            self._start()
+        wait_s = CONNECT_WAIT_S if self._was_connected else FIRST_CONNECT_WAIT_S
+        if not self._connected.wait(wait_s):
+            servers = ", ".join(f"{host}:{port}" for host, port in self._servers)
+            raise StoreUnavailable(f"{self._url} cannot be reached (no connection to {servers} for {wait_s:g} s)")
+        return self._client
+
+    def event(self) -> Any:
+        """Return a new event of kazoo's threads."""
+        return self.client.handler.event_object()
+
+    def answer(self, result: Any) -> Any:
+        """Return the answer to a call of one of kazoo's asynchronous methods.
+
+        Raises AnswerLost, StoreUnavailable if the call was not executed, and the errors of ZooKeeper.
+        """
+        from kazoo import exceptions
+        from kazoo.handlers.threading import KazooTimeoutError
+
+        try:
+            return result.get(timeout=ANSWER_TIMEOUT_S)
+        except (exceptions.ConnectionLoss, exceptions.OperationTimeoutError, KazooTimeoutError):
+            raise AnswerLost(f"{self._url} has not answered") from None
+        except (exceptions.SessionExpiredError, exceptions.ConnectionClosedError) as error:
+            raise StoreUnavailable(f"{self._url}: the session has ended ({error!r})") from None
+        except (exceptions.AuthFailedError, exceptions.NoAuthError, exceptions.InvalidACLError) as error:
+            raise StoreFailed(
+                f"{self._url}: no permission ({error!r}): Tidelog uses ZooKeeper without a user"
+            ) from None
+
+    def close(self) -> None:
+        """End the session: its ephemeral nodes are deleted at once."""
+        client, self._client = self._client, None
+        self._is_closed = True
+        if client is not None:
+            from kazoo.exceptions import WriterNotClosedException
+
+            with suppress(WriterNotClosedException):  # it is still connecting to a server that does not answer
+                client.stop()
+                client.close()
+
+    def _start(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable(f"{self._url} was closed")
+        try:
+            from kazoo.client import KazooClient
+        except ImportError:
+            raise StoreFailed(f"{self._url} needs kazoo: pip install 'tidelog[zookeeper]'") from None
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._servers)
+        client = KazooClient(
+            hosts,
+            timeout=self._session_ms / 1000,
+            connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": 1.0},
+            logger=kazoo_logger,
+        )
+        self._connected = client.handler.event_object()
+        client.add_listener(self._on_state)
+        self._learn_length(client._connection)
+        self._client = client
+        client.start_async()
+
+    def _learn_length(self, connection: Any) -> None:
+        """Learn the length of each session that the servers grant. kazoo has no public way to ask for it."""
+        connect = connection._connect
+
+        def connect_and_learn(*arguments: Any) -> Any:
+            read_timeout_ms, connect_timeout_ms = connect(*arguments)
+            self.negotiated_ms = int(read_timeout_ms * 3 / 2)  # kazoo's timeout of reads is two thirds of the session
+            return read_timeout_ms, connect_timeout_ms
+
+        connection._connect = connect_and_learn
+
+    def _on_state(self, state: str) -> None:
+        """Called by kazoo on a thread of its own, before it answers the calls that a lost connection ends."""
+        if state == "CONNECTED":
+            self._connected.set()
+            self._was_connected = True
+            logger.info("metadata store connected store=%s", self._url)
+        else:
+            self._connected.clear()
+            if not self._is_closed:
+                reason = "session expired" if state == "LOST" else "connection lost"
+                logger.warning("metadata store disconnected store=%s reason=%s", self._url, reason)
+
+
+@contextmanager
+def translated_errors(url: str) -> Iterator[None]:
+    """Raise StoreUnavailable for a lost answer, and StoreFailed for other errors of ZooKeeper."""
+    from kazoo.exceptions import KazooException
+
+    try:
+        yield
+    except AnswerLost as error:
+        raise StoreUnavailable(str(error)) from error
+    except KazooException as error:
+        raise StoreFailed(f"{url}: {error!r}") from error
