@@ -1,5 +1,6 @@
 """A broker that a test scripts: it answers ApiVersions by itself, and every other request by a function of the test."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from tidelog.client.connection import response_class
@@ -17,6 +18,8 @@ class ScriptedConnection:
         self.open = False
         self._broker = broker
         self._data = bytearray()
+        self._frames: deque[bytes] = deque()
+        self._unanswered = 0
         self._buffer = memoryview(bytearray(10_000))
 
     def connected(self, stream: Stream) -> None:
@@ -32,7 +35,14 @@ class ScriptedConnection:
         while len(self._data) >= 4 and len(self._data) >= (end := 4 + int.from_bytes(self._data[:4], "big")):
             frame = bytes(self._data[4:end])
             del self._data[:end]
-            self._process(frame)
+            self._frames.append(frame)
+        self.process_frames()
+
+    def process_frames(self) -> None:
+        """Process the requests; with `in_order`, each one only when the request before it has its response."""
+        while self._frames and self.open and not (self._broker.in_order and self._unanswered):
+            self._unanswered += 1
+            self._process(self._frames.popleft())
 
     def _process(self, frame: bytes) -> None:
         header, position = decode_request_header(frame, 0)
@@ -51,6 +61,7 @@ class ScriptedConnection:
     def send(self, header: RequestHeader, response: Message) -> None:
         assert type(response) is response_class(header.api_key)
         self.stream.write(encode_response(response, header.api_version, header.correlation_id))
+        self._unanswered -= 1
 
     def drained(self) -> None:
         pass
@@ -69,6 +80,7 @@ class Asked:
 
     def answer(self, response: Message) -> None:
         self.connection.send(self.header, response)
+        self.connection.process_frames()
 
 
 class ScriptedBroker:
@@ -79,6 +91,8 @@ class ScriptedBroker:
         self.greets = True
         """Whether requests for the broker's versions are answered."""
         self.greeting_error = 0
+        self.in_order = False
+        """Whether a request waits until the request before it on the same connection is answered, as at a broker."""
         self.greetings = 0
         self.requests: list[Message] = []
         self.connections: list[ScriptedConnection] = []

@@ -413,6 +413,7 @@ def test_restart_at_leaves_an_empty_log_there() -> None:
     on.flush()
     on.log.restart_at(500)
     assert (on.log.log_start_offset, on.log.log_end_offset, on.log.size_bytes) == (500, 500, 0)
+    assert on.log.epochs.entries() == [], "a follower would name an epoch of which its log has no record"
     assert on.append(b"b").base_offset == 500
     on.persisted_recovery_point = on.persisted_log_start_offset = 500
     on.kill()
