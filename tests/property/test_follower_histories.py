@@ -116,6 +116,7 @@ class History:
         log, replica = self.scene.leader.logs[index], self.scene.replicas[index]
         self.scene.unfollow(index)
         epoch = log.epoch + 1
+        replica.on.log.epochs.assign(epoch, replica.log_end_offset)
         for _ in range(self.rng.choice((0, 1, 3))):
             batch = make_batch(self.value(), base_offset=replica.log_end_offset, leader_epoch=epoch)
             replica.on.log.append_as_follower(memoryview(batch))

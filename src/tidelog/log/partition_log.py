@@ -431,6 +431,7 @@ class PartitionLog:
         reader that must not see the cut. Raises StorageError.
         """
         if offset >= self.log_end_offset:
+            self.epochs.truncate_from_end(self.log_end_offset)  # this log may have led without appending a record
             return
         if offset < self.log_start_offset:
             self.restart_at(offset)

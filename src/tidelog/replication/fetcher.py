@@ -106,7 +106,7 @@ class Fetcher:
         self._session = FollowerSession(self._settings.partition_bytes_max)
         self._followed: dict[PartitionKey, _Followed] = {}
         self._joining: list[_Followed] = []
-        """Partitions to sync before they are fetched for the first time."""
+        """Partitions to sync before they enter the session."""
         self._is_joining = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._woken: asyncio.Future[None] | None = None
@@ -145,6 +145,7 @@ class Fetcher:
             self._leave_session(followed)
 
     def _fetch_when_synced(self, followed: _Followed) -> None:
+        followed.timer = None
         if not followed.partition.must_sync:
             self._fetch_when_allowed(followed)
             return
@@ -154,8 +155,8 @@ class Fetcher:
             self._spawn(self._join(), "fetcher-join")
 
     async def _join(self) -> None:
-        """Sync the logs of new partitions, and then fetch these. A replica that was the leader, or that followed
-        another leader, may have records that are not durable yet.
+        """Sync the logs of partitions that are not in the session, and then fetch these. A replica that was the
+        leader, that followed another leader, or that got a part of an answer, may have records that are not durable.
         """
         try:
             while self._joining:
@@ -184,6 +185,10 @@ class Fetcher:
                 logger.exception("fetcher failed leader=%d", self._leader_id)
                 self._session.begin_anew()
                 await self._pause(self._backoff_s())
+                for followed in [*self._followed.values()]:
+                    if followed.key in self._session.positions:  # its log may have records of the answer
+                        self._leave_session(followed)
+                        self._fetch_when_synced(followed)
 
     async def _fetch(self) -> None:
         """Send one request, and apply its answer."""
@@ -334,7 +339,7 @@ class Fetcher:
         if not self._is_current(followed):
             return
         offset = cut_offset(partition, diverging)
-        if offset < partition.log_end_offset:
+        if offset < partition.log_end_offset or partition.latest_epoch > diverging.epoch:
             await self._change_log(followed, partition.cut(offset, followed.leader_epoch))
         else:  # to repeat the same request at once would give the same answer
             where = f"epoch {diverging.epoch} up to offset {diverging.end_offset}"
@@ -454,7 +459,7 @@ class Fetcher:
 
     def _fetch_later(self, followed: _Followed, delay_s: float) -> None:
         self._leave_session(followed)
-        followed.timer = self._runtime.tasks.call_later(delay_s, self._fetch_when_allowed, followed)
+        followed.timer = self._runtime.tasks.call_later(delay_s, self._fetch_when_synced, followed)
 
     def _fetch_after_failure(self, followed: _Followed, error: ApiError) -> None:
         """Fetch the partition again after a pause. Only the first of several failures is logged."""

@@ -31,7 +31,7 @@ class FollowedPartition(Protocol):
 
     @property
     def latest_epoch(self) -> int:
-        """The leader epoch of the last record; -1 if the log has no epoch."""
+        """The latest leader epoch of the log, even if it has no record yet; -1 if the log has no epoch."""
 
     @property
     def must_sync(self) -> bool:
@@ -58,10 +58,16 @@ class FollowedPartition(Protocol):
         """Take over the leader's high watermark, as far as this log reaches."""
 
     async def cut(self, offset: int, leader_epoch: int) -> None:
-        """Remove every record from `offset` on, durably. Raises StorageError if the log is or goes offline."""
+        """Remove every record from `offset` on, and every leader epoch that begins there or later, durably.
+
+        `offset` may be the log's end: a replica that led without appending a record has such an epoch. Raises
+        StorageError if the log is or goes offline.
+        """
 
     async def restart_at(self, offset: int, leader_epoch: int) -> None:
-        """Make the log empty, durably, and let it begin at `offset`. Raises StorageError."""
+        """Make the log empty and forget its leader epochs, durably, and let it begin at `offset`. Raises
+        StorageError.
+        """
 
     def following_ended(self, error: "ApiError", leader_epoch: int) -> None:
         """The partition is no longer fetched, until it is followed in a new epoch: FencedLeaderEpoch or StorageError

@@ -31,7 +31,7 @@ class FetchPosition(NamedTuple):
     """The epoch in which the leader is followed."""
     fetch_offset: int
     last_fetched_epoch: int
-    """The epoch of the last record in the follower's log; -1 if the log has no epoch."""
+    """The latest epoch of the follower's log; -1 if the log has no epoch."""
     log_start_offset: int
 
 

@@ -407,6 +407,14 @@ def test_truncation_drops_whole_batches_and_what_followed_from_them() -> None:
     assert all(int(name[:20]) <= 5 for name in on.files() if name[:20].isdigit())
 
 
+def test_a_cut_at_the_end_removes_an_epoch_without_records() -> None:
+    on = LogOnDisk()
+    on.append(b"a", leader_epoch=1)
+    on.log.epochs.assign(2, 1)
+    on.log.truncate_to(1)
+    assert on.log.epochs.entries() == [(1, 0)]
+
+
 def test_restart_at_leaves_an_empty_log_there() -> None:
     on = LogOnDisk()
     on.append(b"a")

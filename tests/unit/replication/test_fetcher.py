@@ -15,6 +15,7 @@ from tidelog.replication.followed import FetchSettings
 from tidelog.simulation.world import simulated
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.fetch import (
+    EpochEndOffset,
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
@@ -245,19 +246,41 @@ def test_diverging_logs_are_cut_by_epoch() -> None:
     run(scenario)
 
 
-def test_a_leader_that_reports_a_difference_that_is_none_is_not_asked_without_pause() -> None:
+def test_an_epoch_without_records_is_cut_too() -> None:
+    """The follower led in epoch 3 and appended nothing. The leader does not know this epoch."""
+
     async def scenario(scene: FollowerScene) -> None:
-        log = scene.leader.logs[0]
-        log.append(b"x")
-        scene.replicas[0].on.log.append_as_follower(memoryview(log.batches[0]))
-        log.end_offset_for = lambda epoch: (0, 0) if epoch == 0 else (-1, -1)  # type: ignore[method-assign]
-        scene.replicas[0].end_offset_for = lambda epoch: scene.replicas[0].on.log.end_offset_for(0)  # type: ignore[method-assign]
-        scene.replicas[0].cut = None  # type: ignore[assignment]
-        log.end_offset_for = lambda epoch: (-1 + epoch, 9)  # type: ignore[method-assign]
+        log, replica = scene.leader.logs[0], scene.replicas[0]
+        log.append(b"0", epoch=2)
+        replica.on.log.append_as_follower(memoryview(log.batches[0]))
+        replica.on.log.epochs.assign(3, 1)
+        log.append(b"1", epoch=4)
         scene.follow(0)
-        await asyncio.sleep(3)
-        assert 3 <= len(scene.leader.fetches) <= 30
-        del log.end_offset_for
+        await scene.until(scene.has_caught_up)
+        assert replica.cuts == [1]
+        assert replica.on.log.epochs.entries() == [(2, 0), (4, 1)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_leader_that_reports_differences_without_end_is_not_asked_without_pause(epoch: int) -> None:
+    async def scenario(scene: FollowerScene) -> None:
+        leader, log = scene.leader, scene.leader.logs[0]
+        log.append(b"x", epoch=1)
+        scene.replicas[0].on.log.append_as_follower(memoryview(log.batches[0]))
+        original = leader.answer_partition
+
+        def differ(index: int, item: FetchPartition) -> PartitionData:
+            data = PartitionData(index, 0, 0, -1, 0, records=b"")
+            data.diverging_epoch = EpochEndOffset(epoch, 9)
+            return data
+
+        leader.answer_partition = differ  # type: ignore[method-assign]
+        scene.follow(0)
+        await asyncio.sleep(6)
+        assert 3 <= len(leader.fetches) <= 60
+        leader.answer_partition = original  # type: ignore[method-assign]
         await scene.until(scene.has_caught_up)
 
     run(scenario)
@@ -415,9 +438,36 @@ def test_records_before_a_damaged_batch_are_synced_too() -> None:
         log.batches[1] = log.batches[1][:-1] + b"?"
         await asyncio.sleep(2)
         assert scene.replicas[0].synced_end == 1
-        assert scene.syncs == [[0], [0]]
 
     run(scenario, must_sync=True)
+
+
+def test_a_fault_while_an_answer_is_applied_is_survived(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(scene: FollowerScene) -> None:
+        leader = scene.leader
+        original = leader.answer_partition
+
+        def check(index: int, item: FetchPartition) -> PartitionData:
+            assert item.fetch_offset <= scene.replicas[index].synced_end, "it named records that are not durable"
+            return original(index, item)
+
+        leader.answer_partition = check  # type: ignore[method-assign]
+        append, faults = scene.replicas[1].append_as_follower, [RuntimeError("a fault")]
+
+        def append_or_fail(data: memoryview, leader_epoch: int) -> None:
+            if faults:
+                raise faults.pop()
+            append(data, leader_epoch)
+
+        scene.replicas[1].append_as_follower = append_or_fail  # type: ignore[method-assign]
+        for index in range(3):
+            leader.logs[index].append(b"x")
+            scene.follow(index)
+        await scene.until(lambda: all(scene.has_caught_up(index) for index in range(3)), 3)
+        assert not any(replica.ended for replica in scene.replicas)
+
+    run(scenario, partitions=3, must_sync=True)
+    assert sum("fetcher failed" in record.getMessage() for record in caplog.records) == 3
 
 
 @pytest.mark.parametrize("how", ["forgotten", "ended", "none", "wrong"])
