@@ -81,9 +81,6 @@ class FollowerReplica:
     def latest_epoch(self) -> int:
         return self.on.log.epochs.latest
 
-    def end_offset_for(self, leader_epoch: int) -> EpochEnd:
-        return self.on.log.end_offset_for(leader_epoch)
-
     def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
         assert leader_epoch == self.leader_epoch, "the fetcher appended what an earlier leader had sent"
         if self.refuse_append is not None:
@@ -96,7 +93,16 @@ class FollowerReplica:
     def set_high_watermark(self, offset: int) -> None:
         self.high_watermark = min(offset, self.on.log.log_end_offset)
 
-    async def cut(self, offset: int, leader_epoch: int) -> None:
+    async def diverged(self, leader_end: EpochEnd, leader_epoch: int) -> None:
+        """Cut the log by the rule of KIP-101 and KIP-279."""
+        own = self.on.log.end_offset_for(leader_end.leader_epoch)
+        if own.leader_epoch == -1:
+            offset = leader_end.end_offset
+        elif own.leader_epoch == leader_end.leader_epoch:
+            offset = min(own.end_offset, leader_end.end_offset)
+        else:  # the epoch before it ends the common part, as far as this log can tell
+            offset = own.end_offset
+        offset = min(offset, self.log_end_offset)
         await self._change(leader_epoch, lambda: self.on.log.truncate_to(offset))
         self.cuts.append(offset)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import BrokerUnreachable, ClientError
 from tidelog.client.operations import EARLIEST, LATEST
-from tidelog.replication.followed import FetchSettings, cut_offset
+from tidelog.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
+from tidelog.replication.followed import FetchSettings, has_news, offset_within_batch
 from tidelog.replication.follower_session import FetchPosition, FollowerSession, PartitionAnswer
-from tidelog.wire.batches import HEADER_BYTES, BatchHeader
 from tidelog.wire.errors import (
     ApiError,
     CorruptMessage,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tidelog.replication.followed import FollowedPartition, FollowerThrottle, Syncs
     from tidelog.replication.follower_session import PartitionKey
     from tidelog.runtime.interfaces import Runtime, TimerHandle
-    from tidelog.wire.messages.fetch import EpochEndOffset, PartitionData
+    from tidelog.wire.messages.fetch import PartitionData
 
 logger = logging.getLogger("tidelog.fetcher")
 
@@ -133,8 +133,11 @@ class Fetcher:
         """Fetch this partition from the end of its log, as a follower in `leader_epoch`. If it is followed already, the
         new epoch replaces the earlier one.
         """
-        self.unfollow(partition)
         followed = _Followed(partition, leader_epoch)
+        earlier = self._followed.get(followed.key)
+        if earlier is not None and earlier.leader_epoch == leader_epoch:
+            followed.changes = earlier.changes  # the end of a cut may be the reason for this call
+        self.unfollow(partition)
         self._followed[followed.key] = followed
         self._fetch_when_synced(followed)
 
@@ -208,7 +211,7 @@ class Fetcher:
         if self._has_failed:
             self._has_failed = False
             logger.info("fetching from leader again leader=%d", self._leader_id)
-        if not any(_has_news(answer.data) for answer in answers):
+        if not any(has_news(answer.data) for answer in answers):
             # A leader that has no news waits before it answers. If it does not, the wait is here.
             began_s += max(settings.wait_max_ms, response.throttle_time_ms) / 1000
             await self._pause(began_s - clock.monotonic())
@@ -274,8 +277,9 @@ class Fetcher:
                 self._refused_by_leader(followed, answer.data.error_code)
             elif answer.data.diverging_epoch is not None:
                 self._leave_session(followed)
-                self._spawn(self._cut(followed, answer.data.diverging_epoch), "fetcher-cut")
-            elif (first_offset := _offset_within_batch(followed.partition, answer.data)) is not None:
+                leader_end = EpochEnd(answer.data.diverging_epoch.epoch, answer.data.diverging_epoch.end_offset)
+                self._spawn(self._cut(followed, leader_end), "fetcher-cut")
+            elif (first_offset := offset_within_batch(followed.partition, answer.data)) is not None:
                 self._leave_session(followed)
                 self._spawn(self._begin_at_batch(followed, first_offset, answer.data), "fetcher-begin")
             else:
@@ -333,18 +337,10 @@ class Fetcher:
 
     # Offsets that the leader does not have
 
-    async def _cut(self, followed: _Followed, diverging: "EpochEndOffset") -> None:
-        """Remove the records that the leader does not have, and continue behind the common part."""
-        partition = followed.partition
-        if not self._is_current(followed):
-            return
-        offset = cut_offset(partition, diverging)
-        if offset < partition.log_end_offset or partition.latest_epoch > diverging.epoch:
-            await self._change_log(followed, partition.cut(offset, followed.leader_epoch))
-        else:  # to repeat the same request at once would give the same answer
-            where = f"epoch {diverging.epoch} up to offset {diverging.end_offset}"
-            reason = f"broker {self._leader_id} says that the logs differ after {where}, but {followed} has no more"
-            self._fetch_after_failure(followed, CorruptMessage(reason))
+    async def _cut(self, followed: _Followed, leader_end: EpochEnd) -> None:
+        """Have the records removed that the leader does not have, and then fetch the partition again."""
+        if self._is_current(followed):
+            await self._change_log(followed, followed.partition.diverged(leader_end, followed.leader_epoch))
 
     async def _begin_at_batch(self, followed: _Followed, first_offset: int, data: "PartitionData") -> None:
         """Let an empty log begin at the first offset of the leader's first batch, and append the answer."""
@@ -385,7 +381,7 @@ class Fetcher:
         assert isinstance(start, int)
         assert isinstance(end, int)
         if end < partition.log_end_offset:
-            await self._change_log(followed, partition.cut(end, epoch))
+            await self._cut(followed, EpochEnd(UNDEFINED_EPOCH, end))
         elif start > partition.log_end_offset:
             await self._change_log(followed, partition.restart_at(start, epoch))
         else:  # retention has moved the leader's start meanwhile, or the leader does not know the last epoch here
@@ -416,20 +412,21 @@ class Fetcher:
         }
 
     async def _change_log(self, followed: _Followed, change: Awaitable[None]) -> None:
-        """Wait for a cut, and then fetch the partition again."""
+        """Wait for a cut or a restart of the log, and then fetch the partition again."""
+        before = followed.position()
         try:
             await change
         except ApiError as error:
             self._change_failed(followed, error)
+            return
+        if not self._is_current(followed):
+            return
+        followed.changes += 1
+        if followed.position() != before and followed.changes <= CHANGES_MAX:
+            self._fetch_when_allowed(followed)
         else:
-            if not self._is_current(followed):
-                return
-            followed.changes += 1
-            if followed.changes <= CHANGES_MAX:
-                self._fetch_when_allowed(followed)
-            else:
-                reason = f"after {followed.changes} cuts its log still differs from that of broker {self._leader_id}"
-                self._fetch_after_failure(followed, CorruptMessage(reason))
+            reason = f"after {followed.changes} cuts its log still differs from that of broker {self._leader_id}"
+            self._fetch_after_failure(followed, CorruptMessage(reason))
 
     def _change_failed(self, followed: _Followed, error: ApiError) -> None:
         if isinstance(error, StorageError) and self._is_current(followed):
@@ -484,21 +481,3 @@ class Fetcher:
         task = self._runtime.tasks.spawn(work, name=name)
         self._tasks[task] = None
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
-
-
-def _has_news(data: "PartitionData") -> bool:
-    return bool(data.records) or data.error_code != ErrorCode.NONE or data.diverging_epoch is not None
-
-
-def _offset_within_batch(partition: "FollowedPartition", data: "PartitionData") -> int | None:
-    """Return the first offset of the leader's first batch, if the follower's log is empty and begins within this batch;
-    otherwise None.
-
-    This happens when DeleteRecords moved the leader's log start offset into a batch. The leader sends whole batches.
-    """
-    start: int = partition.log_start_offset
-    records: Any = data.records
-    if partition.log_end_offset != start or records is None or len(records) < HEADER_BYTES:
-        return None
-    header = BatchHeader(records)
-    return header.base_offset if header.base_offset < start <= header.last_offset else None

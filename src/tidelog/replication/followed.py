@@ -1,15 +1,16 @@
 """The parts of a broker that a fetcher uses: the followed partition, syncs and the throttle. Pure."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from tidelog.log.leader_epochs import UNDEFINED_EPOCH
+from tidelog.wire.batches import HEADER_BYTES, BatchHeader
+from tidelog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.log.leader_epochs import EpochEnd
     from tidelog.wire.errors import ApiError
-    from tidelog.wire.messages.fetch import EpochEndOffset
+    from tidelog.wire.messages.fetch import PartitionData
 
 
 class FollowedPartition(Protocol):
@@ -39,11 +40,6 @@ class FollowedPartition(Protocol):
         (`durability=fsync`).
         """
 
-    def end_offset_for(self, leader_epoch: int) -> "EpochEnd":
-        """Return the last epoch of this log up to `leader_epoch`, and its exclusive end offset; (-1, -1) if
-        unknown.
-        """
-
     def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
         """Append whole batches unchanged. `data` is valid only during the call.
 
@@ -57,11 +53,13 @@ class FollowedPartition(Protocol):
     def set_high_watermark(self, offset: int) -> None:
         """Take over the leader's high watermark, as far as this log reaches."""
 
-    async def cut(self, offset: int, leader_epoch: int) -> None:
-        """Remove every record from `offset` on, and every leader epoch that begins there or later, durably.
+    async def diverged(self, leader_end: "EpochEnd", leader_epoch: int) -> None:
+        """Remove the records that the leader does not have, durably, and every leader epoch that begins behind them: a
+        replica that led without appending a record has such an epoch.
 
-        `offset` may be the log's end: a replica that led without appending a record has such an epoch. Raises
-        StorageError if the log is or goes offline.
+        `leader_end` is the leader's answer (KIP-595): the last of its epochs up to `latest_epoch`, and where that epoch
+        ends in its log. Its epoch is -1 if only the end of the leader's log is known. After the cut, the next answer
+        shows whether more must be removed (KIP-279). Raises StorageError if the log is or goes offline.
         """
 
     async def restart_at(self, offset: int, leader_epoch: int) -> None:
@@ -112,18 +110,20 @@ class FetchSettings(NamedTuple):
         )
 
 
-def cut_offset(partition: FollowedPartition, diverging: "EpochEndOffset") -> int:
-    """Return the offset from which the follower must remove its records (KIP-101, KIP-279).
+def offset_within_batch(partition: FollowedPartition, data: "PartitionData") -> int | None:
+    """Return the first offset of the leader's first batch, if the follower's log is empty and begins within this batch;
+    otherwise None.
 
-    `diverging` is the leader's answer: the last of its epochs up to the follower's last one, and where that epoch ends
-    in its log. If the follower's log does not have this epoch, the epoch before it ends the common part, as far as the
-    follower can tell; the next answer of the leader shows whether more must be removed.
+    This happens when DeleteRecords moved the leader's log start offset into a batch. The leader sends whole batches.
     """
-    own = partition.end_offset_for(diverging.epoch)
-    if own.leader_epoch == UNDEFINED_EPOCH:
-        offset = diverging.end_offset
-    elif own.leader_epoch == diverging.epoch:
-        offset = min(own.end_offset, diverging.end_offset)
-    else:
-        offset = own.end_offset
-    return min(offset, partition.log_end_offset)
+    start: int = partition.log_start_offset
+    records: Any = data.records
+    if partition.log_end_offset != start or records is None or len(records) < HEADER_BYTES:
+        return None
+    header = BatchHeader(records)
+    return header.base_offset if header.base_offset < start <= header.last_offset else None
+
+
+def has_news(data: "PartitionData") -> bool:
+    """Return whether the answer for a partition is one for which the leader does not wait."""
+    return bool(data.records) or data.error_code != ErrorCode.NONE or data.diverging_epoch is not None
