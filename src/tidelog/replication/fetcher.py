@@ -45,7 +45,7 @@ logger = logging.getLogger("tidelog.fetcher")
 
 JITTER: Final = 0.2
 BYTES_PER_TURN: Final = 1 << 20
-"""After this many appended bytes, other work of the event loop has its turn."""
+"""After this many appended bytes, the fetcher lets other work of the event loop run."""
 CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, there is a pause before each further request for it. One or two cuts are
 usual; more are needed only if leader and follower have each led in turn for many epochs."""
@@ -322,7 +322,7 @@ class Fetcher:
 
     def _refused_by_leader(self, followed: _Followed, code: int) -> None:
         error = error_for(code, f"broker {self._leader_id} answers {error_name(code)} to a follower")
-        if isinstance(error, FencedLeaderEpoch):  # this broker will be told of the newer epoch, and follow again
+        if isinstance(error, FencedLeaderEpoch):  # the metadata will name the newer epoch, and `follow` is called again
             self._end_following(followed, error)
         else:
             self._fetch_after_failure(followed, error)
@@ -338,7 +338,7 @@ class Fetcher:
     # Offsets that the leader does not have
 
     async def _cut(self, followed: _Followed, leader_end: EpochEnd) -> None:
-        """Have the records removed that the leader does not have, and then fetch the partition again."""
+        """Remove the records that the leader does not have, and then fetch the partition again."""
         if self._is_current(followed):
             await self._change_log(followed, followed.partition.diverged(leader_end, followed.leader_epoch))
 
