@@ -510,6 +510,23 @@ def test_a_lost_session_is_replaced(how: str) -> None:
     run(scenario, partitions=2)
 
 
+def test_after_a_lost_answer_every_partition_is_named_again() -> None:
+    """The leader may have processed the request or not, so the follower does not know what the session holds."""
+
+    async def scenario(scene: FollowerScene) -> None:
+        leader = scene.leader
+        scene.follow(0)
+        scene.follow(1)
+        await asyncio.sleep(2)
+        session_id, count = leader.fetches[-1].session_id, len(leader.fetches)
+        leader.broker.cut()
+        await scene.until(lambda: len(leader.fetches) > count)
+        request = leader.fetches[count]
+        assert (request.session_id, request.session_epoch, sorted(named_in(request))) == (session_id, 0, [0, 1])
+
+    run(scenario, partitions=2)
+
+
 def test_an_unusable_leader_is_not_asked_without_pause(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
