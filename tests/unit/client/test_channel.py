@@ -167,7 +167,7 @@ def test_attempts_are_ever_rarer_and_logged_once(caplog: pytest.LogCaptureFixtur
         pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
         for pause, expected in zip(pauses, [0.1, 0.2, 0.4, 0.8, 1.6, 1.6, 1.6, 1.6], strict=True):
             assert 0.8 * expected <= pause <= 1.2 * expected + 0.25  # latency of the network
-        assert len(set(pauses[4:])) == 4, "without jitter"
+        assert max(pauses[4:]) - min(pauses[4:]) > 0.15, "without jitter they differ by the latency only"
         assert scene.channel.state is ChannelState.UNREACHABLE
         await scene.listen()
         assert await scene.ask() == "t"
