@@ -38,7 +38,8 @@ MODULES = {
 }
 """The module, for each section, of messages that are neither requests nor responses."""
 WITHOUT_CLASS = {"RequestHeader", "ResponseHeader", "DefaultPrincipalData"}
-"""Messages without a class: headers are written by hand in frames.py, and only KRaft controllers receive principals."""
+"""Messages without a class: headers are written by hand in frames.py, and principals in api/envelope.py, because their
+field `name` would hide an attribute of every message."""
 TITLES = {
     "consumer_protocol": "Messages between the consumers of a classic group: subscription and assignment.",
     "control_records": "Control records: transaction markers, and those of the metadata log.",

@@ -2,7 +2,8 @@
 epochs (KIP-595); v13: topic ids (KIP-516); v15: replica state (KIP-903); v16: leader hints (KIP-951).
 
 Whole batches are sent as file regions and never decoded. A fetch that finds too few bytes is parked until enough
-bytes are appended or its time is over. Not supported: fetches by followers, preferred read replica (KIP-392).
+bytes are appended or its time is over. Fetches by followers are refused unless `Services.followers` is set; see
+`follower_fetch.py`. Not supported: preferred read replica (KIP-392).
 """
 
 import logging
@@ -60,13 +61,19 @@ def handle(
     """
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         return _unknown_isolation(context, request)
-    try:
-        fetch_context = services.fetch_sessions.context(request, context.api_version, requested_items)
-    except ApiError as error:
-        return FetchResponse(error_code=error.code)
     replica_id = request.replica_id  # from v15 on it is in a tagged field, which consumers do not send
     if request.replica_state is not None:
         replica_id = request.replica_state.replica_id
+    try:
+        if replica_id >= 0 and services.followers is not None:
+            from tidelog.api import follower_fetch
+
+            answer = follower_fetch.handle(services, services.followers, context, request, requested_items)
+            if answer is not None:
+                return answer
+        fetch_context = services.fetch_sessions.context(request, context.api_version, requested_items)
+    except ApiError as error:
+        return FetchResponse(error_code=error.code)
     if len(fetch_context.items) > WIDE_ITEMS:
         from tidelog.api.wide_fetch import WideFetch
 
@@ -82,7 +89,12 @@ def handle(
 
 def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> "Steps[Outcome[FetchResponse]]":
     """Handle a request with any number of partitions in steps; see `handle`."""
-    requested_items = yield from items_in_steps(request, uses_topic_ids=context.api_version >= 13)
+    item_class = FetchItem
+    if services.followers is not None and (request.replica_state is not None or request.replica_id >= 0):
+        from tidelog.api.follower_fetch import FollowerItem
+
+        item_class = FollowerItem
+    requested_items = yield from items_in_steps(request, context.api_version >= 13, item_class)
     return handle(services, context, request, requested_items)
 
 

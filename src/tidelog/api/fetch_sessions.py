@@ -251,13 +251,15 @@ def _exceeds_changes_max(requested_items: FetchItems, request: "FetchRequest") -
     return len(requested_items) + sum(len(topic.partitions) for topic in forgotten) > CHANGES_MAX
 
 
-def items_in_steps(request: "FetchRequest", uses_topic_ids: bool) -> Steps[FetchItems]:
+def items_in_steps(
+    request: "FetchRequest", uses_topic_ids: bool, item_class: type[FetchItem] = FetchItem
+) -> Steps[FetchItems]:
     """Return the same partitions as `items_of`, by topic and index, in steps."""
     items: FetchItems = {}
     for topic in request.topics:
         key: TopicKey = topic.topic_id if uses_topic_ids else topic.topic
         for requested in topic.partitions:
-            items[key, requested.partition] = FetchItem(key, requested)
+            items[key, requested.partition] = item_class(key, requested)
             yield
         yield
     return items

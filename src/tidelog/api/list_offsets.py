@@ -73,7 +73,13 @@ def _answer(
         partition = services.partitions.get(topic, requested.partition_index)
         partition.check_online()
         partition.check_leader_epoch(requested.current_leader_epoch)
-        yield from _look_up(partition, request.isolation_level, requested.timestamp, answer)
+        if request.replica_id >= 0 and services.followers is not None:
+            end = partition.log_end_offset
+        else:
+            end = (
+                partition.last_stable_offset if request.isolation_level == READ_COMMITTED else partition.high_watermark
+            )
+        yield from _look_up(partition, end, requested.timestamp, answer)
         if context.api_version < 4:
             answer.leader_epoch = -1  # these versions have no such field
     except ApiError as error:
@@ -81,13 +87,10 @@ def _answer(
     return answer
 
 
-def _look_up(
-    partition: "Partition", isolation: int, timestamp: int, answer: ListOffsetsPartitionResponse
-) -> Steps[None]:
-    """Look up the offset, timestamp and leader epoch, and write them into `answer`. If there is no such record, they
-    remain -1.
+def _look_up(partition: "Partition", end: int, timestamp: int, answer: ListOffsetsPartitionResponse) -> Steps[None]:
+    """Look up the offset, timestamp and leader epoch, and write them into `answer`. If there is no such record below
+    `end`, they remain -1.
     """
-    end = partition.last_stable_offset if isolation == READ_COMMITTED else partition.high_watermark
     log = partition.log
     if timestamp == LATEST:
         answer.offset = end

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchSessions
+    from tidelog.api.follower_fetch import Followers
     from tidelog.api.metering import Meter
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.coordinator.groups import GroupCoordinators
@@ -24,6 +25,7 @@ class Services:
         "connection_quotas",
         "controller",
         "fetch_sessions",
+        "followers",
         "groups",
         "metadata",
         "partitions",
@@ -55,6 +57,8 @@ class Services:
         self.groups = groups
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
+        self.followers: Followers | None = None
+        """The replicas that follow this broker. None: the broker has no followers, and refuses their fetches."""
         self.quotas = quotas
         self.connection_quotas = connection_quotas
         self.turns = runtime.turns

@@ -4,4 +4,5 @@ SASL.
 `connection`, `cluster` and `operations` do no I/O: they turn calls into requests, and response frames into results
 and decisions. `blocking` runs them on ordinary sockets. `each`, `groups` and `partitions` return a result or an
 error for each of many items; `reader` reads partitions continuously. Read `operations` first, then `blocking`.
+`channel` is a lasting asynchronous connection over the network of a runtime, for brokers and simulated clients.
 """

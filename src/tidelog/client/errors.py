@@ -38,3 +38,8 @@ class ApiNotSupported(ClientError):
 
 class GaveUp(ClientError):
     """The time limit of one call has passed. `__cause__` is the error of the last attempt."""
+
+
+def failure_reason(error: OSError) -> str:
+    """Return the reason of a failed connection, for messages."""
+    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

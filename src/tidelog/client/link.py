@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tidelog.client.cluster import Address
 from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection, VersionRange
 from tidelog.client.error_codes import error_name
-from tidelog.client.errors import BrokenProtocol, BrokerUnreachable
+from tidelog.client.errors import BrokenProtocol, BrokerUnreachable, failure_reason
 from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages
 from tidelog.wire.message import Message
 from tidelog.wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
@@ -54,7 +54,7 @@ class Link:
         try:
             self._socket = socket.create_connection(address, _remaining_s(deadline))
         except OSError as error:
-            raise BrokerUnreachable(address, _failure_reason(error)) from error
+            raise BrokerUnreachable(address, failure_reason(error)) from error
         except ValueError as error:  # the host name contains a NUL, or a label that is too long
             raise BrokerUnreachable(address, f"no host has the name {address.host!r}") from error
         with _Guard(self):
@@ -197,7 +197,7 @@ class _Guard:
         if error is not None:
             self._link.close()
         if isinstance(error, OSError):
-            raise BrokerUnreachable(self._link.address, _failure_reason(error)) from error
+            raise BrokerUnreachable(self._link.address, failure_reason(error)) from error
 
 
 def begin_tls(plain: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
@@ -221,7 +221,3 @@ def _remaining_s(deadline: float) -> float:
     if remaining_s <= 0:
         raise TimeoutError("no answer in time")
     return remaining_s
-
-
-def _failure_reason(error: OSError) -> str:
-    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

@@ -431,6 +431,7 @@ class PartitionLog:
         reader that must not see the cut. Raises StorageError.
         """
         if offset >= self.log_end_offset:
+            self.epochs.truncate_from_end(self.log_end_offset)  # this log may have led without appending a record
             return
         if offset < self.log_start_offset:
             self.restart_at(offset)
@@ -481,6 +482,7 @@ class PartitionLog:
             self._segments.add(segment)
             self.log_start_offset = self.log_end_offset = offset
             self._durability.recovery_point = offset
+            self.epochs.truncate_from_end(0)  # an epoch before the start would seem to be that of the last record
             self._restore_state()
         except OSError as error:
             self.fail(f"restart at {offset} failed: {error}", error)

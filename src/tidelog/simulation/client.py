@@ -3,17 +3,12 @@
 Nothing is hidden and nothing is retried: the caller checks the error code of each response.
 """
 
-import asyncio
-import errno
-from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
-from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection
+from tidelog.client.async_link import AsyncLink
 from tidelog.client.errors import BrokenProtocol
-from tidelog.runtime.interfaces import Runtime, Stream
 from tidelog.wire.batches import Codec
-from tidelog.wire.message import Message
 from tidelog.wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -35,11 +30,6 @@ from tidelog.wire.messages.produce import (
 from tidelog.wire.primitives import Buffer
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
-M = TypeVar("M", bound=Message)
-
-FRAME_BYTES_MAX = 100 << 20
-BUFFER_BYTES = 64 << 10
-
 PRODUCE_BY_NAME = 12
 FETCH_BY_NAME = 12
 """The last versions that contain topic names; later versions contain topic ids only."""
@@ -47,37 +37,8 @@ FETCH_BY_NAME = 12
 FETCH_BYTES_MAX = 1 << 20
 
 
-class SimClient:
+class SimClient(AsyncLink):
     """One connection to one broker. `connect` opens it and negotiates the API versions."""
-
-    def __init__(self, runtime: Runtime, client_id: str = "scenario") -> None:
-        self.closed_by: OSError | None = None
-        self.open = False
-        self._runtime = runtime
-        self._connection = ClientConnection(client_id)
-        self._stream: Stream
-        self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._received = bytearray()
-        self._greeting = False
-        self._pending_responses: deque[asyncio.Future[Buffer | Message]] = deque()
-
-    @classmethod
-    async def connect(cls, runtime: Runtime, host: str, port: int, client_id: str = "scenario") -> "SimClient":
-        """Connect and negotiate versions. Raises OSError, BrokenProtocol."""
-        client = cls(runtime, client_id)
-        await runtime.network.connect(host, port, client)
-        pieces: list[Buffer] | None = cast("list[Buffer]", client._connection.begin_greeting())
-        client._greeting = True
-        while pieces is not None:
-            response = client._new_response_future()
-            client._stream.write(pieces)
-            pieces = cast("list[Buffer] | None", client._connection.continue_greeting(cast(Buffer, await response)))
-        client._greeting = False
-        return client
-
-    def close(self) -> None:
-        if self.open:
-            self._stream.abort()
 
     def end_requests(self) -> None:
         """Close the sending side, as a half-closed client does. Responses to earlier requests are still received."""
@@ -85,25 +46,6 @@ class SimClient:
             self._stream.write_eof()
 
     # Requests
-
-    def post(self, request: Message, *, version_max: int = NEWEST) -> "asyncio.Future[Message]":
-        """Send a request now and return a future of its response. The future fails with OSError if the connection
-        ends before the response.
-
-        Several requests may be outstanding. Raises ApiNotSupported, and OSError when the connection has ended.
-        """
-        if not self.open:
-            raise self._connection_error()
-        pieces = self._connection.request(request, version_max)
-        response = cast("asyncio.Future[Message]", self._new_response_future())
-        self._stream.write(pieces)
-        return response
-
-    async def ask(self, request: Message, kind: type[M], *, version_max: int = NEWEST) -> M:
-        """Send a request and wait for its response, which must be of the class `kind`."""
-        response = await self.post(request, version_max=version_max)
-        assert isinstance(response, kind)
-        return response
 
     async def metadata(self, topics: Sequence[str] | None = None) -> MetadataResponse:
         """Request the metadata of some topics, or of all topics when `topics` is None."""
@@ -176,57 +118,6 @@ class SimClient:
         request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
         response = await self.ask(request, FindCoordinatorResponse)
         return response.coordinators[0]
-
-    # Callbacks of the stream
-
-    def connected(self, stream: Stream) -> None:
-        self._stream = stream
-        self.open = True
-
-    def get_buffer(self) -> memoryview:
-        return self._buffer
-
-    def received(self, count: int) -> None:
-        data = self._received
-        data += self._buffer[:count]
-        while len(data) >= SIZE_BYTES:
-            end = SIZE_BYTES + int.from_bytes(data[:SIZE_BYTES], "big")
-            if end > FRAME_BYTES_MAX:
-                raise BrokenProtocol(f"a frame of {end} bytes")
-            if len(data) < end:
-                return
-            frame = bytes(data[SIZE_BYTES:end])
-            del data[:end]
-            self._process_frame(frame)
-
-    def drained(self) -> None:
-        """Do nothing: scenarios send little, so the backlog is never large."""
-
-    def closed(self, error: OSError | None) -> None:
-        self.open = False
-        self.closed_by = error
-        while self._pending_responses:
-            pending = self._pending_responses.popleft()
-            if not pending.done():
-                pending.set_exception(self._connection_error())
-
-    def _process_frame(self, frame: bytes) -> None:
-        if not self._pending_responses:
-            raise BrokenProtocol("a response without a request")
-        # Decode the response even if the caller no longer waits for it, since the decoder checks the order of the
-        # correlation ids.
-        response = frame if self._greeting else self._connection.answer(frame)
-        pending = self._pending_responses.popleft()
-        if not pending.done():
-            pending.set_result(response)
-
-    def _new_response_future(self) -> "asyncio.Future[Buffer | Message]":
-        future: asyncio.Future[Buffer | Message] = self._runtime.tasks.future()
-        self._pending_responses.append(future)
-        return future
-
-    def _connection_error(self) -> OSError:
-        return ConnectionResetError(errno.ECONNRESET, f"the connection has ended: {self.closed_by or 'in order'}")
 
 
 def records_of(data: Buffer) -> list[Record]:

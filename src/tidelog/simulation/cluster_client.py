@@ -4,19 +4,18 @@ import asyncio
 import random
 from typing import TypeVar
 
+from tidelog.client.channel import NO_BACKOFF, Channel, ChannelConfig
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.errors import BrokenProtocol, BrokerUnreachable, GaveUp, NoBrokerReachable
 from tidelog.client.operations import Ask, AskAny, Backoff, Operation, Pause, Request
 from tidelog.runtime.interfaces import Runtime
-from tidelog.simulation.client import SimClient
 from tidelog.wire.message import Message
 
 T = TypeVar("T")
 
-REQUEST_TIMEOUT_S = 3.0
-"""Time limit of one request, in seconds. It is shorter than many faults, so that answers are lost and requests are
-repeated."""
-CONNECT_TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_MS = 3_000
+"""Time limit of one request and of one attempt to connect, in milliseconds. It is shorter than many faults, so that
+answers are lost and requests are repeated. No pause precedes an attempt, since operations pause by themselves."""
 BACKOFF = Backoff(50, 1000)
 JITTER = 0.2
 
@@ -30,14 +29,15 @@ class ClusterClient:
         """Number of attempts that failed and were repeated."""
         self._runtime = runtime
         self._rng = rng
-        self._client_id = client_id
-        self._links: dict[Address, SimClient] = {}
-        self._connecting: dict[Address, asyncio.Lock] = {}
+        self._config = ChannelConfig(
+            client_id, REQUEST_TIMEOUT_MS, connection_setup_timeout_ms=REQUEST_TIMEOUT_MS, backoff=NO_BACKOFF
+        )
+        self._channels: dict[Address, Channel] = {}
 
     def close(self) -> None:
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
 
     async def sleep(self, delay_s: float) -> None:
         await self._runtime.tasks.sleep(delay_s)
@@ -81,24 +81,14 @@ class ClusterClient:
         raise NoBrokerReachable("; ".join(reasons))
 
     async def _try(self, request: Request) -> Message | BrokerUnreachable:
-        """Send a request to one broker. Returns its response, or the reason why there is no response. A connection
-        that fails or does not respond in time is closed.
-        """
+        """Send a request to one broker. Returns its response, or the reason why there is no response."""
         address = request.address
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = Channel(self._runtime, address, self._config)
         try:
-            link = await self._link(address)
-            answer = link.post(request.message, version_max=request.version_max)
-            return await asyncio.wait_for(answer, REQUEST_TIMEOUT_S)
-        except (OSError, BrokenProtocol) as error:
-            link_that_failed = self._links.pop(address, None)
-            if link_that_failed is not None:
-                link_that_failed.close()
-            return BrokerUnreachable(address, str(error) or type(error).__name__)
-
-    async def _link(self, address: Address) -> SimClient:
-        async with self._connecting.setdefault(address, asyncio.Lock()):
-            link = self._links.get(address)
-            if link is None or not link.open:
-                connecting = SimClient.connect(self._runtime, address.host, address.port, self._client_id)
-                link = self._links[address] = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
-            return link
+            return await channel.ask(request.message, Message, version_max=request.version_max)
+        except BrokerUnreachable as error:
+            return error
+        except BrokenProtocol as error:
+            return BrokerUnreachable(address, str(error))

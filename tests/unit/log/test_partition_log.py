@@ -407,12 +407,21 @@ def test_truncation_drops_whole_batches_and_what_followed_from_them() -> None:
     assert all(int(name[:20]) <= 5 for name in on.files() if name[:20].isdigit())
 
 
+def test_a_cut_at_the_end_removes_an_epoch_without_records() -> None:
+    on = LogOnDisk()
+    on.append(b"a", leader_epoch=1)
+    on.log.epochs.assign(2, 1)
+    on.log.truncate_to(1)
+    assert on.log.epochs.entries() == [(1, 0)]
+
+
 def test_restart_at_leaves_an_empty_log_there() -> None:
     on = LogOnDisk()
     on.append(b"a")
     on.flush()
     on.log.restart_at(500)
     assert (on.log.log_start_offset, on.log.log_end_offset, on.log.size_bytes) == (500, 500, 0)
+    assert on.log.epochs.entries() == [], "a follower would name an epoch of which its log has no record"
     assert on.append(b"b").base_offset == 500
     on.persisted_recovery_point = on.persisted_log_start_offset = 500
     on.kill()

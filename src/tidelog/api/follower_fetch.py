@@ -1,0 +1,220 @@
+"""The leader's side of Fetch requests from followers: reads up to the log's end, and reports of how far they are.
+
+It is switched off while `Services.followers` is None: then the broker refuses such requests, because it has no
+followers.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from tidelog.api.fetch import WIDE_ITEMS, Fetch
+from tidelog.api.fetch_sessions import FetchContext, FetchItem, items_in_steps
+from tidelog.api.pending import Pending
+from tidelog.api.services import RequestContext, Services
+from tidelog.api.wide_fetch import WideFetch
+from tidelog.model.steps import Steps, run_all
+from tidelog.replication.partition import READ_UNCOMMITTED
+from tidelog.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from tidelog.api.fetch_sessions import FetchItems, TopicKey
+    from tidelog.api.pending import Outcome
+    from tidelog.replication.partition import Partition
+    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse
+
+
+class Follower(NamedTuple):
+    """The broker that sent a request."""
+
+    broker_id: int
+    broker_epoch: int
+    """The epoch of its registration (KIP-903); -1 before v15."""
+
+
+class EndWatcher(Protocol):
+    """A follower's fetch that waits for records."""
+
+    def moved(self, partition: "Partition") -> None:
+        """The log of this partition has a new end, or the partition is deleted or offline. This is called during an
+        append, so it only records the event. It may be called for any partition.
+        """
+
+
+class Followers(Protocol):
+    """The replicas that follow this broker, as the state of the partitions knows them."""
+
+    def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None:
+        """A follower has everything below `fetch_offset`, and its log begins at `log_start_offset` (-1: not said).
+
+        This may move the high watermark. Raises NotLeaderOrFollower if the broker is not a replica of the partition or
+        its epoch is stale.
+        """
+
+    def watch_ends(self, watcher: EndWatcher) -> None:
+        """Call `watcher.moved` whenever the log of a partition with followers has a new end."""
+
+    def unwatch_ends(self, watcher: EndWatcher) -> None:
+        """Stop the calls. Nothing happens if `watcher` does not watch."""
+
+
+class FollowerItem(FetchItem):
+    """One partition that a follower fetches."""
+
+    __slots__ = ("follower_start_offset",)
+
+    def __init__(self, topic: "TopicKey", requested: "FetchPartition") -> None:
+        super().__init__(topic, requested)
+        self.follower_start_offset = requested.log_start_offset
+
+    def update_request(self, newer: FetchItem) -> None:
+        super().update_request(newer)
+        if isinstance(newer, FollowerItem):
+            self.follower_start_offset = newer.follower_start_offset
+
+
+def handle(
+    services: Services,
+    followers: Followers,
+    context: RequestContext,
+    request: "FetchRequest",
+    requested_items: "FetchItems | None",
+) -> "Outcome[FetchResponse] | None":
+    """Answer a follower's request, as `fetch.handle` answers those of consumers. Returns None if the request does not
+    name a registered broker other than this one, in its present registration. Raises the session errors of KIP-227.
+    """
+    state = request.replica_state
+    follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
+    registration = services.metadata.image.brokers.get(follower.broker_id)
+    if registration is None or follower.broker_id == services.config.node_id:
+        return None
+    if 0 <= follower.broker_epoch < registration.epoch:  # a later epoch: this broker does not know it yet
+        return None
+    if requested_items is None:
+        requested_items = run_all(items_in_steps(request, context.api_version >= 13, FollowerItem))
+    fetch_context = services.fetch_sessions.context(request, context.api_version, requested_items)
+    # The quotas of clients do not apply to replication.
+    peer = context.peer
+    context = RequestContext(context.api_key, context.api_version, context.correlation_id, context.client_id, peer)
+    request.isolation_level = READ_UNCOMMITTED
+    if len(fetch_context.items) > WIDE_ITEMS:
+        return WideFollowerFetch(services, context, request, fetch_context, followers, follower).steps()
+    fetch = FollowerFetch(services, context, request, fetch_context, followers, follower)
+    cold = fetch.cold_reads()
+    if not cold:
+        return fetch.begin()
+    pending: Pending[FetchResponse] = Pending(on_abandon=fetch.abandon)
+    services.runtime.tasks.spawn(fetch.warm(cold, pending), name="follower-cold-read")
+    return pending
+
+
+class _ReadsForFollower(Fetch):
+    """Reads up to the log's end, and reports the follower's ends at the first reading."""
+
+    __slots__ = ()
+    _followers: Followers
+    _follower: Follower
+    _reports_ends: bool
+
+    def _read(self, item: FetchItem) -> None:
+        cached_partition = item.partition
+        for results in (self._special_data, self._unknown_ranks):
+            results.pop(item, None)
+        try:
+            partition = self._partition(item)
+            partition.check_leader_epoch(item.current_leader_epoch)
+            if item.last_fetched_epoch >= 0 and self._report_divergence(partition, item):
+                return
+            bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)
+            log = partition.log
+            batches = log.read(item.fetch_offset, bytes_left, log.log_end_offset)
+            if self._reports_ends:
+                start = item.follower_start_offset if isinstance(item, FollowerItem) else -1
+                self._followers.fetched(partition, self._follower, item.fetch_offset, start)
+        except ApiError as error:
+            self._add_error(item, error, item.partition or cached_partition)
+            return
+        size = batches.size
+        # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
+        if size > 0 and (size <= bytes_left or not self.found_bytes):
+            self._slices[item] = batches
+            self.found_bytes += size
+            self._readable_bytes += batches.readable
+        elif size:
+            self._readable_bytes = self._min_bytes  # the response is full, so there is nothing to wait for
+
+
+class FollowerFetch(_ReadsForFollower):
+    """A follower's fetch in progress."""
+
+    __slots__ = ("_follower", "_followers", "_reports_ends", "_watched")
+
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        request: "FetchRequest",
+        fetch_context: FetchContext,
+        followers: Followers,
+        follower: Follower,
+    ) -> None:
+        super().__init__(services, context, request, fetch_context, from_follower=True)
+        self._followers = followers
+        self._follower = follower
+        self._reports_ends = True
+        self._watched: dict[Partition, None] = {}
+
+    def begin(self) -> "FetchResponse | Pending[FetchResponse]":
+        """Read all partitions. Returns the response, or a pending one."""
+        for item in self._fetch_context.items:
+            self._read(item)
+        self._reports_ends = False
+        if self.is_satisfied or self._max_wait_ms <= 0:
+            return self._answer()
+        pending = self._park()
+        self._watched = {item.partition: None for item in self._fetch_context.items if item.partition is not None}
+        self._followers.watch_ends(self)
+        return pending
+
+    def moved(self, partition: "Partition") -> None:
+        if partition in self._watched:
+            super().moved(partition)
+
+    def abandon(self) -> None:
+        """Stop waiting without a response."""
+        self._followers.unwatch_ends(self)
+        super().abandon()
+
+
+class WideFollowerFetch(_ReadsForFollower, WideFetch):
+    """A follower's fetch of very many partitions."""
+
+    __slots__ = ("_follower", "_followers", "_reports_ends")
+
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        request: "FetchRequest",
+        fetch_context: FetchContext,
+        followers: Followers,
+        follower: Follower,
+    ) -> None:
+        super().__init__(services, context, request, fetch_context, from_follower=True)
+        self._followers = followers
+        self._follower = follower
+        self._reports_ends = True
+
+    def _read_all(self) -> "Steps[Outcome[FetchResponse]]":
+        self._followers.watch_ends(self)  # before the first partition is read, so that no append is missed
+        return (yield from super()._read_all())
+
+    def moved(self, partition: "Partition") -> None:
+        if partition in self._by_partition:
+            super().moved(partition)
+
+    def _wait(self) -> "Pending[Any]":
+        self._reports_ends = False
+        return super()._wait()
+
+    def _unwatch(self) -> None:
+        self._followers.unwatch_ends(self)
+        super()._unwatch()

@@ -1,0 +1,155 @@
+"""A connection to one broker over the network of any runtime. `channel` restores connections; this module does not."""
+
+import asyncio
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from tidelog.client.connection import NEWEST, ClientConnection
+from tidelog.client.errors import BrokenProtocol
+from tidelog.client.frame_reader import FrameReader
+from tidelog.wire.message import Message
+from tidelog.wire.primitives import Buffer
+
+if TYPE_CHECKING:
+    from tidelog.runtime.interfaces import Piece, Runtime, Stream
+
+M = TypeVar("M", bound=Message)
+
+logger = logging.getLogger("tidelog.channel")
+
+FRAME_BYTES_MAX = 512 << 20
+"""The largest response frame that is accepted, in bytes. No broker sends a larger one."""
+
+
+class AsyncLink:
+    """One connection to one broker. `connect` opens it and learns the broker's versions.
+
+    Several requests may wait for their responses at once. Nothing is retried. The error codes in the responses are
+    left to the caller.
+    """
+
+    def __init__(
+        self, runtime: "Runtime", client_id: str = "tidelog", *, frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> None:
+        self.open = False
+        self.closed_by: OSError | BrokenProtocol | None = None
+        """The error that ended the connection; None if the connection is open, or if one side closed it in order."""
+        self.on_closed: Callable[[AsyncLink], None] | None = None
+        """Called once, when the connection has ended."""
+        self._runtime = runtime
+        self._connection = ClientConnection(client_id)
+        self._stream: Stream
+        self._frames = FrameReader(frame_bytes_max)
+        self._is_greeting = False
+        self._pending_responses: deque[asyncio.Future[Any]] = deque()
+
+    @classmethod
+    async def connect(
+        cls,
+        runtime: "Runtime",
+        host: str,
+        port: int,
+        client_id: str = "tidelog",
+        *,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> Self:
+        """Open a connection and request the broker's versions. Raises OSError, BrokenProtocol, and ApiError if the
+        broker rejects the request for its versions.
+        """
+        link = cls(runtime, client_id, frame_bytes_max=frame_bytes_max)
+        await runtime.network.connect(host, port, link)
+        try:
+            await link._greet()
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    async def _greet(self) -> None:
+        connection = self._connection
+        self._is_greeting = True
+        pieces: list[Piece] | None = connection.begin_greeting()
+        while pieces is not None:
+            frame = await self._send(pieces)
+            pieces = connection.continue_greeting(cast(Buffer, frame))
+        self._is_greeting = False
+
+    def close(self) -> None:
+        """Close the connection. Requests that wait for their responses fail with OSError."""
+        if self.open:
+            self.open = False
+            self._stream.abort()
+
+    def post(self, request: Message, *, version_max: int = NEWEST) -> "asyncio.Future[Message]":
+        """Send a request now, and return a future of its response. The future fails with OSError if the connection
+        ends before the response, and with BrokenProtocol if the peer violates the protocol.
+
+        `records` fields of the response are views of the received bytes. Raises ApiNotSupported; and OSError if the
+        connection has ended.
+        """
+        if not self.open:
+            raise self._connection_error()
+        return self._send(self._connection.request(request, version_max))
+
+    async def ask(self, request: Message, kind: type[M], *, version_max: int = NEWEST) -> M:
+        """Send a request and wait for its response, which must be of the class `kind`."""
+        response = await self.post(request, version_max=version_max)
+        assert isinstance(response, kind)
+        return response
+
+    def _send(self, pieces: "list[Piece]") -> "asyncio.Future[Any]":
+        response: asyncio.Future[Any] = self._runtime.tasks.future()
+        self._pending_responses.append(response)
+        self._stream.write(pieces)
+        return response
+
+    # Callbacks of the stream
+
+    def connected(self, stream: "Stream") -> None:
+        self._stream = stream
+        self.open = True
+
+    def get_buffer(self) -> memoryview:
+        return self._frames.get_buffer()
+
+    def received(self, count: int) -> None:
+        try:
+            for frame in self._frames.received(count):
+                self._process_frame(frame)
+        except BrokenProtocol as error:
+            logger.warning(
+                "connection closed, the peer violates the protocol peer=%s error=%r", self._stream.peer, error
+            )
+            self.closed_by = error
+            self._stream.abort()
+
+    def drained(self) -> None:
+        """Do nothing: the number of requests that wait for their responses limits the backlog."""
+
+    def closed(self, error: OSError | None) -> None:
+        self.open = False
+        self.closed_by = self.closed_by or error
+        while self._pending_responses:
+            pending = self._pending_responses.popleft()
+            if not pending.done():
+                pending.set_exception(self._connection_error())
+        if self.on_closed is not None:
+            self.on_closed(self)
+
+    def _process_frame(self, frame: Buffer) -> None:
+        if not self._pending_responses:
+            raise BrokenProtocol("the broker sent a response without a request")
+        # Decode the response even if the caller no longer waits for it, since the decoder checks the order of the
+        # correlation ids.
+        response = frame if self._is_greeting else self._connection.answer(frame)
+        pending = self._pending_responses.popleft()
+        if not pending.done():
+            pending.set_result(response)
+
+    def _connection_error(self) -> OSError | BrokenProtocol:
+        if isinstance(self.closed_by, BrokenProtocol):
+            return BrokenProtocol(str(self.closed_by))
+        return ConnectionResetError(errno.ECONNRESET, f"the connection has ended: {self.closed_by or 'in order'}")

@@ -1,0 +1,185 @@
+"""A lasting connection to one broker, for followers, forwarded requests and simulated clients.
+
+It is opened when a request needs it and opened again after a failure, at growing intervals. Several requests may be in
+flight at once. It runs over the network of any runtime, so it works in the simulator, too.
+"""
+
+import asyncio
+import enum
+import logging
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from tidelog.client.async_link import FRAME_BYTES_MAX, AsyncLink
+from tidelog.client.connection import NEWEST
+from tidelog.client.errors import BrokenProtocol, BrokerUnreachable, failure_reason
+from tidelog.client.operations import Backoff
+from tidelog.wire.errors import ApiError
+from tidelog.wire.message import Message
+
+if TYPE_CHECKING:
+    from tidelog.client.cluster import Address
+    from tidelog.runtime.interfaces import Runtime
+
+M = TypeVar("M", bound=Message)
+
+logger = logging.getLogger("tidelog.channel")
+
+JITTER = 0.2
+"""Pauses before a new connection vary by this fraction in both directions, so that brokers that lost their connections
+together do not connect together."""
+NO_BACKOFF = Backoff(0, 0)
+
+
+class ChannelConfig(NamedTuple):
+    """The settings of a channel. Defaults are those of Kafka's client settings, where Kafka has the setting."""
+
+    client_id: str = "tidelog"
+    request_timeout_ms: int = 30_000
+    """Limit for one request, from the call to the response. It includes the time to connect."""
+    connection_setup_timeout_ms: int = 10_000
+    backoff: Backoff = Backoff(50, 1_000)
+    """Pauses between attempts to connect (`reconnect.backoff.ms`, `reconnect.backoff.max.ms`)."""
+    in_flight_max: int = 5
+    """Upper bound on the requests that wait for their responses. Further requests wait before they are sent."""
+    requests_max: int = 1_000
+    """Upper bound on all requests in progress. Further requests fail at once."""
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    """The largest response that is accepted, in bytes."""
+
+
+class ChannelState(enum.Enum):
+    IDLE = "idle"
+    """There is no connection. The next request opens one."""
+    CONNECTED = "connected"
+    UNREACHABLE = "unreachable"
+    """The last attempt to connect failed. A request waits for the end of the pause and tries again."""
+    CLOSED = "closed"
+
+
+class Channel:
+    """The connection to the broker at `address`. It is not closed by failures, only by `close`."""
+
+    def __init__(self, runtime: "Runtime", address: "Address", config: ChannelConfig | None = None) -> None:
+        self.address = address
+        self.state = ChannelState.IDLE
+        self._runtime = runtime
+        self._config = config or ChannelConfig()
+        self._link: AsyncLink | None = None
+        self._connecting: asyncio.Future[Exception | None] | None = None
+        """The attempt to connect that is running: its result is None, or the reason of the failure."""
+        self._attempt: asyncio.Task[None] | None = None
+        self._failures = 0
+        """Failed attempts and lost connections since the last response."""
+        self._retry_at_s = 0.0
+        """The earliest time of the next attempt, on the monotonic clock."""
+        self._slots = asyncio.Semaphore(self._config.in_flight_max)
+        self._requests = 0
+
+    async def ask(
+        self, request: Message, kind: type[M], *, version_max: int = NEWEST, timeout_ms: int | None = None
+    ) -> M:
+        """Send a request and return its response, which must be of the class `kind`.
+
+        `records` fields of the response are views of the received bytes. `timeout_ms` replaces `request_timeout_ms`.
+        If the time passes after the request was sent, the connection is closed, because later responses would wait
+        behind the missing one. Raises BrokerUnreachable, BrokenProtocol and ApiNotSupported. After the first two the
+        broker may have executed the request.
+        """
+        if self._requests >= self._config.requests_max:
+            raise BrokerUnreachable(self.address, f"{self._requests} requests wait for it already")
+        timeout_s = (self._config.request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        link: AsyncLink | None = None
+        self._requests += 1
+        try:
+            async with asyncio.timeout(timeout_s), self._slots:
+                link = await self._open_link()
+                response = await link.post(request, version_max=version_max)
+        except OSError as error:  # among them TimeoutError
+            if link is not None:
+                link.close()
+            raise BrokerUnreachable(self.address, failure_reason(error)) from error
+        finally:
+            self._requests -= 1
+        self._failures = 0
+        assert isinstance(response, kind)
+        return response
+
+    def close(self) -> None:
+        """Close the connection, and never open one again. Requests in progress fail with BrokerUnreachable."""
+        self._change_state(ChannelState.CLOSED)
+        if self._attempt is not None:
+            self._attempt.cancel()
+        if self._connecting is not None:
+            self._connecting.set_result(None)
+            self._connecting = None
+        if self._link is not None:
+            self._link.close()
+
+    async def _open_link(self) -> AsyncLink:
+        """Return the open connection. If there is none, wait for an attempt to open one, which all requests share."""
+        while True:
+            if self.state is ChannelState.CLOSED:
+                raise ConnectionAbortedError("the channel is closed")
+            if self._link is not None and self._link.open:
+                return self._link
+            if self._connecting is None:
+                self._connecting = self._runtime.tasks.future()
+                self._attempt = self._runtime.tasks.spawn(self._connect(), name="channel-connect")
+            error = await asyncio.shield(self._connecting)
+            if error is not None:
+                raise BrokerUnreachable(self.address, _reason(error)) from error
+
+    async def _connect(self) -> None:
+        """Make one attempt to connect, after the pause that follows a failure."""
+        config = self._config
+        failure: Exception | None = None
+        try:
+            pause_s = self._retry_at_s - self._runtime.clock.monotonic()
+            if pause_s > 0:
+                await self._runtime.tasks.sleep(pause_s)
+            async with asyncio.timeout(config.connection_setup_timeout_ms / 1000):
+                link = await AsyncLink.connect(
+                    self._runtime, *self.address, config.client_id, frame_bytes_max=config.frame_bytes_max
+                )
+        except (OSError, BrokenProtocol, ApiError) as error:
+            failure = error
+            self._back_off()
+            self._change_state(ChannelState.UNREACHABLE, _reason(error))
+        else:
+            self._link = link
+            link.on_closed = self._link_closed
+            self._change_state(ChannelState.CONNECTED)
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.set_result(failure)
+
+    def _link_closed(self, link: AsyncLink) -> None:
+        if link is self._link and self.state is ChannelState.CONNECTED:
+            self._link = None
+            self._back_off()
+            self._change_state(ChannelState.IDLE, "in order" if link.closed_by is None else _reason(link.closed_by))
+
+    def _back_off(self) -> None:
+        """Set the time of the next attempt. The pause doubles while no response arrives, even if attempts succeed."""
+        pause_s = self._config.backoff.delay_ms(self._failures) / 1000
+        self._failures += 1
+        pause_s *= self._runtime.random.uniform(1 - JITTER, 1 + JITTER)
+        self._retry_at_s = self._runtime.clock.monotonic() + pause_s
+
+    def _change_state(self, state: ChannelState, reason: str = "") -> None:
+        """Set the state, and log it if it has changed: once, not for each attempt."""
+        if state is self.state:
+            return
+        self.state = state
+        if state is ChannelState.CONNECTED:
+            logger.info("connected to broker address=%s", self.address)
+        elif state is ChannelState.IDLE:
+            logger.info("connection to broker lost address=%s reason=%s", self.address, reason)
+        elif state is ChannelState.UNREACHABLE:
+            logger.warning("broker unreachable, trying again when needed address=%s reason=%s", self.address, reason)
+        else:
+            logger.info("connection to broker closed address=%s", self.address)
+
+
+def _reason(error: Exception) -> str:
+    return failure_reason(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,129 @@
+"""The parts of a broker that a fetcher uses: the followed partition, syncs and the throttle. Pure."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from tidelog.wire.batches import HEADER_BYTES, BatchHeader
+from tidelog.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from tidelog.config.broker_config import BrokerConfig
+    from tidelog.log.leader_epochs import EpochEnd
+    from tidelog.wire.errors import ApiError
+    from tidelog.wire.messages.fetch import PartitionData
+
+
+class FollowedPartition(Protocol):
+    """A replica that follows a leader. All methods are called on the event loop.
+
+    Methods with a `leader_epoch` get the epoch in which their work began. They do nothing, or raise
+    NotLeaderOrFollower, if the replica is no longer a follower in this epoch.
+    """
+
+    topic: str
+    topic_id: bytes
+    index: int
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+    @property
+    def latest_epoch(self) -> int:
+        """The latest leader epoch of the log, even if it has no record yet; -1 if the log has no epoch."""
+
+    @property
+    def must_sync(self) -> bool:
+        """Whether fetched records must be durable before a request names an offset behind them
+        (`durability=fsync`).
+        """
+
+    def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
+        """Append whole batches unchanged. `data` is valid only during the call.
+
+        Raises CorruptMessage for the first batch that is damaged or that does not follow the log's end (the batches
+        before it are appended), and StorageError if the log is offline.
+        """
+
+    def follow_log_start(self, offset: int) -> None:
+        """Take over the leader's log start offset, as far as this replica's high watermark allows."""
+
+    def set_high_watermark(self, offset: int) -> None:
+        """Take over the leader's high watermark, as far as this log reaches."""
+
+    async def diverged(self, leader_end: "EpochEnd", leader_epoch: int) -> None:
+        """Remove the records that the leader does not have, durably, and every leader epoch that begins behind them: a
+        replica that led without appending a record has such an epoch.
+
+        `leader_end` is the leader's answer (KIP-595): the last of its epochs up to `latest_epoch`, and where that epoch
+        ends in its log. Its epoch is -1 if only the end of the leader's log is known. After the cut, the next answer
+        shows whether more must be removed (KIP-279). Raises StorageError if the log is or goes offline.
+        """
+
+    async def restart_at(self, offset: int, leader_epoch: int) -> None:
+        """Make the log empty and forget its leader epochs, durably, and let it begin at `offset`. Raises
+        StorageError.
+        """
+
+    def following_ended(self, error: "ApiError", leader_epoch: int) -> None:
+        """The partition is no longer fetched, until it is followed in a new epoch: FencedLeaderEpoch or StorageError
+        is the reason.
+        """
+
+
+Syncs: TypeAlias = Callable[[Sequence[FollowedPartition]], Awaitable[Sequence[FollowedPartition]]]
+"""Syncs the logs of some partitions in one group. Returns the partitions whose sync failed; their logs are offline."""
+
+
+class FollowerThrottle(Protocol):
+    """Limits the rate of replication (`follower.replication.throttled.rate`)."""
+
+    def pause_s(self, partition: FollowedPartition) -> float:
+        """Return the seconds until this partition may be fetched; 0 if it may be fetched now."""
+
+    def record(self, partition: FollowedPartition, byte_count: int) -> None:
+        """Count fetched bytes."""
+
+
+class FetchSettings(NamedTuple):
+    """The settings of a fetcher. The defaults are those of Kafka."""
+
+    partition_bytes_max: int = 1 << 20
+    response_bytes_max: int = 10 << 20
+    min_bytes: int = 1
+    wait_max_ms: int = 500
+    backoff_ms: int = 1_000
+    timeout_ms: int = 30_000
+    """Limit for an answer, in addition to `wait_max_ms`."""
+
+    @classmethod
+    def of(cls, config: "BrokerConfig") -> "FetchSettings":
+        return cls(
+            partition_bytes_max=config.get("replica.fetch.max.bytes"),
+            response_bytes_max=config.get("replica.fetch.response.max.bytes"),
+            min_bytes=config.get("replica.fetch.min.bytes"),
+            wait_max_ms=config.get("replica.fetch.wait.max.ms"),
+            backoff_ms=config.get("replica.fetch.backoff.ms"),
+            timeout_ms=config.get("replica.socket.timeout.ms"),
+        )
+
+
+def offset_within_batch(partition: FollowedPartition, data: "PartitionData") -> int | None:
+    """Return the first offset of the leader's first batch, if the follower's log is empty and begins within this batch;
+    otherwise None.
+
+    This happens when DeleteRecords moved the leader's log start offset into a batch. The leader sends whole batches.
+    """
+    start: int = partition.log_start_offset
+    records: Any = data.records
+    if partition.log_end_offset != start or records is None or len(records) < HEADER_BYTES:
+        return None
+    header = BatchHeader(records)
+    return header.base_offset if header.base_offset < start <= header.last_offset else None
+
+
+def has_news(data: "PartitionData") -> bool:
+    """Return whether the answer for a partition is one for which the leader does not wait."""
+    return bool(data.records) or data.error_code != ErrorCode.NONE or data.diverging_epoch is not None
