@@ -52,6 +52,7 @@ class ClusterChecks:
         self._committed: dict[Place, CommittedLog] = {}
         self._checked_images: dict[Process, int] = {}
         self._roles: dict[tuple[int, Place], tuple[object, ...]] = {}
+        self._last_views: dict[tuple[Process, Place], ReplicaView] = {}
         ledger.has_been_committed = self.has_been_committed
 
     def check(self) -> None:
@@ -98,6 +99,9 @@ class ClusterChecks:
 
     def _check_replica(self, node: SimNode, process: Process, view: ReplicaView) -> None:
         place: Place = view.topic_id, view.partition.partition
+        if self._last_views.get((process, place)) == view:
+            return
+        self._last_views[process, place] = view
         name = f"{view.partition} on {node.host.name}"
         role = (view.is_leader, view.leader_epoch, view.isr)
         if self._roles.get((node.node_id, place)) != role:

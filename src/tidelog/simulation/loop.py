@@ -41,14 +41,12 @@ class SystemEvent:
     """A callback of a kernel, of the network or of the store. It runs also while processes are paused."""
 
     __slots__ = ("_args", "_callback", "_loop")
+    _cancelled = False
 
     def __init__(self, loop: "SimLoop", callback: Callable[..., object], args: tuple[object, ...]) -> None:
         self._loop = loop
         self._callback = callback
         self._args = args
-
-    def cancelled(self) -> bool:
-        return False
 
     def _run(self) -> None:
         try:
@@ -96,6 +94,18 @@ class SimLoop(base_events.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + max(delay, 0.0), callback, *args, context=context)
 
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call `callback` in the next turn. This is asyncio's method without its checks for debugging, which take
+        more time than the rest.
+        """
+        if self._closed:  # type: ignore[attr-defined]
+            self._check_closed()  # type: ignore[attr-defined]
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
     def call_system_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Call `callback` at the time `when`, as an event that does not belong to any process and is not cancelled."""
         self._timers_created += 1
@@ -133,8 +143,8 @@ class SimLoop(base_events.BaseEventLoop):
 
     def _run_once(self) -> None:
         ready: Any = self._ready  # type: ignore[attr-defined]
-        timers = self._timers
-        while timers and timers[0][2].cancelled():
+        timers, held_by_process = self._timers, self._held
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             if not timers:
@@ -148,7 +158,7 @@ class SimLoop(base_events.BaseEventLoop):
                 self._turns_without_time = 0
         while timers and timers[0][0] <= self._now:
             timer = heapq.heappop(timers)[2]
-            if not timer.cancelled():
+            if not timer._cancelled:
                 ready.append(timer)
         self._turns_without_time += 1
         if self._turns_without_time > TURNS_WITHOUT_TIME_MAX:
@@ -156,10 +166,10 @@ class SimLoop(base_events.BaseEventLoop):
             raise Livelock(f"time stands still at {self._now:.6f}; waiting: {self._waiting()}")
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle.cancelled():
+            if handle._cancelled:
                 continue
-            if self._held and type(handle) is not SystemEvent:
-                held = self._held.get(handle._context.get(PROCESS, ""))
+            if held_by_process and type(handle) is not SystemEvent:
+                held = held_by_process.get(handle._context.get(PROCESS, ""))
                 if held is not None:
                     held.append(handle)
                     continue
