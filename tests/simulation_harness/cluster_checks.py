@@ -122,6 +122,8 @@ class ClusterChecks:
             raise Violation("HighWatermarkWithinLog", text, view.partition)
         self._high_watermarks[mark] = view.high_watermark
         self._highest[view.partition] = max(self._highest.get(view.partition, 0), view.high_watermark)
+        if not view.is_online:
+            return
         position = self._positions.get((process, place), LogPosition())
         if position.next_offset < view.high_watermark:
             batches, position = batches_of(node.host.disk.medium, view, position, view.high_watermark)

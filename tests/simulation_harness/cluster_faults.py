@@ -13,6 +13,7 @@ from simulation_harness.cluster_inspection import needs_restart
 from simulation_harness.cluster_ledger import Ledger, Violation
 from tidelog.simulation import shared_store
 from tidelog.simulation.cluster import SimCluster, SimNode
+from tidelog.simulation.medium import SECTOR_BYTES, PowerCutOdds
 from tidelog.simulation.network import Conditions
 
 ROOM_BYTES_MAX = 20_000
@@ -48,7 +49,11 @@ class Profile(NamedTuple):
 
 
 class Faults:
-    """Applies faults to a cluster until `until_s` of virtual time. When `run` returns, all faults have ended."""
+    """Applies faults to a cluster until `until_s` of virtual time. When `run` returns, all faults have ended.
+
+    The kind of the first fault is the seed modulo the number of kinds. So as many consecutive seeds as a profile has
+    kinds of faults meet each kind.
+    """
 
     def __init__(
         self, cluster: SimCluster, profile: Profile, ledger: Ledger, checks: ClusterChecks, clients: list[str]
@@ -71,6 +76,7 @@ class Faults:
         rates = list(self._profile.faults.values())
         loop = self._world.loop
         self._start_until_s = until_s + START_WITHIN_S
+        first = names[self._world.seed % len(names)] if names else None
         try:
             while names:
                 pause_s = self._rng.expovariate(sum(rates) / 60)
@@ -78,7 +84,7 @@ class Faults:
                     break
                 await self._sleep(pause_s)
                 self._raise_failure()
-                name = self._rng.choices(names, rates)[0]
+                name, first = first or self._rng.choices(names, rates)[0], None
                 if len(self._active) < self._profile.faults_at_once:
                     self._begin(name)
             while self._active:
@@ -169,13 +175,38 @@ class Faults:
         await self._sleep(rng.choice((0.0, 2.0)))
         await self._start(node)
 
-    async def cut_power(self, node: SimNode, _client: str, rng: random.Random) -> None:
+    def _cut_power(self, node: SimNode, odds: PowerCutOdds | None = None) -> None:
         self._checks.check_node(node)
-        node.cut_power()
+        node.cut_power(odds)
         for effect, count in node.host.disk.medium.power_cut_effects.items():
             self._ledger.coverage[effect] += count
+
+    async def cut_power(self, node: SimNode, _client: str, rng: random.Random) -> None:
+        self._cut_power(node)
         await self._sleep(rng.choice((0.1, 5.0)))
         await self._start(node)
+
+    async def cut_power_in_write(self, node: SimNode, _client: str, rng: random.Random) -> None:
+        """Cut the power during a write to a record file that is longer than a sector. In half of the cases any part of
+        it may be on the disk.
+        """
+        odds = rng.choice((None, PowerCutOdds(keep=0.0, torn=1.0, wrong_size=0.0)))
+        happened = self._world.loop.create_future()
+        disk = node.host.disk
+
+        def cut(operation: str, path: str) -> None:
+            written = disk.medium.inode(path).unsynced[-1][1] if operation == "write" else None
+            if path.endswith(".log") and written is not None and len(written) > SECTOR_BYTES:
+                disk.on_operation = None
+                happened.set_result(None)
+                self._cut_power(node, odds)
+
+        disk.on_operation = cut
+        done, _ = await asyncio.wait([happened], timeout=PROMISE_S)
+        disk.on_operation = None
+        if done:
+            await self._sleep(rng.choice((0.1, 5.0)))
+            await self._start(node)
 
     async def cut_power_behind_records(self, node: SimNode, client: str, rng: random.Random) -> None:
         await self._cut_power_behind("records", node, client, rng)
@@ -334,6 +365,7 @@ FAULTS: dict[str, Fault] = {
     "restart": Fault(Faults.restart, (PROCESS,)),
     "pause": Fault(Faults.pause, (PROCESS,)),
     "power cut": Fault(Faults.cut_power, (PROCESS, POWER)),
+    "power cut in a write": Fault(Faults.cut_power_in_write, (PROCESS, POWER)),
     "power cut behind records": Fault(Faults.cut_power_behind_records, (PROCESS, POWER)),
     "power cut behind a commit": Fault(Faults.cut_power_behind_commit, (PROCESS, POWER)),
     "cut link": Fault(Faults.cut_link, ("{node} {client}",)),
@@ -365,7 +397,12 @@ _OF_LINKS = {
 }
 _OF_STORES = {"cut store link": 1.0, "lost session": 1.0, "slow store": 1.0}
 _OF_CLOCKS = {"wrong clock": 1.0, "drifting clock": 1.0}
-_OF_POWER = {"power cut": 2.0, "power cut behind records": 2.0, "power cut behind a commit": 2.0}
+_OF_POWER = {
+    "power cut": 1.0,
+    "power cut in a write": 2.0,
+    "power cut behind records": 2.0,
+    "power cut behind a commit": 2.0,
+}
 _OF_PROCESSES = {"kill": 2.0, "restart": 1.0, "pause": 2.0}
 
 _REPLICATED = {

@@ -25,6 +25,8 @@ class ReplicaView(NamedTuple):
 
     topic_id: bytes
     partition: TopicPartition
+    is_online: bool
+    """Whether the log can be read and written. The offsets of an offline replica are those before its failure."""
     is_leader: bool
     leader_epoch: int
     log_start_offset: int
@@ -64,17 +66,18 @@ def image_of(node: SimNode) -> MetadataImage | None:
 
 
 def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
-    """Yield the online replicas that the broker has opened."""
+    """Yield the replicas that the broker has opened."""
     broker = node.broker
     if broker is None or broker._services is None:
         return
     for replica in broker._services.partitions:
         log = replica.log
-        if replica.deleted or log.failure is not None:
+        if replica.deleted:
             continue
         yield ReplicaView(
             topic_id=replica.topic_id,
             partition=TopicPartition(replica.topic, replica.index),
+            is_online=log.failure is None,
             is_leader=True,
             leader_epoch=replica.leader_epoch,
             log_start_offset=log.log_start_offset,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from tidelog.runtime.interfaces import Buffer
-from tidelog.simulation.medium import Directory, Inode, Medium
+from tidelog.simulation.medium import Directory, Inode, Medium, PowerCutOdds
 from tidelog.simulation.tasks import ProcessGone
 from tidelog.simulation.trace import Trace
 
@@ -190,9 +190,9 @@ class SimDisk:
             self._trace.note(self._host, "disk.flip_bit", f"{path} at={position}")
         return path
 
-    def power_cut(self, rng: random.Random | None = None) -> "SimDisk":
+    def power_cut(self, rng: random.Random | None = None, odds: PowerCutOdds | None = None) -> "SimDisk":
         """Return the disk that the next start would find if the power failed now. This disk is not changed."""
-        return self._next(self.medium.survivor(rng or self.rng))
+        return self._next(self.medium.survivor(rng or self.rng, odds))
 
     def kill(self) -> "SimDisk":
         """End the process: every later call on this disk raises ProcessGone. Returns the disk of the next process;

@@ -214,9 +214,9 @@ class Medium:
 
         return size(self.root)
 
-    def survivor(self, rng: random.Random) -> "Medium":
-        """Return the medium that a power cut leaves. This medium is not changed."""
-        odds = PowerCutOdds.draw(rng)
+    def survivor(self, rng: random.Random, odds: PowerCutOdds | None = None) -> "Medium":
+        """Return the medium that a power cut leaves. This medium is not changed. The odds are drawn if not given."""
+        odds = odds or PowerCutOdds.draw(rng)
         lost: list[Node] = []
         kept: list[NameChange] = []
         for change in self.unsynced_names:

@@ -18,6 +18,7 @@ from tidelog.runtime.interfaces import Runtime
 from tidelog.runtime.turns import Turns
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.loop import SimLoop
+from tidelog.simulation.medium import PowerCutOdds
 from tidelog.simulation.network import HostNetwork, SimNetwork
 from tidelog.simulation.tasks import ProcessGone, SimTasks
 from tidelog.simulation.trace import Trace
@@ -129,10 +130,10 @@ class SimHost:
         self._end("host.kill", power=True)
         self._disk = self._disk.kill()
 
-    def cut_power(self) -> None:
+    def cut_power(self, odds: PowerCutOdds | None = None) -> None:
         """Cut the power: the disk keeps synced bytes and some of the others, and peers receive nothing."""
         self._end("host.cut_power", power=False)
-        survivor = self._disk.power_cut(self._world.rng(f"{self.name}/power/{self.starts}"))
+        survivor = self._disk.power_cut(self._world.rng(f"{self.name}/power/{self.starts}"), odds)
         self._disk.kill()
         self._disk = survivor
 
