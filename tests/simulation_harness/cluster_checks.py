@@ -237,7 +237,8 @@ class JournalChecks:
         valid. `EpochsIncrease`: a new leader has a higher leader epoch, and a change a higher partition epoch.
         """
         valid = any(held == lease and (end is None or end > self._now_ms()) for held, end in self._store.leases.all())
-        if not valid or lease.epoch != image.controller_epoch or lease.holder != f"broker-{image.controller_id}":
+        holder = lease.holder.partition("/")[0]
+        if not valid or lease.epoch != image.controller_epoch or holder != f"broker-{image.controller_id}":
             text = (
                 f"entry {position} is by {lease}, the controller is {image.controller_id} in {image.controller_epoch}"
             )

@@ -28,6 +28,7 @@ class ReplicaView(NamedTuple):
     is_online: bool
     """Whether the log can be read and written. The offsets of an offline replica are those before its failure."""
     is_leader: bool
+    """Whether the broker leads the partition and accepts requests."""
     leader_epoch: int
     log_start_offset: int
     high_watermark: int
@@ -70,15 +71,20 @@ def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
     broker = node.broker
     if broker is None or broker._services is None:
         return
+    topics = broker._cache.image.topics
     for replica in broker._services.partitions:
         log = replica.log
-        if replica.deleted:
+        topic = topics.get(replica.topic)
+        state = topic.partitions[replica.index] if topic and replica.index < len(topic.partitions) else None
+        # A broker opens every partition, also those of other brokers.
+        if replica.deleted or (state is not None and node.node_id not in state.replicas):
             continue
+        leadership = (node.node_id, replica.leader_epoch)
         yield ReplicaView(
             topic_id=replica.topic_id,
             partition=TopicPartition(replica.topic, replica.index),
             is_online=log.failure is None,
-            is_leader=True,
+            is_leader=bool(broker._listeners) and (state is None or (state.leader, state.leader_epoch) == leadership),
             leader_epoch=replica.leader_epoch,
             log_start_offset=log.log_start_offset,
             high_watermark=replica.high_watermark,
@@ -93,10 +99,12 @@ def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
 def needs_restart(node: SimNode) -> bool:
     """Return whether the running broker has stopped to work, in a way that only a restart ends."""
     broker = node.broker
-    if broker is None or broker._services is None or broker._controller is None:
+    if broker is None or broker._services is None:
         return False
-    offline = broker._services.partitions.offline_count
-    return broker._failed.done() or broker._controller._failed is not None or offline > 0
+    # A broker that has lost the controller lease may refuse all changes of metadata until it is restarted.
+    controller = getattr(broker, "_controller", None)
+    has_failed_controller = getattr(controller, "_failed", None) is not None
+    return broker._failed.done() or has_failed_controller or broker._services.partitions.offline_count > 0
 
 
 def batches_of(
