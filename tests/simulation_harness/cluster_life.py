@@ -37,7 +37,7 @@ PRODUCERS, READERS, TOPICS_MAX = 3, 2, 4
 CALL_S = 30.0
 RECOVERY_S = 60.0
 """Time, in virtual seconds after the end of the last fault, within which every partition must accept requests again."""
-TRACE_LINES = 40
+TRACE_LINES = 60
 _MAIN_EVENTS = re.compile(
     r" (?:host\.|fault |start failed|stop failed|net\.partition|net\.unblock|store\.(?:acquire|expire))"
 )
