@@ -21,6 +21,7 @@ from tidelog.log.producer_state import ProducerState
 from tidelog.metadata import controller, records
 from tidelog.metadata.service import MetadataController
 from tidelog.replication.partition import Partition
+from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.leases import Leases
 from tidelog.wire.errors import StorageError
 
@@ -103,15 +104,17 @@ def commit_offsets_before_their_append(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_the_high_watermark_go_back(patch: pytest.MonkeyPatch) -> None:
-    advance = Partition._advance
+    append = Partition.append
 
-    def planted(partition: Partition, high_watermark: int) -> None:
-        before = partition.high_watermark
-        advance(partition, high_watermark)
-        if high_watermark % 20 == 0:
-            partition.high_watermark = max(before - 1, 0)
+    def planted(partition: Partition, *arguments: Any) -> object:
+        state: Any = getattr(partition, "replica", partition)
+        before = state.high_watermark
+        appended = append(partition, *arguments)
+        if appended.next_offset % 20 == 0:
+            state.high_watermark = max(before - 1, 0)
+        return appended
 
-    patch.setattr(Partition, "_advance", planted)
+    patch.setattr(Partition, "append", planted)
 
 
 def forget_to_store_producer_ids(patch: pytest.MonkeyPatch) -> None:
@@ -141,14 +144,17 @@ def let_the_store_accept_entries_without_a_lease(patch: pytest.MonkeyPatch) -> N
 
 
 def lose_the_last_batch_at_a_restart(patch: pytest.MonkeyPatch) -> None:
-    start = Partition.__init__
+    open_log = PartitionLog.open
 
-    def planted(partition: Partition, topic: str, topic_id: bytes, index: int, log: PartitionLog, **rest: Any) -> None:
-        if log.log_end_offset:
-            log.truncate_to(log.log_end_offset - 1)
-        start(partition, topic, topic_id, index, log, **rest)
+    def planted(disk: SimDisk, directory: str, *arguments: Any, **rest: Any) -> PartitionLog:
+        segments = [name for name in disk.list(directory) if name.endswith(".log")] if disk.is_dir(directory) else []
+        if segments:
+            file = disk.open(f"{directory}/{segments[-1]}")
+            file.truncate(max(file.size() - 1, 0))
+            file.close()
+        return open_log(disk, directory, *arguments, **rest)
 
-    patch.setattr(Partition, "__init__", planted)
+    patch.setattr(PartitionLog, "open", planted)
 
 
 def keep_torn_batches(patch: pytest.MonkeyPatch) -> None:

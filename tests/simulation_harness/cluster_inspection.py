@@ -79,18 +79,20 @@ def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
         # A broker opens every partition, also those of other brokers.
         if replica.deleted or (state is not None and node.node_id not in state.replicas):
             continue
-        leadership = (node.node_id, replica.leader_epoch)
+        leads = state is None or (state.leader, state.leader_epoch) == (node.node_id, replica.leader_epoch)
+        role = getattr(replica, "replica", None)  # with its own role, if partitions have one
+        isr = None if role is None else role.isr
         yield ReplicaView(
             topic_id=replica.topic_id,
             partition=TopicPartition(replica.topic, replica.index),
             is_online=log.failure is None,
-            is_leader=bool(broker._listeners) and (state is None or (state.leader, state.leader_epoch) == leadership),
+            is_leader=bool(broker._listeners) and (leads if role is None else role.leads),
             leader_epoch=replica.leader_epoch,
             log_start_offset=log.log_start_offset,
             high_watermark=replica.high_watermark,
             log_end_offset=log.log_end_offset,
-            isr=None,
-            partition_epoch=None,
+            isr=None if isr is None else isr.committed,
+            partition_epoch=None if isr is None else isr.partition_epoch,
             compacted=replica.config.compacts,
             directory=log.directory,
         )
