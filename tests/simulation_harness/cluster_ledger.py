@@ -1,12 +1,12 @@
 """The confirmations that clients of a simulated cluster have received, and the checks that run while the cluster
 runs. Each invariant has a name.
 
-The checks do not use the broker's state: they only use the responses that clients received and the records that they
-read.
+The checks use the responses that clients received and the records that they read. `cluster_checks` checks the state of
+the brokers.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.model.ids import TopicPartition
@@ -19,6 +19,15 @@ class Violation(AssertionError):
     def __init__(self, invariant: str, text: str, partition: TopicPartition | None = None) -> None:
         super().__init__(f"{invariant}: {text}")
         self.partition = partition
+
+
+class Batch(NamedTuple):
+    """One batch that a consumer received, with its records."""
+
+    base_offset: int
+    last_offset: int
+    crc: int
+    records: list[Record]
 
 
 class RecordSource(NamedTuple):
@@ -35,23 +44,62 @@ class RecordSource(NamedTuple):
         return cls(writer.decode(), int(number))
 
 
+class CommittedOffset:
+    """The values that the committed offset of one partition may have. None means that there is no committed offset.
+
+    An attempt without an answer may be executed later, also after the attempts that follow it.
+    """
+
+    def __init__(self) -> None:
+        self._confirmed: int | None = None
+        self._possible: dict[int | None, None] = {None: None}
+        """The last confirmed value, and the values of later attempts."""
+        self._late: dict[int | None, None] = {}
+        """Values of attempts without an answer, or with repeated requests."""
+
+    def attempt(self, offset: int | None) -> None:
+        self._possible[offset] = None
+
+    def confirm(self, offset: int | None, *, repeated: bool) -> None:
+        if repeated:
+            self._late[offset] = None
+        self._confirmed = offset
+        self._possible = {offset: None}
+
+    def give_up(self, offset: int | None) -> None:
+        self._late[offset] = None
+
+    def may_be(self, offset: int | None) -> bool:
+        return offset in self._possible or offset in self._late
+
+    def __str__(self) -> str:
+        others = [offset for offset in (*self._possible, *self._late) if offset != self._confirmed]
+        return f"{self._confirmed} was confirmed, {others} were attempted"
+
+
 class Ledger:
     """Acknowledged records, records that were read, and commits. Each is checked when it is added."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str, str, str], None] = lambda _host, _what, _details: None) -> None:
         self.coverage: Counter[str] = Counter()
         """Number of events of each kind."""
         self.topics: dict[str, int] = {}
         """Number of partitions by name, for the topics whose creation was confirmed."""
-        self.committed: dict[TopicPartition, int] = {}
-        self.commit_attempts: dict[TopicPartition, int] = {}
+        self.committed: dict[TopicPartition, CommittedOffset] = {}
         self.on_promise: dict[str, Callable[[], None]] = {}
         """Functions that are called once, when a client receives the confirmation of "records" or of a "commit". At
         this moment a fault has the worst effect."""
+        self.has_been_committed: Callable[[TopicPartition, int], bool] = lambda _partition, _end_offset: True
+        """Returns whether the high watermark of any replica has reached an offset."""
+        self._note = note
         self._acknowledged: dict[TopicPartition, dict[int, bytes]] = {}
         self._values: dict[TopicPartition, dict[int, bytes]] = {}
         """Every value that was acknowledged or read, by its offset."""
+        self._offsets: dict[tuple[TopicPartition, str], dict[int, int]] = {}
+        """The offset of each record, by its number, for each writer and partition."""
         self._watermarks: dict[tuple[str, TopicPartition, int], int] = {}
+        self._checked: dict[tuple[TopicPartition, int], int] = {}
+        """The checksum of each batch whose records were checked, by its base offset."""
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -63,12 +111,15 @@ class Ledger:
             self._add_value(partition, offset, value)
             self._acknowledged.setdefault(partition, {})[offset] = value
         self.coverage["records acknowledged"] += len(values)
+        writer, number, _ = values[0].split(b":", 2)
+        end = base_offset + len(values)
+        self._note("client", "acknowledged", f"{partition} {base_offset}..{end} to {writer.decode()} no {int(number)}")
         self._call_listener("records")
 
     def read(
-        self, reader: str, partition: TopicPartition, leader_epoch: int, high_watermark: int, records: Iterable[Record]
+        self, reader: str, partition: TopicPartition, leader_epoch: int, high_watermark: int, batches: Sequence[Batch]
     ) -> None:
-        """Add `records` that a consumer received from the leader; `leader_epoch` is the epoch in the consumer's
+        """Add `batches` that a consumer received from the leader; `leader_epoch` is the epoch in the consumer's
         metadata.
         """
         before = self._watermarks.get((reader, partition, leader_epoch), 0)
@@ -76,30 +127,37 @@ class Ledger:
             text = f"{partition} was at {before} for {reader}, and is at {high_watermark} in epoch {leader_epoch}"
             raise Violation("MonotonicHighWatermark", text, partition)
         self._watermarks[reader, partition, leader_epoch] = high_watermark
-        for record in records:
-            if record.offset >= high_watermark:
-                text = f"{partition} at {record.offset}, the high watermark is {high_watermark}"
+        for batch in batches:
+            end = batch.last_offset + 1
+            if end > high_watermark or not self.has_been_committed(partition, end):
+                text = f"{partition} at {batch.last_offset}, the high watermark in the answer is {high_watermark}"
                 raise Violation("NotAboveHighWatermark", text, partition)
-            self._add_value(partition, record.offset, record.value or b"")
-            self.coverage["records read"] += 1
+            self.coverage["records read"] += len(batch.records)
+            if self._checked.get((partition, batch.base_offset)) != batch.crc:
+                for record in batch.records:
+                    self._add_value(partition, record.offset, record.value or b"")
+                self._checked[partition, batch.base_offset] = batch.crc
 
-    def confirm_commit(self, partition: TopicPartition, offset: int) -> None:
-        self.committed[partition] = offset
-        self.coverage["commits"] += 1
+    def attempt_commit(self, partition: TopicPartition, offset: int | None) -> None:
+        """Add the attempt to commit `offset`, or to delete the committed offset (None)."""
+        self.committed.setdefault(partition, CommittedOffset()).attempt(offset)
+
+    def confirm_commit(self, partition: TopicPartition, offset: int | None, *, repeated: bool) -> None:
+        """Add the confirmation of a commit. `repeated`: requests without an answer were sent again, so one of them may
+        still arrive.
+        """
+        self.committed[partition].confirm(offset, repeated=repeated)
+        self.coverage["commits" if offset is not None else "deleted commits"] += 1
+        self._note("client", "committed", f"{partition} at {offset}")
         self._call_listener("commit")
 
     def check_commits(self, found: Mapping[TopicPartition, int]) -> None:
         """Check the committed offsets `found`, which the coordinator returned while no commit was in progress."""
-        for partition, offset in self.committed.items():
+        for partition in {**self.committed, **found}:
             now = found.get(partition, -1)
-            if now < offset:
-                raise Violation("CommitsStay", f"{partition} was at {offset}, and is at {now}", partition)
-        for partition, now in found.items():
-            tried = self.commit_attempts.get(partition, -1)
-            if now > tried:
-                raise Violation(
-                    "CommitsNotAhead", f"{partition} is at {now}, nobody asked for more than {tried}", partition
-                )
+            known = self.committed.get(partition, CommittedOffset())
+            if not known.may_be(now if now >= 0 else None):
+                raise Violation("CommitsStay", f"{partition} is at {now}: {known}", partition)
         self.coverage["commits read"] += 1
 
     def check_log(self, partition: TopicPartition, records: Sequence[Record], start_offset: int) -> None:
@@ -125,7 +183,20 @@ class Ledger:
             listener()
 
     def _add_value(self, partition: TopicPartition, offset: int, value: bytes) -> None:
-        known = self._values.setdefault(partition, {}).setdefault(offset, value)
-        if known != value:
-            text = f"{partition} at {offset} was {known[:30]!r}, and is {value[:30]!r}"
-            raise Violation("OneValueForAnOffset", text, partition)
+        """Check that nobody has seen another value at this offset, and that the record of its writer is in order and
+        at one offset only.
+        """
+        values = self._values.setdefault(partition, {})
+        known = values.get(offset)
+        if known is not None:
+            if known != value:
+                text = f"{partition} at {offset} was {known[:30]!r}, and is {value[:30]!r}"
+                raise Violation("OneValueForAnOffset", text, partition)
+            return
+        values[offset] = value
+        writer, number = RecordSource.of(value)
+        offsets = self._offsets.setdefault((partition, writer), {})
+        other = offsets.setdefault(number, offset)
+        if other != offset or offsets.get(number - 1, -1) >= offset or offsets.get(number + 1, offset + 1) <= offset:
+            text = f"{partition} has number {number} of {writer} at {offset}, and other records of it at {other}"
+            raise Violation("InOrderOnce", text, partition)

@@ -3,20 +3,22 @@ checked.
 """
 
 import asyncio
+import gc
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
-from zlib import crc32
 
+from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
 from simulation_harness.cluster_faults import Faults, Profile
-from simulation_harness.cluster_ledger import Ledger, Violation
+from simulation_harness.cluster_ledger import Batch, Ledger, Violation
 from tidelog.client import groups, operations
 from tidelog.client.cluster import Cluster
 from tidelog.client.errors import GaveUp, Unreachable
 from tidelog.client.operations import AskAny, FetchLimits, Operation, Retries
 from tidelog.model.ids import TopicPartition
-from tidelog.simulation.client import records_of
 from tidelog.simulation.cluster import SimCluster
 from tidelog.simulation.cluster_client import BACKOFF, ClusterClient
 from tidelog.simulation.world import World, simulated
@@ -25,7 +27,8 @@ from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.message import Message
 from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tidelog.wire.records import Record, encode_batch
+from tidelog.wire.primitives import Buffer
+from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
 T = TypeVar("T")
 
@@ -34,47 +37,76 @@ PRODUCERS, READERS, TOPICS_MAX = 3, 2, 4
 CALL_S = 30.0
 RECOVERY_S = 60.0
 """Time, in virtual seconds after the end of the last fault, within which every partition must accept requests again."""
-TRACE_LINES = 40
+TRACE_LINES = 60
+_MAIN_EVENTS = re.compile(
+    r" (?:host\.|fault |start failed|stop failed|net\.partition|net\.unblock|store\.(?:acquire|expire))"
+)
+"""Events that are in the trace of every partition."""
 
 
 class Outcome(NamedTuple):
     seed: int
     failure: str | None
-    """The violation with the end of the trace; None if no invariant was violated."""
+    """The violation; None if no invariant was violated."""
+    trace: str
+    """The selected lines of the trace; "" if no invariant was violated and no trace was requested."""
     virtual_s: float
     coverage: dict[str, int]
-    trace_crc: int
 
 
-def run_seed(seed: int, profile: Profile, *, brokers: int, minutes: float) -> Outcome:
-    """Simulate one life. The same arguments result in the same trace, byte for byte."""
-    ledger = Ledger()
-    with simulated(seed) as world:
-        failure = None
+def run_seed(seed: int, profile: Profile, *, brokers: int, minutes: float, trace: str | None = None) -> Outcome:
+    """Simulate one life. The same arguments result in the same trace, byte for byte.
+
+    `trace` selects the lines of the trace that the result contains: "all", a partition ("topic0-1"), or a host
+    ("broker-2"). With None it contains, if an invariant was violated, the last lines of the affected partition.
+    """
+    with _rare_collection(), simulated(seed) as world:
+        ledger = Ledger(world.trace.note)
+        error: Exception | None = None
         try:
             world.run(_live(world, profile, ledger, brokers, minutes * 60), virtual_s=minutes * 60 + 600)
-        except Exception as error:
-            failure = _failure_text(world, error)
-        return Outcome(seed, failure, world.loop.time(), dict(ledger.coverage), crc32(world.trace.text().encode()))
+        except Exception as raised:
+            error = raised
+        return Outcome(
+            seed,
+            None if error is None else f"{type(error).__name__}: {error}",
+            _selected_trace(world, error, trace),
+            world.loop.time(),
+            dict(ledger.coverage),
+        )
 
 
-def _failure_text(world: World, error: Exception) -> str:
-    """Return a text with the error and the last events that concern its partition; if it has no partition, the last
-    events of all kinds.
-    """
-    lines = world.trace.lines
-    partition = error.partition if isinstance(error, Violation) else None
+@contextmanager
+def _rare_collection() -> Iterator[None]:
+    """Let the garbage collector run rarely. It would take a tenth of the time, and finds little in a short life."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(200_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def _selected_trace(world: World, error: Exception | None, selection: str | None) -> str:
+    if selection == "all":
+        return world.trace.text()
+    lines = world.trace.lines if error is not None or selection is not None else []
+    if selection is not None and selection in world.hosts:
+        return "\n".join(line for line in lines if line.split()[1] == selection)
+    partition = selection or (str(error.partition) if isinstance(error, Violation) and error.partition else None)
     if partition is not None:
-        lines = [line for line in lines if str(partition) in line or " host." in line or " fault " in line]
-    return "\n".join([f"{type(error).__name__}: {error}", *lines[-TRACE_LINES:]])
+        names_it = re.compile(rf"(?<![\w.-]){re.escape(partition)}(?![\w-])")
+        lines = [line for line in lines if names_it.search(line) or _MAIN_EVENTS.search(line)]
+    return "\n".join(lines if selection else lines[-TRACE_LINES:])
 
 
 async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, seconds: float) -> None:
     cluster = SimCluster(world, brokers, dict(profile.settings))
+    checks = ClusterChecks(cluster, ledger)
     await cluster.start()
     life = _Life(cluster, ledger)
     await life.add_topic(life.admin)
-    faults = Faults(cluster, profile, ledger, life.client_hosts)
+    faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
     tasks = [
         *(asyncio.ensure_future(life.produce(number, until_s)) for number in range(PRODUCERS)),
@@ -82,16 +114,43 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
         asyncio.ensure_future(life.commit(until_s)),
         asyncio.ensure_future(faults.run(until_s)),
     ]
+    background = [
+        asyncio.ensure_future(_check_until_cancelled(checks)),
+        asyncio.ensure_future(faults.supervise()),
+    ]
     try:
-        await asyncio.gather(*tasks)
+        await _gather(tasks, background)
+        last = [asyncio.ensure_future(life.check_everything()), asyncio.ensure_future(_converged(checks))]
+        tasks += last
+        try:
+            await asyncio.wait_for(_gather(last, background), RECOVERY_S)
+        except TimeoutError:
+            reason = checks.not_converged() or "a client is not served"
+            raise Violation("Liveness", f"{RECOVERY_S:g} s after the last fault: {reason}") from None
+        checks.check()
     finally:
-        for task in tasks:
+        for task in (*tasks, *background):
             task.cancel()
-    await cluster.start()
-    try:
-        await asyncio.wait_for(life.check_everything(), RECOVERY_S)
-    except TimeoutError:
-        raise Violation("Liveness", f"not everything is served {RECOVERY_S:g} s after the last fault") from None
+
+
+async def _gather(tasks: "Sequence[asyncio.Task[None]]", background: "Sequence[asyncio.Task[None]]") -> None:
+    """Wait for all `tasks`. Raises the first failure of a task, also of those in the background."""
+    pending = {*tasks, *background}
+    while not pending <= {*background}:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in sorted(done, key=asyncio.Task.get_name):
+            task.result()
+
+
+async def _check_until_cancelled(checks: ClusterChecks) -> None:
+    while True:
+        checks.check()
+        await asyncio.sleep(CHECK_INTERVAL_S)
+
+
+async def _converged(checks: ClusterChecks) -> None:
+    while checks.not_converged() is not None:
+        await asyncio.sleep(CHECK_INTERVAL_S)
 
 
 class _Life:
@@ -102,7 +161,13 @@ class _Life:
         self._world = cluster.world
         self._ledger = ledger
         self.admin = cluster.client("admin")
-        self.client_hosts = [f"producer-{n}" for n in range(PRODUCERS)] + [f"reader-{n}" for n in range(READERS)]
+        self.client_hosts = [
+            *(f"producer-{n}" for n in range(PRODUCERS)),
+            *(f"reader-{n}" for n in range(READERS)),
+            "committer",
+        ]
+        self._batches: dict[tuple[TopicPartition, int, int], Batch] = {}
+        """Batches that were decoded, by partition, base offset and checksum."""
         self._positions: dict[TopicPartition, int] = {}
         """Next offset of the first reader in each partition."""
 
@@ -152,24 +217,39 @@ class _Life:
             if number and rng.random() < 0.02:
                 positions.clear()
             start = positions.get(partition, 0)
-            records = await self._fetch(client, f"reader-{number}", partition, start, until_s)
-            if records:
-                positions[partition] = records[-1].offset + 1
+            batches = await self._fetch(client, f"reader-{number}", partition, start, until_s)
+            if batches:
+                positions[partition] = batches[-1].last_offset + 1
             await client.sleep(rng.choice((0.0, 0.0, 0.05)))
 
     async def _fetch(
         self, client: ClusterClient, reader: str, partition: TopicPartition, start: int, until_s: float
-    ) -> list[Record]:
+    ) -> list[Batch]:
         limits = FetchLimits(max_wait_ms=200, max_bytes=1 << 20, partition_max_bytes=1 << 16)
         fetch = partial(operations.fetch, client.cluster, BACKOFF, partition, start, limits)
         fetched = await self._call(client, fetch, until_s)
         if fetched is None:
             return []
-        records = [record for record in records_of(fetched.records) if record.offset >= start]
+        batches = self._decode(partition, fetched.records)
         leader = client.cluster.leader(partition)
         epoch = leader[1].epoch if leader is not None else -1
-        self._ledger.read(reader, partition, epoch, fetched.high_watermark, records)
-        return records
+        self._ledger.read(reader, partition, epoch, fetched.high_watermark, batches)
+        return batches
+
+    def _decode(self, partition: TopicPartition, data: Buffer) -> list[Batch]:
+        """Decode all batches. A batch that a client has decoded before is found by its checksum."""
+        batches = []
+        for header in batches_in(data):
+            if not header.crc_ok():
+                text = f"{partition} at {header.base_offset}: the checksum of the batch is wrong"
+                raise Violation("WholeBatches", text, partition)
+            key = partition, header.base_offset, header.crc
+            batch = self._batches.get(key)
+            if batch is None:
+                decoded = decode_records(data, header.position)
+                batch = self._batches[key] = Batch(header.base_offset, header.last_offset, header.crc, decoded)
+            batches.append(batch)
+        return batches
 
     async def commit(self, until_s: float) -> None:
         """Commit the positions of the first reader, and read the committed offsets."""
@@ -180,16 +260,39 @@ class _Life:
             if not self._positions:
                 continue
             partition = rng.choice(sorted(self._positions))
-            offset = self._positions[partition]
-            self._ledger.commit_attempts[partition] = max(offset, self._ledger.commit_attempts.get(partition, -1))
-            commit = partial(groups.commit, client.cluster, BACKOFF, GROUP, {partition: offset})
-            done = await self._call(client, commit, until_s)
-            if done is not None and done[partition] == offset:
-                self._ledger.confirm_commit(partition, offset)
-            elif done is not None and not getattr(done[partition], "retriable", True):
-                raise Violation("NoFinalError", f"commit of {partition}: {done[partition]}", partition)
+            if rng.random() < 0.1 and partition in self._ledger.committed:
+                await self._delete_commit(client, partition, until_s)
+            else:
+                await self._commit(client, partition, self._positions[partition], until_s)
             if rng.random() < 0.3:
                 await self._check_commits(client, until_s)
+
+    async def _commit(self, client: ClusterClient, partition: TopicPartition, offset: int, until_s: float) -> None:
+        self._ledger.attempt_commit(partition, offset)
+        retries = client.retries
+        commit = partial(groups.commit, client.cluster, BACKOFF, GROUP, {partition: offset})
+        done = await self._call(client, commit, until_s)
+        if done is None or done[partition] != offset:
+            self._ledger.committed[partition].give_up(offset)
+            if done is not None and not getattr(done[partition], "retriable", True):
+                raise Violation("NoFinalError", f"commit of {partition}: {done[partition]}", partition)
+            return
+        self._ledger.confirm_commit(partition, offset, repeated=client.retries > retries)
+
+    async def _delete_commit(self, client: ClusterClient, partition: TopicPartition, until_s: float) -> None:
+        self._ledger.attempt_commit(partition, None)
+        retries = client.retries
+        delete = partial(groups.delete_offsets, client.cluster, BACKOFF, GROUP, [partition])
+        try:
+            done = await self._call(client, delete, until_s)
+        except ApiError as error:
+            if error.code != ErrorCode.GROUP_ID_NOT_FOUND:  # the group is empty: its only offset was deleted before
+                raise Violation("NoFinalError", f"deletion of the commit of {partition}: {error}", partition) from error
+            done = {partition: 0}
+        if done is None or done[partition]:
+            self._ledger.committed[partition].give_up(None)
+        else:
+            self._ledger.confirm_commit(partition, None, repeated=client.retries > retries)
 
     async def _check_commits(self, client: ClusterClient, until_s: float) -> bool:
         """Check the committed offsets. Returns False if the coordinator does not answer for all of them."""
@@ -206,19 +309,25 @@ class _Life:
         """
         client = self._cluster.client("checker")
         forever = float("inf")
-        writer = _Writer("checker", client, self._ledger, self._world.rng("checker"))
-        identity = await self._call(client, partial(_new_producer, client.cluster), forever)
+        generation = 0
         for partition in self._ledger.partitions:
-            while not await writer.write(identity, self._clock_ms(), partition):
-                pass
+            written = False
+            while not written:  # a batch of unknown outcome may arrive late, so its writer sends nothing after it
+                writer = _Writer(
+                    f"checker.{generation}", client, self._ledger, self._world.rng(f"checker {generation}")
+                )
+                generation += 1
+                identity = await self._call(client, partial(_new_producer, client.cluster), forever)
+                assert identity is not None
+                written = await writer.write(identity, self._clock_ms(), partition)
             first = partial(operations.list_offsets, client.cluster, BACKOFF, {partition: operations.EARLIEST}, 0)
             listed = await self._call(client, first, forever)
             assert listed is not None
             start = position = listed[partition].offset
             everything: list[Record] = []
-            while records := await self._fetch(client, "checker", partition, position, forever):
-                everything += records
-                position = records[-1].offset + 1
+            while batches := await self._fetch(client, "checker", partition, position, forever):
+                everything += [record for batch in batches for record in batch.records if record.offset >= position]
+                position = batches[-1].last_offset + 1
             self._ledger.check_log(partition, everything, start)
         while not await self._check_commits(client, forever):
             await client.sleep(0.2)  # Liveness: the caller limits the time

@@ -15,6 +15,7 @@ from tidelog.metadata.store import Store
 from tidelog.runtime.interfaces import Runtime
 from tidelog.simulation.cluster_client import ClusterClient
 from tidelog.simulation.controller_network import ControllerNetwork
+from tidelog.simulation.medium import PowerCutOdds
 from tidelog.simulation.shared_store import SharedStore
 from tidelog.simulation.world import SimHost, World
 
@@ -68,9 +69,9 @@ class SimNode:
         self.broker = None
         self.host.kill()
 
-    def cut_power(self) -> None:
+    def cut_power(self, odds: PowerCutOdds | None = None) -> None:
         self.broker = None
-        self.host.cut_power()
+        self.host.cut_power(odds)
 
     def _store(self, _path: str, runtime: Runtime) -> Store:
         return self._cluster.store.handle(self.host.name, runtime)

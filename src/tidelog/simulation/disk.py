@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from tidelog.runtime.interfaces import Buffer
-from tidelog.simulation.medium import Directory, Inode, Medium
+from tidelog.simulation.medium import Directory, Inode, Medium, PowerCutOdds
 from tidelog.simulation.tasks import ProcessGone
 from tidelog.simulation.trace import Trace
 
@@ -174,9 +174,25 @@ class SimDisk:
         """Limit the size of the disk: writes that need more space raise ENOSPC."""
         self.medium.capacity_bytes = capacity_bytes
 
-    def power_cut(self, rng: random.Random | None = None) -> "SimDisk":
+    def flip_bit(self, pattern: str, rng: random.Random) -> str | None:
+        """Flip one bit of one synced file whose path matches the shell pattern. Returns the path; None if there is no
+        such file. No operation reports the damage.
+        """
+        found = [(path, inode) for path, inode in self.medium.files() if inode.durable and fnmatchcase(path, pattern)]
+        if not found:
+            return None
+        path, inode = rng.choice(found)
+        position, mask = rng.randrange(len(inode.durable)), 1 << rng.randrange(8)
+        for content in (inode.durable, inode.cached):
+            if position < len(content):
+                content[position] ^= mask
+        if self._trace is not None:
+            self._trace.note(self._host, "disk.flip_bit", f"{path} at={position}")
+        return path
+
+    def power_cut(self, rng: random.Random | None = None, odds: PowerCutOdds | None = None) -> "SimDisk":
         """Return the disk that the next start would find if the power failed now. This disk is not changed."""
-        return self._next(self.medium.survivor(rng or self.rng))
+        return self._next(self.medium.survivor(rng or self.rng, odds))
 
     def kill(self) -> "SimDisk":
         """End the process: every later call on this disk raises ProcessGone. Returns the disk of the next process;

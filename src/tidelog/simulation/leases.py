@@ -40,6 +40,16 @@ class Leases:
             # the epoch stays, so that the epoch of the next holder is higher
             self._change(lease._replace(holder=""), None)
 
+    def expire(self, holder: str) -> list[str]:
+        """End all leases of `holder`, as a store does that lost the holder's session. Returns their names.
+
+        A holder may add a name of its process, after a slash.
+        """
+        held = [lease for lease, _ in self._by_name.values() if lease.holder.partition("/")[0] == holder]
+        for lease in held:
+            self._change(lease, self._now_ms())
+        return [lease.name for lease in held]
+
     def check(self, lease: Lease) -> None:
         """Raise LeaseLost unless the lease is valid."""
         current, expires_ms = self._by_name.get(lease.name, (None, None))

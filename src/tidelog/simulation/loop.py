@@ -4,11 +4,14 @@ import asyncio
 import heapq
 from asyncio import base_events
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, ContextVar
 from pathlib import PurePath
 from typing import Any
 
 TURNS_WITHOUT_TIME_MAX = 1_000_000
+
+PROCESS: ContextVar[str] = ContextVar("tidelog_simulated_process", default="")
+"""The host whose process runs in this context. It is "" for the scenario, the kernels, the network and the store."""
 
 _ASYNCIO = str(PurePath(asyncio.__file__).parent)
 
@@ -27,6 +30,32 @@ class TimeIsUp(RuntimeError):
     """The run has reached its limit of virtual time."""
 
 
+def process_context(host: str) -> Context:
+    """Return a new context for callbacks of the process on `host`. They do not run while the process is paused."""
+    context = Context()
+    context.run(PROCESS.set, host)
+    return context
+
+
+class SystemEvent:
+    """A callback of a kernel, of the network or of the store. It runs also while processes are paused."""
+
+    __slots__ = ("_args", "_callback", "_loop")
+    _cancelled = False
+
+    def __init__(self, loop: "SimLoop", callback: Callable[..., object], args: tuple[object, ...]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+
+    def _run(self) -> None:
+        try:
+            self._callback(*self._args)
+        except Exception as error:
+            message = f"event of the simulated system failed: {self._callback}"
+            self._loop.call_exception_handler({"message": message, "exception": error})
+
+
 class SimLoop(base_events.BaseEventLoop):
     """Runs callbacks in the order of their time, then of their scheduling. There is no selector, no thread, no real
     clock.
@@ -38,9 +67,11 @@ class SimLoop(base_events.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._limit = float("inf")
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle | SystemEvent]] = []
         self._timers_created = 0
         self._turns_without_time = 0
+        self._held: dict[str, list[asyncio.Handle]] = {}
+        """For each paused process, by host: its callbacks that are due."""
 
     def time(self) -> float:
         return self._now
@@ -63,6 +94,37 @@ class SimLoop(base_events.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + max(delay, 0.0), callback, *args, context=context)
 
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call `callback` in the next turn. This is asyncio's method without its checks for debugging, which take
+        more time than the rest.
+        """
+        if self._closed:  # type: ignore[attr-defined]
+            self._check_closed()  # type: ignore[attr-defined]
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_system_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
+        """Call `callback` at the time `when`, as an event that does not belong to any process and is not cancelled."""
+        self._timers_created += 1
+        heapq.heappush(self._timers, (when, self._timers_created, SystemEvent(self, callback, args)))
+
+    def call_system_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
+        self.call_system_at(self._now + delay_s, callback, *args)
+
+    def pause_process(self, host: str) -> None:
+        """Run no callback of the process on `host` until `continue_process`. Its timers become due, and wait."""
+        self._held.setdefault(host, [])
+
+    def continue_process(self, host: str) -> None:
+        """Run the callbacks that became due during the pause, in their order, and all later ones."""
+        self._ready.extend(self._held.pop(host, ()))  # type: ignore[attr-defined]
+
+    def is_paused(self, host: str) -> bool:
+        return host in self._held
+
     def close(self) -> None:
         self._timers.clear()
         super().close()
@@ -81,8 +143,8 @@ class SimLoop(base_events.BaseEventLoop):
 
     def _run_once(self) -> None:
         ready: Any = self._ready  # type: ignore[attr-defined]
-        timers = self._timers
-        while timers and timers[0][2].cancelled():
+        timers, held_by_process = self._timers, self._held
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             if not timers:
@@ -96,7 +158,7 @@ class SimLoop(base_events.BaseEventLoop):
                 self._turns_without_time = 0
         while timers and timers[0][0] <= self._now:
             timer = heapq.heappop(timers)[2]
-            if not timer.cancelled():
+            if not timer._cancelled:
                 ready.append(timer)
         self._turns_without_time += 1
         if self._turns_without_time > TURNS_WITHOUT_TIME_MAX:
@@ -104,8 +166,14 @@ class SimLoop(base_events.BaseEventLoop):
             raise Livelock(f"time stands still at {self._now:.6f}; waiting: {self._waiting()}")
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
+            if handle._cancelled:
+                continue
+            if held_by_process and type(handle) is not SystemEvent:
+                held = held_by_process.get(handle._context.get(PROCESS, ""))
+                if held is not None:
+                    held.append(handle)
+                    continue
+            handle._run()
 
     def _waiting(self) -> str:
         return (

@@ -8,6 +8,8 @@ any order.
 import errno
 import os
 import random
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -61,7 +63,9 @@ class Inode:
                     _resize(content, position)
             else:
                 size = max(size, position + len(data))
-                for piece, at in _survivors(data, position, rng, odds):
+                pieces = _survivors(data, position, rng, odds)
+                odds.effects[_effect(len(data), pieces)] += 1
+                for piece, at in pieces:
                     _overlay(content, piece, at)
             sizes.append(size)
         if self.unsynced and rng.random() < odds.wrong_size:
@@ -109,6 +113,8 @@ class PowerCutOdds:
     keep: float
     torn: float
     wrong_size: float
+    effects: Counter[str] = field(default_factory=Counter)
+    """Number of unsynced writes that were kept, lost and torn."""
 
     @staticmethod
     def draw(rng: random.Random) -> "PowerCutOdds":
@@ -132,6 +138,8 @@ class Medium:
         self.capacity_bytes: int | None = None
         self.locked: dict[str, object] = {}
         """The holder of each lock, by path."""
+        self.power_cut_effects: Counter[str] = Counter()
+        """The effects of the power cut that left this medium; see `PowerCutOdds.effects`."""
 
     def node(self, path: str) -> Node:
         node: Node = self.root
@@ -206,9 +214,9 @@ class Medium:
 
         return size(self.root)
 
-    def survivor(self, rng: random.Random) -> "Medium":
-        """Return the medium that a power cut leaves. This medium is not changed."""
-        odds = PowerCutOdds.draw(rng)
+    def survivor(self, rng: random.Random, odds: PowerCutOdds | None = None) -> "Medium":
+        """Return the medium that a power cut leaves. This medium is not changed. The odds are drawn if not given."""
+        odds = odds or PowerCutOdds.draw(rng)
         lost: list[Node] = []
         kept: list[NameChange] = []
         for change in self.unsynced_names:
@@ -220,7 +228,20 @@ class Medium:
         medium = Medium()
         medium.capacity_bytes = self.capacity_bytes
         medium.root = _surviving_directory(self.root, kept, rng, odds)
+        medium.power_cut_effects = odds.effects
         return medium
+
+    def files(self) -> Iterator[tuple[str, Inode]]:
+        """Yield every file with its path, in the order of the paths."""
+
+        def walk(directory: Directory, path: str) -> Iterator[tuple[str, Inode]]:
+            for name, node in sorted(directory.cached.items()):
+                if isinstance(node, Directory):
+                    yield from walk(node, f"{path}/{name}")
+                else:
+                    yield f"{path}/{name}", node
+
+        return walk(self.root, "")
 
     def _parent_and_name(self, path: str) -> tuple[Directory, str]:
         parent, _, name = path.rstrip("/").rpartition("/")
@@ -273,6 +294,13 @@ def _survivors(data: bytes, position: int, rng: random.Random, odds: PowerCutOdd
             pieces.append((data[start:end], position + start))
         start = end
     return pieces
+
+
+def _effect(size: int, pieces: list[tuple[bytes, int]]) -> str:
+    """Return the name of the effect of a power cut on a write of `size` bytes of which `pieces` survive."""
+    if not pieces:
+        return "lost writes"
+    return "torn writes" if sum(len(piece) for piece, _ in pieces) < size else "kept writes"
 
 
 def _overlay(content: bytearray, data: bytes, position: int) -> None:

@@ -1,24 +1,30 @@
 """A simulated network: hosts, listeners, connections, and their faults.
 
 Connections are byte streams like those of TCP: bytes arrive in order, but may be split and joined anywhere; they may
-be slow, wait while a link is blocked, or be lost by a reset.
+be slow, wait while a link is blocked, or be lost by a reset. A lost segment is seen as the delay of its
+retransmission. Different connections overtake each other, so a link that reorders segments is one whose latency
+varies.
 """
 
 import errno
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 from tidelog.runtime.interfaces import Receiver
-from tidelog.simulation.loop import SimLoop
+from tidelog.simulation.loop import SimLoop, process_context
 from tidelog.simulation.stream import SimStream
 from tidelog.simulation.tasks import ProcessGone
 from tidelog.simulation.trace import Trace
 
 FIRST_EPHEMERAL_PORT = 40_000
 CONNECT_TIMEOUT_S = 30.0
+RETRANSMISSION_S = 0.2
+"""Time, in seconds, after which TCP sends a lost segment again. It doubles with each attempt."""
+RETRANSMISSIONS_MAX = 5
 ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -32,6 +38,8 @@ class Conditions:
     slow_s: tuple[float, float] = (0.002, 0.1)
     split_chance: float = 0.3
     """Probability that a piece of data arrives in two parts."""
+    loss_chance: float = 0.0
+    """Probability that a segment is lost. The receiver gets it after a retransmission."""
     window_bytes: int = 65_536
     """Bytes that may be sent but not yet read by the peer; further bytes stay in the stream's backlog."""
 
@@ -70,8 +78,13 @@ class SimNetwork:
         self.conditions = conditions or Conditions()
         self._addresses: dict[str, str] = {}
         self._hosts: dict[str, HostNetwork | None] = {}
-        self._blocked_links: dict[tuple[str, str], None] = {}
+        self._link_conditions: dict[tuple[str, str], Conditions] = {}
+        """Conditions of single links, by source and target, where they differ from `conditions`."""
+        self._blocked_links: Counter[tuple[str, str]] = Counter()
+        """Number of faults that block each link."""
         self._stuck_streams: dict[SimStream, None] = {}
+        self._stuck_messages: list[tuple[str, str, float, Callable[[], object]]] = []
+        """Messages of `send` on blocked links: source, target, the time at which they are lost, and their arrival."""
 
     def add_host(self, name: str, address: str) -> None:
         """Add a host that is switched off."""
@@ -96,21 +109,53 @@ class SimNetwork:
             self._hosts[host] = None
 
     def partition(self, one: str, other: str) -> None:
-        """Block all traffic between two hosts, in both directions, until `heal`."""
-        self._blocked_links[one, other] = self._blocked_links[other, one] = None
+        """Block all traffic between two hosts, in both directions, until `heal` or `unblock`."""
+        self._blocked_links.update([(one, other), (other, one)])
         self.trace.note(one, "net.partition", other)
 
     def partition_one_way(self, source: str, target: str) -> None:
-        self._blocked_links[source, target] = None
+        self._blocked_links[source, target] += 1
         self.trace.note(source, "net.partition_one_way", target)
+
+    def unblock(self, source: str, target: str) -> None:
+        """End one fault that blocks the link from `source` to `target`. Stuck data is delivered if it was the last."""
+        if self._blocked_links[source, target] > 0:  # `heal` may have ended it already
+            self._blocked_links[source, target] -= 1
+        self.trace.note(source, "net.unblock", target)
+        self._deliver_stuck()
 
     def heal(self) -> None:
         """Unblock all links. Data that was stuck is delivered."""
         self._blocked_links.clear()
         self.trace.note("*", "net.heal")
+        self._deliver_stuck()
+
+    def _deliver_stuck(self) -> None:
         for stream in list(self._stuck_streams):
-            stream.resend_delayed()
-        self._stuck_streams.clear()
+            if self.passes(*stream.link):
+                del self._stuck_streams[stream]
+                stream.resend_delayed()
+        stuck, self._stuck_messages = self._stuck_messages, []
+        for source, target, lost_at, arrive in stuck:
+            if lost_at > self.loop.time():
+                self.send(source, target, lost_at, arrive)
+
+    def set_conditions(self, source: str, target: str, conditions: Conditions | None) -> None:
+        """Set the conditions of the link from `source` to `target`; None means the network's common conditions."""
+        if conditions is None:
+            self._link_conditions.pop((source, target), None)
+        else:
+            self._link_conditions[source, target] = conditions
+
+    def stall_connections(self, one: str, other: str) -> "list[SimStream]":
+        """Stop the traffic of every connection between two hosts, as a router does that has forgotten them. New
+        connections work. Returns one side of each stalled connection; `SimStream.break_both` ends it.
+        """
+        process = self._hosts[one]
+        stalled = [s for s in process.streams if s.remote_host == other] if process is not None else []
+        for stream in stalled:
+            stream.stall()
+        return stalled
 
     def reset_connections(self, one: str, other: str) -> int:
         """Reset every connection between two hosts. Returns their number."""
@@ -122,10 +167,23 @@ class SimNetwork:
                 broken += 1
         return broken
 
+    def send(self, source: str, target: str, lost_at: float, arrive: Callable[[], object]) -> None:
+        """Send one message that belongs to no connection: `arrive` is called when it reaches `target`. Messages may
+        overtake each other. A message on a blocked link is lost if the link does not work before `lost_at`.
+        """
+
+        def attempt() -> None:
+            if self.passes(source, target):
+                arrive()
+            else:
+                self._stuck_messages.append((source, target, lost_at, arrive))
+
+        self.loop.call_system_later(self.latency_s(source, target), attempt)
+
     # Called by streams
 
     def passes(self, source: str, target: str) -> bool:
-        return (source, target) not in self._blocked_links
+        return not self._blocked_links or self._blocked_links[source, target] == 0
 
     def wake_when_healed(self, stream: SimStream) -> None:
         self._stuck_streams[stream] = None
@@ -133,10 +191,18 @@ class SimNetwork:
     def has_power(self, host: str) -> bool:
         return self._hosts[host] is not None
 
-    def latency_s(self) -> float:
-        conditions = self.conditions
-        slow = self.rng.random() < conditions.slow_chance
-        return self.rng.uniform(*(conditions.slow_s if slow else conditions.latency_s))
+    def latency_s(self, source: str = "", target: str = "") -> float:
+        """Draw the latency of one segment from `source` to `target`, with its retransmissions."""
+        conditions = self._link_conditions.get((source, target), self.conditions)
+        rng = self.rng
+        slow = rng.random() < conditions.slow_chance
+        latency_s = rng.uniform(*(conditions.slow_s if slow else conditions.latency_s))
+        if conditions.loss_chance:
+            for attempt in range(RETRANSMISSIONS_MAX):
+                if rng.random() >= conditions.loss_chance:
+                    break
+                latency_s += RETRANSMISSION_S * 2**attempt
+        return latency_s
 
     def process(self, host: str) -> "HostNetwork | None":
         return self._hosts[host]
@@ -158,6 +224,7 @@ class HostNetwork:
         self.host = host
         self.address = address
         self.alive = True
+        self.context = process_context(host)
         self.listeners: dict[tuple[str, int], SimListener] = {}
         self.streams: dict[SimStream, None] = {}
         self._network = network
@@ -193,7 +260,7 @@ class HostNetwork:
         loop = network.loop
         deadline = loop.time() + CONNECT_TIMEOUT_S
         while True:
-            round_trip_s = network.latency_s() + network.latency_s()
+            round_trip_s = network.latency_s(self.host, target) + network.latency_s(target, self.host)
             await self._wait(round_trip_s)
             linked = network.passes(self.host, target) and network.passes(target, self.host)
             if network.has_power(target) and linked:
@@ -244,9 +311,16 @@ class HostNetwork:
         server_side.join(client_side)
         self._network.trace.note(self.host, "net.connect", f"{local}>{peer}")
         assert listener.receiver is not None
-        server_side.start(listener.receiver)
+        process.run(server_side.start, listener.receiver)
         client_side.start(lambda: receiver)
         return client_side
+
+    def run(self, callback: Callable[..., object], *args: object) -> None:
+        """Call a function of this process: now, or when the process continues if it is paused."""
+        if self._network.loop.is_paused(self.host):
+            self._network.loop.call_soon(callback, *args, context=self.context)
+        else:
+            self.context.run(callback, *args)
 
     def _free_port(self) -> int:
         self._next_port += 1

@@ -34,8 +34,9 @@ T = TypeVar("T")
 HOST: Final = "store"
 ADDRESS: Final = "10.0.1.1"
 CALL_TIMEOUT_S = 5.0
-CUT_POLL_S = 0.05
-"""Interval, in seconds, at which a call checks whether a blocked link works again. TCP would retransmit lost bytes."""
+"""Time limit of one call, in seconds. A process that waits for an entry asks again after this time, so that it notices
+a broken link.
+"""
 
 
 class SharedStore:
@@ -51,43 +52,47 @@ class SharedStore:
         self.next_position = 0
         self.stored_snapshot: Snapshot | None = None
         self.leases = Leases(lambda: int(world.loop.time() * 1000))
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self.delay_s = (0.0, 0.0)
+        """Least and greatest time, in seconds, that the server takes for a call."""
+        self.on_append: Callable[[int, bytes, Lease], None] | None = None
+        """Called for each entry that was appended, with its position and the lease of its writer."""
+        self._rng = world.rng("store")
+        self._arrivals: dict[int, list[Callable[[], None]]] = {}
+        """For each position without an entry: the functions to call when it gets one."""
 
     def handle(self, host: str, runtime: Runtime) -> "StoreHandle":
         """Return the store for one process on `host`."""
         return StoreHandle(self, host, runtime)
 
-    def latency_s(self) -> float:
-        return self._network.latency_s()
+    def expire_sessions(self, host: str) -> None:
+        """End all leases of the process on `host`, as a store does that has not heard of it for too long."""
+        names = self.leases.expire(host)
+        self._trace.note(HOST, "store.expire", f"{','.join(names)} of {host}")
 
     def send(
         self, host: str, function: Callable[..., T], args: tuple[object, ...], answer: "asyncio.Future[T]"
     ) -> None:
         """Send a call from `host` to the server. The call arrives even if the caller's process ends before that."""
 
-        def serve() -> None:
+        def execute() -> None:
             outcome: T | Exception
             try:
                 outcome = function(*args)
             except (LeaseLost, PositionTaken, AssertionError) as error:
                 outcome = error
-            self._deliver(HOST, host, partial(_settle, answer, outcome))
+            self.notify(host, partial(_settle, answer, outcome))
 
-        self._deliver(host, HOST, serve)
+        def serve() -> None:
+            if self.delay_s[1]:
+                self._loop.call_system_later(self._rng.uniform(*self.delay_s), execute)
+            else:
+                execute()
 
-    def _deliver(self, source: str, target: str, arrive: Callable[[], object]) -> None:
-        """Call `arrive` after the network's latency, when the link works. A message waits for the link at most as
-        long as its sender waits for the answer; then it is lost.
-        """
-        lost_at = self._loop.time() + CALL_TIMEOUT_S
+        self._network.send(host, HOST, self._loop.time() + CALL_TIMEOUT_S, serve)
 
-        def attempt() -> None:
-            if self._network.passes(source, target):
-                arrive()
-            elif self._loop.time() < lost_at:
-                self._loop.call_later(CUT_POLL_S, attempt)
-
-        self._loop.call_later(self.latency_s(), attempt)
+    def notify(self, host: str, arrive: Callable[[], object]) -> None:
+        """Send a message from the server to `host`. It is lost if the link does not work within the time of a call."""
+        self._network.send(HOST, host, self._loop.time() + CALL_TIMEOUT_S, arrive)
 
     # Calls, executed on the server
 
@@ -99,11 +104,10 @@ class SharedStore:
         self.entries[position] = StoredEntry(position, data, writer, number)
         self.next_position = position + 1
         self._trace.note_bytes(HOST, "store.append", f"{position} by {lease.holder} in epoch {lease.epoch}", data)
-        due = [future for wanted, future in self._waiting if wanted <= position]
-        self._waiting = [(wanted, future) for wanted, future in self._waiting if wanted > position]
-        for future in due:
-            if not future.done():
-                future.set_result(None)
+        if self.on_append is not None:
+            self.on_append(position, data, lease)
+        for arrived in self._arrivals.pop(position, ()):
+            arrived()
 
     def read(self, start: int, limit: int) -> list[StoredEntry]:
         first = self.stored_snapshot.position if self.stored_snapshot is not None else 0
@@ -118,14 +122,13 @@ class SharedStore:
             self.read(self.stored_snapshot.position if self.stored_snapshot else 0, self.next_position),
         )
 
-    def arrival(self, position: int) -> "asyncio.Future[None]":
-        """Return a future that is done when the journal has an entry at `position`."""
-        future: asyncio.Future[None] = self._loop.create_future()
+    def watch(self, position: int, arrived: Callable[[], None] | None) -> bool:
+        """Return whether the journal has an entry at `position`. If not, `arrived` is called when it gets one."""
         if self.next_position > position:
-            future.set_result(None)
-        else:
-            self._waiting.append((position, future))
-        return future
+            return True
+        if arrived is not None:
+            self._arrivals.setdefault(position, []).append(arrived)
+        return False
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
         if self.stored_snapshot is not None and self.stored_snapshot.position > snapshot.position:
@@ -166,8 +169,22 @@ class StoreHandle:
         return await self._call(self._store.read, start, limit)
 
     async def wait(self, position: int) -> None:
-        await (await self._call(self._store.arrival, position))
-        await self._runtime.tasks.sleep(self._store.latency_s())
+        arrived: asyncio.Future[bool] = self._runtime.tasks.future()
+
+        def notify() -> None:
+            self._store.notify(self._host, partial(_settle, arrived, True))
+
+        has_entry = await self._call(self._store.watch, position, notify)
+        while not has_entry:
+            # The notification may be lost. So ask again after some time; this fails if the store cannot be reached.
+            timer = self._runtime.tasks.call_later(CALL_TIMEOUT_S, _settle, arrived, False)
+            try:
+                has_entry = await arrived
+            finally:
+                timer.cancel()
+            if not has_entry:
+                arrived = self._runtime.tasks.future()
+                has_entry = await self._call(self._store.watch, position, None)
 
     async def snapshot(self) -> Snapshot | None:
         return await self._call(lambda: self._store.stored_snapshot)

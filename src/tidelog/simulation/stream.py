@@ -51,6 +51,10 @@ class SimStream:
         self.peer = peer
         self.remote_host = remote_host
         self.backlog_bytes = 0
+        self.link = (process.host, remote_host)
+        """The source and the target of the bytes that this side sends."""
+        self._sent_name = f"{local}>{peer}"
+        self._received_name = f"{local}<{peer}"
         self._network = network
         self._process = process
         self._other: SimStream
@@ -58,6 +62,10 @@ class SimStream:
         self._state = State.OPEN
         self._backlog: deque[_BacklogItem] = deque()
         self._unread_bytes = 0  # bytes that were sent and that the peer has not read yet
+        self._acknowledgements: deque[tuple[float, int]] = deque()
+        """Bytes that the peer has read, with the times at which its acknowledgements arrive here, in order."""
+        self._acknowledgement_due = False  # an event processes the next acknowledgements
+        self._stalled = False
         self._on_wire: deque[tuple[float, bytes | Signal]] = deque()  # items with their times of arrival
         self._last_arrival = 0.0
         self._probing = False  # waiting for a host without power
@@ -140,10 +148,15 @@ class SimStream:
 
     def break_both(self, why: str) -> None:
         """Reset the connection. Both sides are notified."""
-        self._network.trace.note(self._process.host, why, f"{self.local}>{self.peer}")
+        self._network.trace.note(self._process.host, why, self._sent_name)
         for side in (self, self._other):
             side._on_wire.clear()
             side._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
+
+    def stall(self) -> None:
+        """Deliver nothing more in both directions, until `break_both`."""
+        self._network.trace.note(self._process.host, "net.stall", self._sent_name)
+        self._stalled = self._other._stalled = True
 
     def resend_delayed(self) -> None:
         """Send the delayed items again, because the link works again."""
@@ -156,6 +169,7 @@ class SimStream:
 
     def _push(self) -> None:
         """Send as much of the backlog as fits into the window."""
+        self._process_acknowledgements()
         had_backlog = bool(self._backlog)
         window = self._network.conditions.window_bytes
         while self._backlog and self._unread_bytes < window:
@@ -169,6 +183,7 @@ class SimStream:
             self.backlog_bytes -= len(data)
             self._unread_bytes += len(data)
             self._send(data)
+        self._await_acknowledgement()
         if had_backlog and not self._backlog:
             if self._state is State.FINISHING:
                 self._linger()
@@ -214,27 +229,29 @@ class SimStream:
 
     def _transmit(self, item: bytes | Signal) -> None:
         network = self._network
-        details = f"{self.local}>{self.peer}"
+        details = self._sent_name
         if isinstance(item, bytes):
             network.trace.note_bytes(self._process.host, "net.send", details, item)
         else:
             network.trace.note(self._process.host, f"net.send_{item.value}", details)
         # Later items must not arrive earlier.
-        self._last_arrival = max(network.loop.time() + network.latency_s(), self._last_arrival)
+        self._last_arrival = max(network.loop.time() + network.latency_s(*self.link), self._last_arrival)
         self._on_wire.append((self._last_arrival, item))
-        network.loop.call_at(self._last_arrival, self._arrive)
+        network.loop.call_system_at(self._last_arrival, self._arrive)
 
     def _arrive(self) -> None:
         """Deliver the items that are due to the other host, unless the link is blocked or the host has no power."""
         network = self._network
         while self._on_wire and self._on_wire[0][0] <= network.loop.time():
-            if not network.passes(self._process.host, self.remote_host):
+            if self._stalled:
+                return
+            if not network.passes(*self.link):
                 network.wake_when_healed(self)
                 return
             if not network.has_power(self.remote_host):
                 if not self._probing:
                     self._probing = True
-                    network.loop.call_later(PROBE_S, self._probe)
+                    network.loop.call_system_later(PROBE_S, self._probe)
                 return
             _, item = self._on_wire.popleft()
             if not self._other._process_ended:
@@ -255,18 +272,44 @@ class SimStream:
             self._close(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
         else:
             self._probing = True
-            self._network.loop.call_later(PROBE_S, self._probe)
+            self._network.loop.call_system_later(PROBE_S, self._probe)
 
     def _reset_by_peer(self) -> None:
         self._on_wire.clear()
         self._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
-    def _acknowledged(self, count: int) -> None:
-        self._unread_bytes -= count
+    def _process_acknowledgements(self) -> None:
+        now = self._network.loop.time()
+        while self._acknowledgements and self._acknowledgements[0][0] <= now:
+            self._unread_bytes -= self._acknowledgements.popleft()[1]
+
+    def _acknowledged_later(self, count: int) -> None:
+        """Add an acknowledgement of the peer that arrives after the network's latency.
+
+        It needs an event only if bytes wait for the window. Otherwise the next write processes it.
+        """
+        latency_s = self._network.latency_s(self.remote_host, self._process.host)
+        arrival = self._network.loop.time() + latency_s
+        if self._acknowledgements:
+            arrival = max(arrival, self._acknowledgements[-1][0])
+        self._acknowledgements.append((arrival, count))
+        self._await_acknowledgement()
+
+    def _await_acknowledgement(self) -> None:
+        if self._backlog and self._acknowledgements and not self._acknowledgement_due:
+            self._acknowledgement_due = True
+            self._network.loop.call_system_at(self._acknowledgements[0][0], self._acknowledgement_arrived)
+
+    def _acknowledgement_arrived(self) -> None:
+        self._acknowledgement_due = False
         if self._state in (State.OPEN, State.FINISHING) and self._backlog:
             self._push()
             if not self._backlog and self._state is State.OPEN and not self._sending_ended:
-                self._call_receiver(lambda: self._receiver.drained())  # type: ignore[union-attr]
+                self._process.run(self._report_drained)
+
+    def _report_drained(self) -> None:
+        if self._state is State.OPEN and not self._backlog:
+            self._call_receiver(lambda: self._receiver.drained())  # type: ignore[union-attr]
 
     # Receiving
 
@@ -287,8 +330,11 @@ class SimStream:
             return
         self._delivery_due = True
         # Sometimes deliver a little later, so that one read returns more bytes.
-        network = self._network
-        network.loop.call_later(network.rng.choice((0.0, 0.0, 0.0001, 0.001)), self._deliver)
+        loop, draw, context = self._network.loop, self._network.rng.random(), self._process.context
+        if draw < 0.5:
+            loop.call_soon(self._deliver, context=context)
+        else:
+            loop.call_later(0.0001 if draw < 0.75 else 0.001, self._deliver, context=context)
 
     def _deliver(self) -> None:
         """Deliver the arrived bytes in one read, or the end of the input."""
@@ -299,7 +345,7 @@ class SimStream:
             self._discard()
             return
         if self._arrived[0] is Signal.END:
-            self._network.trace.note(self._process.host, "net.end", f"{self.local}<{self.peer}")
+            self._network.trace.note(self._process.host, "net.end", self._received_name)
             self._arrived.popleft()
             self._input_ended = True
             self._call_receiver(self._end_of_input)
@@ -318,7 +364,7 @@ class SimStream:
         buffer[:count] = arrived[:count]
         if count < len(arrived):
             self._arrived.appendleft(arrived[count:])
-        details = f"{self.local}<{self.peer}"
+        details = self._received_name
         self._network.trace.note_bytes(self._process.host, "net.receive", details, arrived[:count])
         self._acknowledge(count)
         self._receiver.received(count)
@@ -347,7 +393,7 @@ class SimStream:
                 self._input_ended = True  # the backlog is still sent
 
     def _acknowledge(self, count: int) -> None:
-        self._network.loop.call_later(self._network.latency_s(), self._other._acknowledged, count)
+        self._other._acknowledged_later(count)
 
     # The end
 
@@ -357,7 +403,7 @@ class SimStream:
         if self._input_ended:  # no more bytes can arrive
             self._close(None)
             return
-        self._network.loop.call_later(LINGER_S, self._close, None)
+        self._network.loop.call_system_later(LINGER_S, self._close, None)
         self._deliver_soon()
 
     def _close(self, error: OSError | None) -> None:
@@ -368,7 +414,7 @@ class SimStream:
         self.backlog_bytes = 0
         self._arrived.clear()
         self._process.streams.pop(self, None)
-        self._network.loop.call_soon(self._report_closed, error)
+        self._network.loop.call_soon(self._report_closed, error, context=self._process.context)
 
     def _report_closed(self, error: OSError | None) -> None:
         receiver, self._receiver = self._receiver, None

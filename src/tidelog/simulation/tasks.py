@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from tidelog.runtime.interfaces import ChildResources, ChildWork, Disk, TimerHandle, WorkEnded
 from tidelog.runtime.tasks import report_failure
-from tidelog.simulation.loop import SimLoop
+from tidelog.simulation.loop import SimLoop, process_context
 from tidelog.simulation.trace import Trace, callback_name
 
 T = TypeVar("T")
@@ -18,10 +18,22 @@ class ProcessGone(BaseException):
 
 
 class SimTasks:
-    """`Tasks` of one process on the shared virtual loop. `kill` stops them like SIGKILL."""
+    """`Tasks` of one process on the shared virtual loop. `kill` stops them like SIGKILL.
 
-    def __init__(self, loop: SimLoop, host: str, rng: random.Random, trace: Trace) -> None:
+    `clock_rate` returns the speed of the host's clock: the seconds that it advances in one virtual second.
+    """
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        host: str,
+        rng: random.Random,
+        trace: Trace,
+        clock_rate: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         self._loop = loop
+        self._clock_rate = clock_rate
+        self._context = process_context(host)
         self._host = host
         self._rng = rng
         self._trace = trace
@@ -35,18 +47,18 @@ class SimTasks:
         if not self.alive:
             coroutine.close()
             raise ProcessGone
-        task = self._loop.create_task(coroutine, name=f"{self._host}/{name}")
+        task = self._loop.create_task(coroutine, name=f"{self._host}/{name}", context=self._context.copy())
         self._running[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> TimerHandle:
         self._check_alive()
-        return self._loop.call_later(delay_s, self._fire, callback, args)
+        return self._loop.call_later(delay_s / self._clock_rate(), self._fire, callback, args, context=self._context)
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> object:
         self._check_alive()
-        return self._loop.call_soon(self._call, callback, args)
+        return self._loop.call_soon(self._call, callback, args, context=self._context)
 
     def future(self) -> "asyncio.Future[Any]":
         return self._loop.create_future()
@@ -83,9 +95,9 @@ class SimTasks:
             self._lane_free_at[lane] = ready_at
         self._blocking += 1
         if early:
-            self._loop.call_at(ready_at, self._resolve, future, *_outcome(function, args))
+            self._loop.call_at(ready_at, self._resolve, future, *_outcome(function, args), context=self._context)
         else:
-            self._loop.call_at(ready_at, self._run_and_resolve, future, function, args)
+            self._loop.call_at(ready_at, self._run_and_resolve, future, function, args, context=self._context)
         return future
 
     def run_in_child(

@@ -5,24 +5,37 @@ from zlib import crc32
 
 
 class Trace:
-    """Lines of the form `SECONDS HOST WHAT DETAILS`, without memory addresses and without the order of sets."""
+    """Lines of the form `SECONDS HOST WHAT DETAILS`, without memory addresses and without the order of sets.
+
+    An event is stored as a tuple. It is formatted when a line is read, since most runs never read their trace.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self.lines: list[str] = []
+        self._events: list[tuple[float, str, str, str, int, int]] = []
 
     def note(self, host: str, what: str, details: str = "") -> None:
-        self.lines.append(f"{self._now():.6f} {host} {what} {details}".rstrip())
+        self._events.append((self._now(), host, what, details, -1, 0))
 
     def note_bytes(self, host: str, what: str, details: str, data: bytes | bytearray | memoryview) -> None:
         """Add a line with the length and CRC-32 of `data`."""
-        self.note(host, what, f"{details} bytes={len(data)} crc={crc32(data):08x}")
+        self._events.append((self._now(), host, what, details, len(data), crc32(data)))
+
+    @property
+    def lines(self) -> list[str]:
+        return [_line(event) for event in self._events]
 
     def text(self) -> str:
-        return "".join(line + "\n" for line in self.lines)
+        return "".join(_line(event) + "\n" for event in self._events)
 
     def tail(self, count: int) -> str:
-        return "\n".join(self.lines[-count:])
+        return "\n".join(_line(event) for event in self._events[-count:])
+
+
+def _line(event: tuple[float, str, str, str, int, int]) -> str:
+    time_s, host, what, details, size, crc = event
+    line = f"{time_s:.6f} {host} {what} {details}"
+    return line.rstrip() if size < 0 else f"{line} bytes={size} crc={crc:08x}"
 
 
 def callback_name(callback: Callable[..., object]) -> str:

@@ -18,6 +18,7 @@ from tidelog.runtime.interfaces import Runtime
 from tidelog.runtime.turns import Turns
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.loop import SimLoop
+from tidelog.simulation.medium import PowerCutOdds
 from tidelog.simulation.network import HostNetwork, SimNetwork
 from tidelog.simulation.tasks import ProcessGone, SimTasks
 from tidelog.simulation.trace import Trace
@@ -35,18 +36,27 @@ class EscapedError(RuntimeError):
 
 
 class SimClock:
-    """Virtual time, with a wall clock that a test can set wrong."""
+    """Virtual time, with a wall clock that a test can set wrong, and an oscillator that a test can make fast or
+    slow.
+    """
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self.wall_offset_ms = 0
         """Added to the wall-clock time; the monotonic time does not change."""
+        self.rate = 1.0
+        self._counted_s = 0.0
+        self._rate_since_s = 0.0
+
+    def set_rate(self, rate: float) -> None:
+        """Make both clocks advance by `rate` seconds in one virtual second, from now on. Timers of the host follow."""
+        self._counted_s, self._rate_since_s, self.rate = self.monotonic(), self._loop.time(), rate
 
     def now_ms(self) -> int:
-        return EPOCH_MS + self.wall_offset_ms + int(self._loop.time() * 1000)
+        return EPOCH_MS + self.wall_offset_ms + int(self.monotonic() * 1000)
 
     def monotonic(self) -> float:
-        return self._loop.time()
+        return self._counted_s + (self._loop.time() - self._rate_since_s) * self.rate
 
 
 class SimHost:
@@ -84,7 +94,8 @@ class SimHost:
         self.starts += 1
         world.trace.note(self.name, "host.start", str(self.starts))
         self._network = world.network.start_process(self.name)
-        self._tasks = SimTasks(world.loop, self.name, world.rng(f"{self.name}/tasks/{self.starts}"), world.trace)
+        tasks_rng = world.rng(f"{self.name}/tasks/{self.starts}")
+        self._tasks = SimTasks(world.loop, self.name, tasks_rng, world.trace, lambda: self.clock.rate)
         process_rng = world.rng(f"{self.name}/process/{self.starts}")
         turns = Turns(self.clock, self._tasks)
         self._runtime = Runtime(self.clock, process_rng, self._disk, self._network, self._tasks, turns)
@@ -97,15 +108,32 @@ class SimHost:
         rng = world.rng(f"{self.name}/inserted disk/{self.starts}")
         self._disk = SimDisk(disk.medium, rng=rng, trace=world.trace, host=self.name, now_ms=self.clock.now_ms)
 
+    @property
+    def paused(self) -> bool:
+        return self._world.loop.is_paused(self.name)
+
+    def pause(self) -> None:
+        """Pause the process as SIGSTOP does: none of its code runs, and its clocks go on. The kernel still accepts
+        connections and bytes.
+        """
+        assert self._runtime is not None, f"{self.name} is not running"
+        self._world.trace.note(self.name, "host.pause")
+        self._world.loop.pause_process(self.name)
+
+    def resume(self) -> None:
+        """Continue a paused process as SIGCONT does. Its timers that became due fire now."""
+        self._world.trace.note(self.name, "host.resume")
+        self._world.loop.continue_process(self.name)
+
     def kill(self) -> None:
         """Kill the process as kill -9 does: the disk keeps all written bytes, and peers see their connections end."""
         self._end("host.kill", power=True)
         self._disk = self._disk.kill()
 
-    def cut_power(self) -> None:
+    def cut_power(self, odds: PowerCutOdds | None = None) -> None:
         """Cut the power: the disk keeps synced bytes and some of the others, and peers receive nothing."""
         self._end("host.cut_power", power=False)
-        survivor = self._disk.power_cut(self._world.rng(f"{self.name}/power/{self.starts}"))
+        survivor = self._disk.power_cut(self._world.rng(f"{self.name}/power/{self.starts}"), odds)
         self._disk.kill()
         self._disk = survivor
 
@@ -114,6 +142,7 @@ class SimHost:
         self._world.trace.note(self.name, what)
         self._runtime = None
         self._tasks.kill()
+        self._world.loop.continue_process(self.name)  # so that the cancelled tasks can end
         self._world.network.stop_process(self.name, power=power)
 
 

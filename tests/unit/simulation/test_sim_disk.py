@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tidelog.simulation.disk import SimDisk
-from tidelog.simulation.medium import SECTOR_BYTES
+from tidelog.simulation.medium import SECTOR_BYTES, PowerCutOdds
 from tidelog.simulation.tasks import ProcessGone
 
 
@@ -401,3 +401,29 @@ def test_equal_seeds_cut_equally(seed: int) -> None:
         return cut.read("/a") if cut.exists("/a") else b"absent"
 
     assert run() == run()
+
+
+def test_one_bit_is_flipped_in_a_synced_file_and_a_power_cut_keeps_it() -> None:
+    disk = SimDisk(rng=random.Random(1))
+    assert disk.flip_bit("*", random.Random(1)) is None
+    for path, synced in (("/a.log", True), ("/b.log", False), ("/c.txt", True)):
+        file = disk.open(path, create=True)
+        file.pwrite(bytes(1000), 0)
+        if synced:
+            file.sync()
+    disk.sync_dir("/")
+    assert disk.flip_bit("*.log", random.Random(1)) == "/a.log"
+    damaged = disk.read("/a.log")
+    assert sum(byte.bit_count() for byte in damaged) == 1
+    assert disk.power_cut(random.Random(1)).read("/a.log") == damaged
+    assert disk.read("/c.txt") == bytes(1000)
+
+
+def test_a_torn_write_can_be_forced_and_is_counted() -> None:
+    disk = SimDisk(rng=random.Random(1))
+    file = disk.open("/a", create=True)
+    disk.sync_dir("/")
+    file.pwrite(b"x" * 5000, 0)
+    after = disk.power_cut(random.Random(1), PowerCutOdds(keep=0.0, torn=1.0, wrong_size=0.0))
+    assert 0 < after.read("/a").count(b"x") < 5000
+    assert after.medium.power_cut_effects == {"torn writes": 1}

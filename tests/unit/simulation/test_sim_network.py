@@ -298,3 +298,84 @@ def test_nobody_answering_is_a_deadlock_that_names_who_waits() -> None:
     with pytest.raises(Deadlock, match=r"scenario at .*until"):
         world.run(scenario())
     world.close()
+
+
+def test_a_lossy_link_delays_bytes_and_loses_none() -> None:
+    def duration_s(loss_chance: float) -> float:
+        with simulated(5) as world:
+            conditions = Conditions(latency_s=(0.001, 0.001), slow_chance=0.0, loss_chance=loss_chance)
+            world.network.conditions = conditions
+
+            async def scenario() -> float:
+                client, server = await pair(world.host("a").runtime, world.host("b").runtime)
+                began = world.loop.time()
+                for number in range(20):
+                    client.stream.write([bytes([number]) * 10])
+                await server.until(lambda: len(server.data) == 200)
+                assert server.data == b"".join(bytes([number]) * 10 for number in range(20))
+                return world.loop.time() - began
+
+            return world.run(scenario())
+
+    assert duration_s(0.0) < 0.1
+    assert duration_s(0.3) > 0.2
+
+
+def test_conditions_of_one_link_do_not_change_the_others() -> None:
+    with simulated(5) as world:
+        world.network.set_conditions("a", "b", Conditions(latency_s=(5.0, 5.0), slow_chance=0.0))
+
+        async def scenario() -> tuple[float, float]:
+            slow = await pair(world.host("a").runtime, world.host("b").runtime)
+            fast = await pair(world.host("a").runtime, world.host("c").runtime, host="c")
+            durations = []
+            for client, server in (slow, fast):
+                began = world.loop.time()
+                client.stream.write([b"x"])
+                await server.until(lambda: len(server.data) == 1)  # noqa: B023
+                durations.append(world.loop.time() - began)
+            return durations[0], durations[1]
+
+        slow_s, fast_s = world.run(scenario())
+    assert slow_s >= 5
+    assert fast_s < 1
+
+
+def test_a_stalled_connection_delivers_nothing_and_new_ones_work() -> None:
+    with simulated(6) as world:
+
+        async def scenario() -> None:
+            one, other = world.host("a").runtime, world.host("b").runtime
+            client, server = await pair(one, other)
+            (stalled,) = world.network.stall_connections("a", "b")
+            client.stream.write([b"lost"])
+            server.stream.write([b"lost"])
+            fresh_client, fresh_server = await pair(one, other)
+            fresh_client.stream.write([b"fresh"])
+            await fresh_server.until(lambda: bytes(fresh_server.data) == b"fresh")
+            await asyncio.sleep(60)
+            assert not client.data
+            assert not server.data
+            stalled.break_both("net.reset")
+            await asyncio.sleep(1)
+            assert client.ends
+            assert server.ends
+
+        world.run(scenario())
+
+
+def test_a_link_that_two_faults_block_works_when_both_have_ended() -> None:
+    with simulated(7) as world:
+
+        async def scenario() -> None:
+            client, server = await pair(world.host("a").runtime, world.host("b").runtime)
+            world.network.partition("a", "b")
+            world.network.partition_one_way("a", "b")
+            client.stream.write([b"x"])
+            world.network.unblock("a", "b")
+            await asyncio.sleep(5)
+            assert not server.data
+            world.network.unblock("a", "b")
+            await server.until(lambda: bytes(server.data) == b"x")
+
+        world.run(scenario())

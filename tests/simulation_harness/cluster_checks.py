@@ -1,0 +1,288 @@
+"""Checks of the brokers of a simulated cluster while it runs. Each invariant has a name. With one broker they hold
+trivially, except those of the journal.
+
+`ClusterChecks.check` reads the state of all brokers through `cluster_inspection`. It is called at short intervals, and
+before a fault ends a process.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from simulation_harness.cluster_inspection import (
+    BatchView,
+    LogPosition,
+    ReplicaView,
+    batches_of,
+    image_of,
+    replicas_of,
+)
+from simulation_harness.cluster_ledger import Ledger, Violation
+from tidelog.metadata import records
+from tidelog.metadata.image import EMPTY_IMAGE, NO_LEADER, ImageBuilder, MetadataImage, TopicImage
+from tidelog.metadata.store import Lease
+from tidelog.model.ids import TopicPartition
+from tidelog.simulation.cluster import SimCluster, SimNode
+
+if TYPE_CHECKING:
+    from tidelog.metadata.records import PartitionState
+
+CHECK_INTERVAL_S = 0.1
+
+Place = tuple[bytes, int]
+"""A topic id and a partition's number."""
+Process = tuple[int, int]
+"""A broker and the number of the process among the processes of its host."""
+
+
+class ClusterChecks:
+    """The state of the brokers that was seen until now."""
+
+    def __init__(self, cluster: SimCluster, ledger: Ledger) -> None:
+        self._cluster = cluster
+        self._trace = cluster.world.trace
+        self._ledger = ledger
+        self._journal = JournalChecks(cluster, ledger)
+        self._leaders: dict[tuple[Place, int], Process] = {}
+        """The process that led each partition in each leader epoch."""
+        self._high_watermarks: dict[tuple[Process, Place, int], int] = {}
+        """The last high watermark by process, partition and leader epoch."""
+        self._positions: dict[tuple[Process, Place], LogPosition] = {}
+        self._highest: dict[TopicPartition, int] = {}
+        """The greatest high watermark that any replica of each partition has had."""
+        self._committed: dict[Place, CommittedLog] = {}
+        self._checked_images: dict[Process, int] = {}
+        self._roles: dict[tuple[int, Place], tuple[object, ...]] = {}
+        self._last_views: dict[tuple[Process, Place], ReplicaView] = {}
+        ledger.has_been_committed = self.has_been_committed
+
+    def check(self) -> None:
+        """Check the state of all running brokers. Raises Violation."""
+        self._journal.check_leases()
+        for node in self._cluster.nodes:
+            if node.running:
+                self.check_node(node)
+
+    def check_node(self, node: SimNode) -> None:
+        process = (node.node_id, node.host.starts)
+        self._check_image(node, process)
+        for view in replicas_of(node):
+            self._check_replica(node, process, view)
+
+    def has_been_committed(self, partition: TopicPartition, end_offset: int) -> bool:
+        """Return whether the high watermark of any replica of the partition has reached `end_offset`."""
+        if self._highest.get(partition, 0) < end_offset:
+            self.check()
+        return self._highest.get(partition, 0) >= end_offset
+
+    def not_converged(self) -> str | None:
+        """Return the reason why the cluster has not recovered from all faults; None if it has.
+
+        Every partition must have a leader and a full ISR, and every broker must have the whole journal.
+        """
+        end = self._cluster.store.next_position
+        for node in self._cluster.nodes:
+            image = image_of(node)
+            if image is None or image.position < end:
+                return f"{node.host.name} has the journal up to {image and image.position}, its end is {end}"
+            for topic in image.topics.values():
+                for index, state in enumerate(topic.partitions):
+                    if state.leader == NO_LEADER or set(state.isr) != set(state.replicas):
+                        return f"{topic.name}-{index} is not fully replicated: {state}"
+        return None
+
+    def _check_image(self, node: SimNode, process: Process) -> None:
+        """`ReplayEqualsImage`: the metadata of every broker is the replay of the journal up to its position."""
+        image = image_of(node)
+        if image is not None and self._checked_images.get(process) != image.position:
+            self._checked_images[process] = image.position
+            self._journal.check_image(node.host.name, image)
+
+    def _check_replica(self, node: SimNode, process: Process, view: ReplicaView) -> None:
+        place: Place = view.topic_id, view.partition.partition
+        if self._last_views.get((process, place)) == view:
+            return
+        self._last_views[process, place] = view
+        name = f"{view.partition} on {node.host.name}"
+        role = (view.is_leader, view.leader_epoch, view.isr)
+        if self._roles.get((node.node_id, place)) != role:
+            self._roles[node.node_id, place] = role
+            what = "leader" if view.is_leader else "follower"
+            isr = "" if view.isr is None else f" isr={','.join(map(str, view.isr))}"
+            details = f"{view.partition} {what} epoch={view.leader_epoch}{isr}"
+            self._trace.note(node.host.name, "replica", f"{details} hw={view.high_watermark} end={view.log_end_offset}")
+        if view.is_leader:
+            self._check_leader(name, process, place, view)
+        mark = (process, place, view.leader_epoch)
+        before = self._high_watermarks.get(mark, 0)
+        if view.high_watermark < before:
+            text = f"{name} was at {before}, and is at {view.high_watermark} in epoch {view.leader_epoch}"
+            raise Violation("MonotonicHighWatermark", text, view.partition)
+        if not view.log_start_offset <= view.high_watermark <= view.log_end_offset:
+            text = f"{name}: {view.high_watermark} is not within {view.log_start_offset}..{view.log_end_offset}"
+            raise Violation("HighWatermarkWithinLog", text, view.partition)
+        self._high_watermarks[mark] = view.high_watermark
+        self._highest[view.partition] = max(self._highest.get(view.partition, 0), view.high_watermark)
+        if not view.is_online:
+            return
+        position = self._positions.get((process, place), LogPosition())
+        if position.next_offset < view.high_watermark:
+            batches, position = batches_of(node.host.disk.medium, view, position, view.high_watermark)
+            self._positions[process, place] = position
+            if not view.compacted:
+                self._committed.setdefault(place, CommittedLog(view.partition)).add(name, batches)
+
+    def _check_leader(self, name: str, process: Process, place: Place, view: ReplicaView) -> None:
+        """`OneLeaderPerEpoch`: the journal names each leader, and no second process leads in the same epoch.
+        `IsrByController`: the leader's committed ISR is in the journal.
+        """
+        known = self._leaders.setdefault((place, view.leader_epoch), process)
+        if known != process:
+            text = f"{name} leads in epoch {view.leader_epoch}, as broker-{known[0]} did in its process {known[1]}"
+            raise Violation("OneLeaderPerEpoch", text, view.partition)
+        chosen = self._journal.leaders.get((place, view.leader_epoch), process[0])
+        if chosen != process[0]:
+            text = f"{name} leads in epoch {view.leader_epoch}, for which the controller chose broker-{chosen}"
+            raise Violation("OneLeaderPerEpoch", text, view.partition)
+        if view.isr is not None and view.partition_epoch is not None:
+            journal_isr = self._journal.isrs.get((place, view.partition_epoch))
+            if journal_isr is None or set(journal_isr) != set(view.isr):
+                text = f"{name} has ISR {view.isr} in partition epoch {view.partition_epoch}, the journal {journal_isr}"
+                raise Violation("IsrByController", text, view.partition)
+
+
+class CommittedLog:
+    """The batches that were below the high watermark of any replica of one partition.
+
+    `SameCommittedRecords`: below both high watermarks and above both log starts, an offset that two replicas have is
+    the same record. So no replica ever has another batch there, also not after a restart.
+    """
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self.partition = partition
+        self._batches: dict[int, BatchView] = {}
+        self._start = 0
+        self._end = 0
+        """The batches are contiguous from `_start` to `_end`."""
+
+    def add(self, name: str, batches: list[BatchView]) -> None:
+        for batch in batches:
+            known = self._batches.get(batch.base_offset)
+            if known is None and self._start <= batch.base_offset < self._end and self._batches:
+                raise Violation("SameCommittedRecords", f"{name} has {batch}, no other replica has", self.partition)
+            if known is not None and known != batch:
+                raise Violation("SameCommittedRecords", f"{name} has {batch}, it was {known}", self.partition)
+            if not self._batches:
+                self._start = batch.base_offset
+            self._start = min(self._start, batch.base_offset)
+            self._end = max(self._end, batch.last_offset + 1)
+            self._batches[batch.base_offset] = batch
+
+
+class JournalChecks:
+    """Replays the journal as the store receives it, and checks every entry."""
+
+    def __init__(self, cluster: SimCluster, ledger: Ledger) -> None:
+        self._store = cluster.store
+        self._trace = cluster.world.trace
+        self._ledger = ledger
+        self._now_ms = lambda: int(cluster.world.loop.time() * 1000)
+        self._images: dict[int, MetadataImage] = {0: EMPTY_IMAGE}
+        """The image after each entry, by the position of the next entry."""
+        self._last = EMPTY_IMAGE
+        self.leaders: dict[tuple[Place, int], int] = {}
+        """The leader of each partition by leader epoch."""
+        self.isrs: dict[tuple[Place, int], tuple[int, ...]] = {}
+        """The ISR of each partition by partition epoch."""
+        self._expired: dict[Lease, None] = {}
+        self._violation: Violation | None = None
+        self._store.on_append = self._process_entry
+
+    def check_leases(self) -> None:
+        """`LostLeaseStaysLost`: a lease that has expired is not extended; its next holder has a higher epoch. Raises
+        also the violation of an earlier entry.
+        """
+        if self._violation is not None:
+            raise self._violation
+        now_ms = self._now_ms()
+        for lease, expires_ms in self._store.leases.all():
+            if expires_ms is not None and expires_ms <= now_ms:
+                if lease not in self._expired:
+                    self._ledger.coverage["leases expired"] += 1
+                self._expired[lease] = None
+            elif lease in self._expired and lease.holder:
+                raise Violation("LostLeaseStaysLost", f"{lease} had expired, and was extended until {expires_ms}")
+
+    def check_image(self, name: str, image: MetadataImage) -> None:
+        replayed = self._images.get(image.position)
+        if replayed is None:
+            raise Violation("ReplayEqualsImage", f"{name} is at position {image.position} past the journal's end")
+        for slot in MetadataImage.__slots__:
+            live, stored = _comparable(getattr(image, slot)), _comparable(getattr(replayed, slot))
+            if live != stored:
+                text = f"{name} at position {image.position} has {slot} {live}, the journal says {stored}"
+                raise Violation("ReplayEqualsImage", text)
+
+    def _process_entry(self, position: int, data: bytes, lease: Lease) -> None:
+        """Check an entry that the store has appended. A violation is raised by the next `check_leases`."""
+        try:
+            image = ImageBuilder(self._last).apply(records.decode(data, position).records).build()
+            self._check_entry(position, image, lease)
+        except Violation as violation:
+            self._violation = self._violation or violation
+            return
+        self._images[image.position] = self._last = image
+
+    def _check_entry(self, position: int, image: MetadataImage, lease: Lease) -> None:
+        """`EntriesByTheController`: an entry is written by the holder of the controller lease while the lease is
+        valid. `EpochsIncrease`: a new leader has a higher leader epoch, and a change a higher partition epoch.
+        """
+        valid = any(held == lease and (end is None or end > self._now_ms()) for held, end in self._store.leases.all())
+        holder = lease.holder.partition("/")[0]
+        if not valid or lease.epoch != image.controller_epoch or holder != f"broker-{image.controller_id}":
+            text = (
+                f"entry {position} is by {lease}, the controller is {image.controller_id} in {image.controller_epoch}"
+            )
+            raise Violation("EntriesByTheController", text)
+        if image.controller_epoch != self._last.controller_epoch:
+            self._ledger.coverage["controller changes"] += 1
+        if image.topics is self._last.topics:
+            return
+        for topic in image.topics.values():
+            before = self._last.topics_by_id.get(topic.topic_id)
+            if before is topic:
+                continue
+            for index, state in enumerate(topic.partitions):
+                old = before.partitions[index] if before is not None and index < len(before.partitions) else None
+                if old != state:
+                    self._check_state(TopicPartition(topic.name, index), (topic.topic_id, index), old, state)
+
+    def _check_state(
+        self, partition: TopicPartition, place: Place, old: "PartitionState | None", state: "PartitionState"
+    ) -> None:
+        self._trace.note(
+            "store",
+            "partition",
+            f"{partition} leader={state.leader} epoch={state.leader_epoch} isr={','.join(map(str, state.isr))}",
+        )
+        if not set(state.isr) <= set(state.replicas):
+            raise Violation("IsrByController", f"{partition} has ISR {state.isr} of {state.replicas}", partition)
+        if state.leader != NO_LEADER:
+            chosen = self.leaders.setdefault((place, state.leader_epoch), state.leader)
+            if chosen != state.leader:
+                text = f"{partition} has leader {state.leader} in epoch {state.leader_epoch}, it was {chosen}"
+                raise Violation("OneLeaderPerEpoch", text, partition)
+        if old is not None:
+            if state.leader_epoch < old.leader_epoch or state.partition_epoch <= old.partition_epoch:
+                raise Violation("EpochsIncrease", f"{partition} was {old}, and is {state}", partition)
+            self._ledger.coverage["elections"] += state.leader != old.leader
+            self._ledger.coverage["ISR changes"] += set(state.isr) != set(old.isr)
+        self.isrs[place, state.partition_epoch] = state.isr
+
+
+def _comparable(value: object) -> object:
+    """Return the value in a form that compares by content, and without the order of mappings."""
+    if isinstance(value, TopicImage):
+        return tuple(_comparable(getattr(value, slot)) for slot in TopicImage.__slots__)
+    if isinstance(value, Mapping):
+        return {key: _comparable(item) for key, item in value.items()}
+    return value

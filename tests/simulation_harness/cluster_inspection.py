@@ -1,0 +1,147 @@
+"""The only module of the simulation that reads the internal state of running brokers, for `cluster_checks`.
+
+When the internal structure of the broker changes, this module changes and the checks stay as they are. Reading has no
+effect: it runs no code of the broker that changes something, and draws no random number.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from tidelog.metadata.image import MetadataImage
+from tidelog.model.ids import TopicPartition
+from tidelog.simulation.cluster import SimNode
+from tidelog.simulation.medium import Directory, Inode, Medium
+
+_BATCH = Struct(">qiibIhi")
+"""The first fields of a batch: base offset, length, leader epoch, magic, CRC-32C, attributes, last offset delta."""
+_LENGTH_FROM = 12
+"""The length field counts the bytes of the batch after this position."""
+_SEGMENT = ".log"
+
+
+class ReplicaView(NamedTuple):
+    """One replica of a partition in a running broker."""
+
+    topic_id: bytes
+    partition: TopicPartition
+    is_online: bool
+    """Whether the log can be read and written. The offsets of an offline replica are those before its failure."""
+    is_leader: bool
+    """Whether the broker leads the partition and accepts requests."""
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    isr: tuple[int, ...] | None
+    """The committed ISR that the leader works with; None if this replica keeps no ISR."""
+    partition_epoch: int | None
+    """The partition epoch of `isr`."""
+    compacted: bool
+    directory: str
+
+
+class BatchView(NamedTuple):
+    """One batch in a file of a log. Equal batches have equal fields."""
+
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    crc: int
+
+
+class LogPosition(NamedTuple):
+    """The position in a log up to which its batches were read."""
+
+    segment: str = ""
+    position: int = 0
+    next_offset: int = -1
+
+
+def image_of(node: SimNode) -> MetadataImage | None:
+    """Return the metadata from which the broker answers requests; None before it has any."""
+    broker = node.broker
+    if broker is None or broker._cache.image.position == 0:
+        return None
+    return broker._cache.image
+
+
+def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
+    """Yield the replicas that the broker has opened."""
+    broker = node.broker
+    if broker is None or broker._services is None:
+        return
+    topics = broker._cache.image.topics
+    for replica in broker._services.partitions:
+        log = replica.log
+        topic = topics.get(replica.topic)
+        state = topic.partitions[replica.index] if topic and replica.index < len(topic.partitions) else None
+        # A broker opens every partition, also those of other brokers.
+        if replica.deleted or (state is not None and node.node_id not in state.replicas):
+            continue
+        leads = state is None or (state.leader, state.leader_epoch) == (node.node_id, replica.leader_epoch)
+        role = getattr(replica, "replica", None)  # with its own role, if partitions have one
+        isr = None if role is None else role.isr
+        yield ReplicaView(
+            topic_id=replica.topic_id,
+            partition=TopicPartition(replica.topic, replica.index),
+            is_online=log.failure is None,
+            is_leader=bool(broker._listeners) and (leads if role is None else role.leads),
+            leader_epoch=replica.leader_epoch,
+            log_start_offset=log.log_start_offset,
+            high_watermark=replica.high_watermark,
+            log_end_offset=log.log_end_offset,
+            isr=None if isr is None else isr.committed,
+            partition_epoch=None if isr is None else isr.partition_epoch,
+            compacted=replica.config.compacts,
+            directory=log.directory,
+        )
+
+
+def needs_restart(node: SimNode) -> bool:
+    """Return whether the running broker has stopped to work, in a way that only a restart ends."""
+    broker = node.broker
+    if broker is None or broker._services is None:
+        return False
+    # A broker that has lost the controller lease may refuse all changes of metadata until it is restarted.
+    controller = getattr(broker, "_controller", None)
+    has_failed_controller = getattr(controller, "_failed", None) is not None
+    return broker._failed.done() or has_failed_controller or broker._services.partitions.offline_count > 0
+
+
+def batches_of(
+    medium: Medium, view: ReplicaView, after: LogPosition, end_offset: int
+) -> tuple[list[BatchView], LogPosition]:
+    """Read the batches below `end_offset` that follow `after` in the files of the replica. Returns them and the new
+    position. If the segment of `after` was removed or replaced, reading begins at the log start offset.
+    """
+    files = _segments(medium, view.directory)
+    current = files.get(after.segment)
+    if current is None or len(current.cached) < after.position:
+        after = LogPosition(next_offset=view.log_start_offset)
+    found: list[BatchView] = []
+    segment, position, next_offset = after
+    for name in sorted(files):
+        if name < segment:
+            continue
+        content = files[name].cached
+        if name != segment:
+            segment, position = name, 0
+        while position + _BATCH.size <= len(content):
+            base, length, epoch, _, crc, _, delta = _BATCH.unpack_from(content, position)
+            if length <= 0 or base + delta >= end_offset:
+                break
+            position += _LENGTH_FROM + length
+            if base + delta >= next_offset:
+                found.append(BatchView(base, base + delta, epoch, crc))
+                next_offset = base + delta + 1
+    return found, LogPosition(segment, position, next_offset)
+
+
+def _segments(medium: Medium, directory: str) -> dict[str, Inode]:
+    try:
+        node = medium.directory(directory)
+    except OSError:  # deleted or moved
+        return {}
+    assert isinstance(node, Directory)
+    return {name: inode for name, inode in node.cached.items() if name.endswith(_SEGMENT) and isinstance(inode, Inode)}
