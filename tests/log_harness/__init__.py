@@ -7,6 +7,7 @@ from typing import Any
 from tidelog.log.config import LogConfig
 from tidelog.log.partition_log import Appended, PartitionLog
 from tidelog.log.record_times import find_times
+from tidelog.replication.replica import BecameLeader, Replica
 from tidelog.simulation.disk import SimDisk
 from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, BatchHeader, Codec
 from tidelog.wire.checksums import crc32c
@@ -41,6 +42,13 @@ def false_batch(
     batch[35:43] = (max(timestamps) if largest is None else largest).to_bytes(8, "big", signed=True)
     batch[17:21] = crc32c(memoryview(batch)[21:]).to_bytes(4, "big")
     return batch
+
+
+def leads_alone(log: PartitionLog, leader_epoch: int = 0) -> Replica:
+    """Return the replica of a partition that broker 1 leads, and that no other broker has."""
+    replica = Replica(1, log.log_end_offset, log.log_end_offset)
+    replica.step(BecameLeader(leader_epoch, 0, (1,), (1,), 1), 0)
+    return replica
 
 
 class LogOnDisk:

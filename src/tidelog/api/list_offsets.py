@@ -10,7 +10,7 @@ from tidelog.api.services import RequestContext, Services
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import Steps
 from tidelog.replication.partition import READ_COMMITTED
-from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.errors import ApiError, ErrorCode, LeaderNotAvailable, OffsetNotAvailable
 from tidelog.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
@@ -70,10 +70,11 @@ def _answer(
             or requested.timestamp < EARLIEST_PENDING_UPLOAD
         ):
             raise ApiError(f"timestamp {requested.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
-        partition = services.partitions.get(topic, requested.partition_index)
-        partition.check_online()
-        partition.check_leader_epoch(requested.current_leader_epoch)
-        yield from _look_up(partition, request.isolation_level, requested.timestamp, answer)
+        partition = services.partitions.leader(topic, requested.partition_index, requested.current_leader_epoch)
+        try:
+            yield from _look_up(partition, request.isolation_level, requested.timestamp, answer)
+        except OffsetNotAvailable as error:
+            raise error if context.api_version >= 5 else LeaderNotAvailable(error.message) from error
         if context.api_version < 4:
             answer.leader_epoch = -1  # these versions have no such field
     except ApiError as error:
@@ -86,10 +87,14 @@ def _look_up(
 ) -> Steps[None]:
     """Look up the offset, timestamp and leader epoch, and write them into `answer`. If there is no such record, they
     remain -1.
+
+    Raises OffsetNotAvailable if the answer depends on the end of the committed records, and this leader is too new to
+    know it (KIP-207).
     """
     end = partition.last_stable_offset if isolation == READ_COMMITTED else partition.high_watermark
     log = partition.log
     if timestamp == LATEST:
+        partition.check_committed_end()
         answer.offset = end
         answer.leader_epoch = partition.leader_epoch
     elif timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -104,6 +109,8 @@ def _look_up(
             answer.offset = record.offset
             answer.timestamp = record.timestamp
             answer.leader_epoch = record.leader_epoch
+        else:
+            partition.check_committed_end()
 
 
 def _find(partition: "Partition", timestamp: int) -> Steps["TimestampOffset | None"]:

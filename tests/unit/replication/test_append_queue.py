@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from log_harness import LogOnDisk, make_batch
+from log_harness import LogOnDisk, leads_alone, make_batch
 from tidelog.log.appended import Appended
 from tidelog.log.config import LogConfig
 from tidelog.log.partition_log import PartitionLog
@@ -66,7 +66,7 @@ class Bench:
         shared = SharedByPartitions(Turns(clock, tasks))
         shared.queued_bytes = QueuedBytes(limit)
         self.partition = Partition(
-            "orders", bytes(16), 0, self.disk.log, leader_epoch=0, internal=False,
+            "orders", bytes(16), 0, self.disk.log, replica=leads_alone(self.disk.log), internal=False,
             clock=clock, tasks=tasks, flusher=flusher, shared=shared,
         )  # fmt: skip
         self.outcomes: dict[str, Appended | ApiError] = {}

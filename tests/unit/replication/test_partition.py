@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from log_harness import leads_alone
 from tidelog.log.config import LogConfig
 from tidelog.replication.partition import Partition
 from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, StorageError, UnknownLeaderEpoch
@@ -57,7 +58,7 @@ class Bench:
             call_later=lambda delay_s, callback, *args: self.timers.append((delay_s, callback)) or SimpleNamespace(),
         )
         self.partition = Partition(
-            "t", bytes(16), 0, self.log, leader_epoch=3, internal=False,  # type: ignore[arg-type]
+            "t", bytes(16), 0, self.log, replica=leads_alone(self.log, 3), internal=False,  # type: ignore[arg-type]
             clock=SimpleNamespace(now_ms=lambda: 0, monotonic=lambda: 0.0), tasks=tasks,  # type: ignore[arg-type]
             flusher=SimpleNamespace(request=self.asked.append, dirty={}),  # type: ignore[arg-type]
         )  # fmt: skip
