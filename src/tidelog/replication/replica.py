@@ -19,10 +19,10 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from tidelog.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
+from tidelog.metadata.image import NO_LEADER
 from tidelog.replication.isr import InSyncReplicas, IsrMember
 from tidelog.wire.errors import ErrorCode
 
-NO_LEADER = -1
 NO_EPOCH = -1
 LAG_MAX_MS = 30_000
 """Default of `replica.lag.time.max.ms`."""
