@@ -7,6 +7,7 @@ from typing import Any
 from tidelog.log.config import LogConfig
 from tidelog.log.partition_log import Appended, PartitionLog
 from tidelog.log.record_times import find_times
+from tidelog.replication.replica import BecameLeader, Replica
 from tidelog.simulation.disk import SimDisk
 from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, BatchHeader, Codec
 from tidelog.wire.checksums import crc32c
@@ -41,6 +42,13 @@ def false_batch(
     batch[35:43] = (max(timestamps) if largest is None else largest).to_bytes(8, "big", signed=True)
     batch[17:21] = crc32c(memoryview(batch)[21:]).to_bytes(4, "big")
     return batch
+
+
+def leads_alone(log: PartitionLog, leader_epoch: int = 0) -> Replica:
+    """Return the replica of a partition that broker 1 leads, and that no other broker has."""
+    replica = Replica(1, log.log_end_offset, log.log_end_offset)
+    replica.step(BecameLeader(leader_epoch, 0, (1,), (1,), 1), 0)
+    return replica
 
 
 class LogOnDisk:
@@ -100,6 +108,15 @@ class LogOnDisk:
         self.log.flushed(plan)
         if checkpoint:
             self.persisted_recovery_point = self.log.recovery_point
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut the log as a broker does: the checkpoint is lowered first."""
+        if offset < self.log.log_end_offset:
+            lowered = self.log.recovery_point_for_cut(offset)
+            self.persisted_recovery_point = min(self.persisted_recovery_point, lowered)
+            cut = self.log.begin_cut(offset)
+            cut.run()
+            self.log.install_cut(cut)
 
     def retain(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Run retention as a broker does, until the due files are deleted. Return the number of segments removed

@@ -84,12 +84,12 @@ def serve_reads_above_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     read = Partition.read
 
     def planted(partition: Partition, *arguments: int) -> object:
-        real = partition.high_watermark
-        partition.high_watermark = partition.log_end_offset
+        real = partition.replica.high_watermark
+        partition.replica.high_watermark = partition.log_end_offset
         try:
             return read(partition, *arguments)
         finally:
-            partition.high_watermark = real
+            partition.replica.high_watermark = real
 
     patch.setattr(Partition, "read", planted)
 

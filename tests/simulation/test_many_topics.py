@@ -8,7 +8,7 @@ import pytest
 
 from simulation_harness import boot, connect
 from tidelog.replication.partition import Partition
-from tidelog.replication.partitions import HOUSEKEEPING_BATCH
+from tidelog.replication.reconcile import HOUSEKEEPING_BATCH
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.world import World, simulated
 from tidelog.wire.errors import ErrorCode

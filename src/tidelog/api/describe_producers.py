@@ -51,10 +51,7 @@ def _partition(services: Services, topic: str, index: int) -> Partition:
     refusal = name_refusal(topic)
     if refusal is not None:
         raise ApiError(refusal, ErrorCode.INVALID_TOPIC_EXCEPTION)
-    partition = services.partitions.get(topic, index)
-    if partition.log.failure is not None:
-        raise ApiError(f"{topic}-{index} is offline: {partition.log.failure}", ErrorCode.KAFKA_STORAGE_ERROR)
-    return partition
+    return services.partitions.leader(topic, index)
 
 
 def _describe(partition: Partition, answer: PartitionResponse) -> Steps[None]:

@@ -283,7 +283,7 @@ class Fetch:
         has_moved = isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch)
         if has_moved and partition is not None and self._context.api_version >= 16:
             # The leader to which the client should send its next request (KIP-951).
-            data.current_leader = LeaderIdAndEpoch(self._services.config.node_id, partition.leader_epoch)
+            data.current_leader = LeaderIdAndEpoch(partition.replica.leader, partition.leader_epoch)
 
     def _report_divergence(self, partition: Partition, item: FetchItem) -> bool:
         """Return whether the client's log diverges from this one before its fetch offset. If so, add the offset of the

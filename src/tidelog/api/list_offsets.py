@@ -10,7 +10,7 @@ from tidelog.api.services import RequestContext, Services
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import Steps
 from tidelog.replication.partition import READ_COMMITTED
-from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.errors import ApiError, ErrorCode, LeaderNotAvailable, OffsetNotAvailable
 from tidelog.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
@@ -70,16 +70,14 @@ def _answer(
             or requested.timestamp < EARLIEST_PENDING_UPLOAD
         ):
             raise ApiError(f"timestamp {requested.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
-        partition = services.partitions.get(topic, requested.partition_index)
-        partition.check_online()
-        partition.check_leader_epoch(requested.current_leader_epoch)
-        if request.replica_id >= 0 and services.followers is not None:
-            end = partition.log_end_offset
-        else:
-            end = (
-                partition.last_stable_offset if request.isolation_level == READ_COMMITTED else partition.high_watermark
+        partition = services.partitions.leader(topic, requested.partition_index, requested.current_leader_epoch)
+        is_follower = request.replica_id >= 0 and services.followers is not None
+        try:
+            yield from _look_up(
+                partition, request.isolation_level, requested.timestamp, answer, is_follower=is_follower
             )
-        yield from _look_up(partition, end, requested.timestamp, answer)
+        except OffsetNotAvailable as error:
+            raise error if context.api_version >= 5 else LeaderNotAvailable(error.message) from error
         if context.api_version < 4:
             answer.leader_epoch = -1  # these versions have no such field
     except ApiError as error:
@@ -87,12 +85,28 @@ def _answer(
     return answer
 
 
-def _look_up(partition: "Partition", end: int, timestamp: int, answer: ListOffsetsPartitionResponse) -> Steps[None]:
-    """Look up the offset, timestamp and leader epoch, and write them into `answer`. If there is no such record below
-    `end`, they remain -1.
+def _look_up(
+    partition: "Partition",
+    isolation: int,
+    timestamp: int,
+    answer: ListOffsetsPartitionResponse,
+    *,
+    is_follower: bool,
+) -> Steps[None]:
+    """Look up the offset, timestamp and leader epoch, and write them into `answer`. If there is no such record, they
+    remain -1. A follower is answered up to the end of the log.
+
+    Raises OffsetNotAvailable if the answer depends on the end of the committed records, and this leader is too new to
+    know it (KIP-207).
     """
+    if is_follower:
+        end = partition.log_end_offset
+    else:
+        end = partition.last_stable_offset if isolation == READ_COMMITTED else partition.high_watermark
     log = partition.log
     if timestamp == LATEST:
+        if not is_follower:
+            partition.check_committed_end()
         answer.offset = end
         answer.leader_epoch = partition.leader_epoch
     elif timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -107,6 +121,8 @@ def _look_up(partition: "Partition", end: int, timestamp: int, answer: ListOffse
             answer.offset = record.offset
             answer.timestamp = record.timestamp
             answer.leader_epoch = record.leader_epoch
+        elif not is_follower:
+            partition.check_committed_end()
 
 
 def _find(partition: "Partition", timestamp: int) -> Steps["TimestampOffset | None"]:

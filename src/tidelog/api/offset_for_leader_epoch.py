@@ -29,9 +29,7 @@ def handle(
 def _answer(services: Services, topic: str, requested: OffsetForLeaderPartition) -> EpochEndOffset:
     answer = EpochEndOffset(partition=requested.partition)
     try:
-        partition = services.partitions.get(topic, requested.partition)
-        partition.check_online()
-        partition.check_leader_epoch(requested.current_leader_epoch)
+        partition = services.partitions.leader(topic, requested.partition, requested.current_leader_epoch)
         epoch, end_offset = partition.end_offset_for(requested.leader_epoch)
         answer.leader_epoch = epoch
         answer.end_offset = end_offset

@@ -16,6 +16,7 @@ from tidelog.api.repeats import NamedPartitions
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext, Services
 from tidelog.log.validation import NotInline, RefusedRecords
 from tidelog.model.steps import Steps, run_all
+from tidelog.replication.waiters import Mark
 from tidelog.wire.batches import Codec, check_produced
 from tidelog.wire.errors import (
     ApiError,
@@ -50,7 +51,7 @@ ERROR_MESSAGE_MAX = 1000
 sent."""
 
 _Uncommitted = list[tuple["Partition", int, PartitionProduceResponse]]
-"""For each batch that is appended and not committed yet: its partition, the offset after its last record, and its
+"""For each batch that is appended and not acknowledged yet: its partition, the offset after its last record, and its
 response."""
 _ProduceOutcome = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
 _TopicKey = tuple[str, bytes]
@@ -65,8 +66,8 @@ appended."""
 def handle(
     services: Services, context: RequestContext, request: ProduceRequest, framing_errors: _FramingErrors | None = None
 ) -> _ProduceOutcome:
-    """Append all batches in order. With acks=1 or -1, the response is sent when every batch is committed or has
-    failed. With acks=0, no response is sent.
+    """Append all batches in order. The response is sent when every batch has failed or is acknowledged: with acks=1
+    it is durable enough on this broker, with acks=-1 it is committed. With acks=0, no response is sent.
 
     `framing_errors` is the second result of `_without_repeats`; the request then names each partition once. None
     means that `_without_repeats` was not called.
@@ -94,7 +95,7 @@ def handle(
                     partition = partitions.get(
                         partitions.topic_name(topic.topic_id) if by_id else topic.name, data.index
                     )
-                    answer = _append(partition, context, data, uncommitted, deferred_appends)
+                    answer = _append(partition, context, request.acks, data, uncommitted, deferred_appends)
                 except ApiError as error:
                     answer = failed_answer = PartitionProduceResponse(data.index)
                     set_error(answer, partition, error)
@@ -226,13 +227,14 @@ def _join_responses(answers: list[ProduceResponse]) -> Steps[ProduceResponse]:
 def _append(
     partition: "Partition",
     context: RequestContext,
+    acks: int,
     data: PartitionProduceData,
     uncommitted: _Uncommitted,
     deferred_appends: "list[_DeferredAppend]",
 ) -> PartitionProduceResponse:
     """Append one partition's batch, and return the answer. Raises ApiError.
 
-    If the batch is not committed yet, it is added to `uncommitted`. If it must wait before it is appended, it is
+    If the batch is not acknowledged yet, it is added to `uncommitted`. If it must wait before it is appended, it is
     added to `deferred_appends`.
     """
     appends_directly = partition.appends_directly
@@ -255,6 +257,7 @@ def _append(
             partition.queue.examine(records, deferred.complete)
             appended = None
     else:
+        partition.check_writable(acks)
         deferred = _DeferredAppend(partition, PartitionProduceResponse(data.index))
         appended = partition.queue.append(records, header, deferred.complete)
     if appended is None:
@@ -262,9 +265,14 @@ def _append(
         return deferred.answer
     base_offset, next_offset, append_time_ms, log_start_offset = appended
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
-    if partition.high_watermark < next_offset:
+    if not (partition.replica.high_watermark >= next_offset or partition.has_reached(mark_of(acks), next_offset)):
         uncommitted.append((partition, next_offset, answer))
     return answer
+
+
+def mark_of(acks: int) -> Mark:
+    """Return the mark that an acknowledgement waits for."""
+    return Mark.COMMITTED if acks == -1 else Mark.LOCAL
 
 
 class _DeferredAppend:
@@ -290,14 +298,14 @@ def acknowledgement(
     request: ProduceRequest,
     response: ProduceResponse,
 ) -> Pending[Any]:
-    """Return the pending response. It is completed when all batches are appended and committed."""
+    """Return the pending response. It is completed when all batches are appended and acknowledged."""
     return _Acknowledgement(services, uncommitted, deferred_appends, request, response).pending
 
 
 class _Acknowledgement:
-    """The response to a request some of whose batches are not committed or not even appended yet."""
+    """The response to a request some of whose batches are not acknowledged or not even appended yet."""
 
-    __slots__ = ("_append_error", "acks", "pending", "response", "timer", "unsettled")
+    __slots__ = ("_append_error", "_mark", "acks", "pending", "response", "timer", "unsettled")
 
     def __init__(
         self,
@@ -308,10 +316,11 @@ class _Acknowledgement:
         response: ProduceResponse,
     ) -> None:
         self.acks = request.acks
+        self._mark = mark_of(request.acks)
         self.response = response
         self._append_error = ""
         self.pending: Pending[Any] = Pending()
-        # Complete this dictionary before the first call of `when_committed`, which may call back immediately.
+        # Complete this dictionary before the first call of `Partition.wait`, which may call back immediately.
         self.unsettled: dict[int | _DeferredAppend, PartitionProduceResponse] = {
             ticket: answer for ticket, (_, _, answer) in enumerate(uncommitted) if self.acks
         }
@@ -321,7 +330,7 @@ class _Acknowledgement:
         self.timer = services.runtime.tasks.call_later(max(request.timeout_ms, 0) / 1000, self._time_out)
         for ticket, (partition, next_offset, _) in enumerate(uncommitted):
             if self.acks:
-                partition.when_committed(next_offset, partial(self._settle, ticket))
+                partition.wait(self._mark, next_offset, partial(self._settle, ticket))
 
     def complete_append(self, deferred: _DeferredAppend, outcome: "Appended | ApiError") -> None:
         """Process the outcome of a deferred append."""
@@ -338,7 +347,7 @@ class _Acknowledgement:
         answer.log_append_time_ms = outcome.log_append_time_ms
         answer.log_start_offset = outcome.log_start_offset
         if self.acks:
-            deferred.partition.when_committed(outcome.next_offset, partial(self._settle, deferred))
+            deferred.partition.wait(self._mark, outcome.next_offset, partial(self._settle, deferred))
         else:
             self._settle(deferred, None)
 

@@ -9,7 +9,7 @@ handles a request whose batch is invalid or cannot be appended directly.
 from struct import Struct
 
 from tidelog.api.pending import Pending
-from tidelog.api.produce import acknowledgement, set_error
+from tidelog.api.produce import acknowledgement, mark_of, set_error
 from tidelog.api.services import Services
 from tidelog.log.validation import NotInline
 from tidelog.wire.batches import check_produced
@@ -115,7 +115,7 @@ class ProduceTemplates:
 
     def handle(self, services: Services, frame: memoryview, prefix_end: int) -> bytes | Pending[ProduceResponse] | None:
         """Handle a request whose prefix ends at `prefix_end`. Returns the encoded response; a pending response if
-        the batch is not committed yet.
+        the batch is not acknowledged yet.
 
         Returns None, and has done nothing, if there is no template for the prefix or if `produce.handle` must handle
         the request.
@@ -148,7 +148,9 @@ class ProduceTemplates:
             return template.response(answer).encode(self._version)
         finally:
             partitions.wake_fetches()
-        if partition.high_watermark >= next_offset:
+        if partition.replica.high_watermark >= next_offset or partition.has_reached(
+            mark_of(template.request.acks), next_offset
+        ):
             return template.success(base_offset, append_time_ms, log_start_offset)
         answer = PartitionProduceResponse(template.index, 0, base_offset, append_time_ms, log_start_offset)
         uncommitted = [(partition, next_offset, answer)]

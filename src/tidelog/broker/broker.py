@@ -303,7 +303,13 @@ class BrokerServer:
             return LogConfig.from_settings(topic_settings.of(image.topics[topic].config))
 
         directories.cordoned = lambda: config.cordoned_directories
-        partitions = Partitions(runtime, directories, log_config, flush_interval_ms=config.durability_interval_ms)
+        partitions = Partitions(
+            runtime,
+            directories,
+            log_config,
+            node_id=config.node_id,
+            flush_interval_ms=config.durability_interval_ms,
+        )
         partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
         quotas = ClientQuotas(

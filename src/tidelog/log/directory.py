@@ -81,7 +81,10 @@ class DataDirectory:
         self._start_offsets = self._read(LOG_START_OFFSETS)
         if LOG_START_OFFSETS not in self._checkpoints:
             self._take_start_offsets_from_files()
-        self._checkpoints[CLEANER_OFFSETS] = self._read_cleaner_offsets()
+        self._checkpoints[CLEANER_OFFSETS] = self._read_hints(CLEANER_OFFSETS, "logs are compacted from their start")
+        self._high_watermarks = self._read_hints(HIGH_WATERMARKS, "high watermarks are found out anew")
+        if self._high_watermarks:
+            self._checkpoints[HIGH_WATERMARKS] = dict(self._high_watermarks)
         self._latest.update(self._checkpoints)
         self._latest[LOG_START_OFFSETS] = dict(self._start_offsets)
         self._preserved: dict[TopicPartition, None] = {}
@@ -143,11 +146,12 @@ class DataDirectory:
             self._checkpoints[name] = dict(offsets)
         return offsets or {}
 
-    def _read_cleaner_offsets(self) -> dict[TopicPartition, int]:
+    def _read_hints(self, name: str, consequence: str) -> dict[TopicPartition, int]:
+        """Read a checkpoint without which no log has to be recovered; a damaged one is ignored."""
         try:
-            return read_offsets(self._disk, f"{self.path}/{CLEANER_OFFSETS}") or {}
+            return read_offsets(self._disk, f"{self.path}/{name}") or {}
         except CorruptLog as error:
-            logger.warning("checkpoint ignored, logs are compacted from their start reason=%s", error)
+            logger.warning("checkpoint ignored, %s reason=%s", consequence, error)
             return {}
 
     def adopt_start_offsets(self) -> None:
@@ -321,6 +325,7 @@ class DataDirectory:
         for key in keys:
             self._recovery_points.pop(key, None)
             self._start_offsets.pop(key, None)
+            self._high_watermarks.pop(key, None)
             self._preserved.pop(key, None)
             self._retired[key] = None
         first_error: OSError | None = None
@@ -437,7 +442,11 @@ class DataDirectory:
         self._write(
             LOG_START_OFFSETS, self._above_zero({**self._preserved_entries(self._start_offsets), **start_offsets})
         )
-        self._write(HIGH_WATERMARKS, high_watermarks)
+        self._write(HIGH_WATERMARKS, {**self._preserved_entries(self._high_watermarks), **high_watermarks})
+
+    def high_watermark(self, key: TopicPartition) -> int:
+        """Return the partition's high watermark by the checkpoint that was on the disk at the start; 0 if unknown."""
+        return self._high_watermarks.get(key, 0)
 
     def clean_offset(self, key: TopicPartition) -> int | None:
         """Return the offset up to which the partition is compacted, by the checkpoint on the disk."""

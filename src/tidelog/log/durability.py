@@ -84,7 +84,9 @@ class Durability:
         self._snapshot_at = 0
 
     def before_cut(self, end_offset: int) -> None:
-        """Lower everything on the disk that claims a longer log, before the log is cut at `end_offset`. Blocks."""
+        """Lower everything that claims a longer log, before the log is cut at or above `end_offset`. The cut itself
+        removes the snapshots.
+        """
         self._generation += 1
         self.recovery_point = min(self.recovery_point, end_offset)
         self._durable_offset = 0
@@ -92,8 +94,6 @@ class Durability:
             offset: snapshot for offset, snapshot in self._roll_snapshots.items() if offset <= end_offset
         }
         self._snapshot_at = 0
-        self.snapshots.remove_after(end_offset)
-        self._disk.sync_dir(self.directory)
 
     def snapshot_due(self) -> bool:
         return self._segments.active.size - self._snapshot_at >= SNAPSHOT_INTERVAL_BYTES

@@ -138,8 +138,11 @@ class SparseIndex:
         finally:
             file.close()
 
-    def use_cache(self, cache: "IndexCache") -> None:
-        """Account for the memory in `cache` from now on. The index must be used on the loop only after this call."""
+    def use_cache(self, cache: "IndexCache | None") -> None:
+        """Account for the memory in `cache` from now on. The index must be used on the loop only after this call.
+
+        With None, a thread may use it instead.
+        """
         self._cache = cache
         self.unload()
 

@@ -68,6 +68,14 @@ class LeaderEpochs:
             return EpochEnd(epoch, self._starts[0])
         return EpochEnd(self._epochs[after - 1], self._starts[after])
 
+    def end_offset_at_leader(self, epoch: int, leader_epoch: int, epoch_start: int, log_end_offset: int) -> EpochEnd:
+        """Do as `end_offset_for` on a leader. Its own epoch began at `epoch_start`, even if it has no record yet."""
+        if epoch == leader_epoch:
+            return EpochEnd(epoch, log_end_offset)
+        if not self.latest < epoch < leader_epoch:
+            return self.end_offset_for(epoch, log_end_offset)
+        return EpochEnd(self.latest if self._epochs else epoch, epoch_start)
+
     def epoch_at(self, offset: int) -> int:
         """Return the epoch that wrote `offset`; -1 if it is unknown."""
         after = bisect_right(self._starts, offset)

@@ -19,6 +19,7 @@ from tidelog.log.batch_scan import (
     PRODUCER_ID,
     Fields,
 )
+from tidelog.log.cut import Cut
 from tidelog.log.durability import Durability
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import log_name
@@ -33,7 +34,6 @@ from tidelog.log.replay import check_producer, replay_producer
 from tidelog.log.retention import Removal, Retention, SegmentAgeSearch
 from tidelog.log.rolling import latest_for_roll
 from tidelog.log.segment import NOT_OPENED, TEMPORARY_ERRORS, Segment
-from tidelog.log.snapshots import restore_producers
 from tidelog.log.validation import Limits, check_client_batch, may_hide_times, retention_time_ms
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
@@ -73,6 +73,7 @@ class PartitionLog:
         "directory",
         "epochs",
         "failure",
+        "is_being_cut",
         "log_end_offset",
         "log_start_offset",
         "on_io_failure",
@@ -102,6 +103,8 @@ class PartitionLog:
         """The reason why the log is offline, permanently; None while it is online."""
         self.on_io_failure: Callable[[PartitionLog, OSError], None] | None = None
         """Called on the loop after an error of the disk that is not temporary."""
+        self.is_being_cut = False
+        """Whether a thread is changing the segments; see `begin_cut`."""
         self._leader_epoch = -1
         for segment in opened.segments.items:
             segment.use_cache(cache)
@@ -143,7 +146,8 @@ class PartitionLog:
             or config.message_timestamp_before_max_ms < UNLIMITED
         ):
             self._ahead_max_ms = -UNLIMITED
-        self._segments.active.configure(config)
+        if not self.is_being_cut:
+            self._segments.active.configure(config)
         self.reader.may_have_holes |= config.compacts
 
     @property
@@ -299,8 +303,8 @@ class PartitionLog:
 
     def _prepare(self, size: int, max_timestamp: int, next_offset: int, now_ms: int) -> Segment:
         """Return the segment to append to; roll it first if needed. Raises StorageError."""
-        if self.failure is not None:
-            raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
+        if self.failure is not None or self.is_being_cut:
+            raise self._unavailable()
         segment = self._segments.active
         try:
             segment.start_pending_clock(self.config)
@@ -365,6 +369,11 @@ class PartitionLog:
         self.fail(str(error))
         return StorageError(f"{self.topic_partition} is offline: {error}")
 
+    def _unavailable(self) -> StorageError:
+        if self.failure is not None:
+            return StorageError(f"{self.topic_partition} is offline: {self.failure}")
+        return StorageError(f"{self.topic_partition} is being truncated, try again")
+
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
         """Take the log permanently offline, because of damage or a disk `error`. `say`: also log the reason."""
         if self.failure is None:
@@ -387,8 +396,8 @@ class PartitionLog:
             raise OffsetOutOfRange(
                 f"offset {start} is outside {self.log_start_offset}..{log_end_offset} of {self.topic_partition}"
             )
-        if self.failure is not None:
-            raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
+        if self.failure is not None or self.is_being_cut:
+            raise self._unavailable()
         if start == log_end_offset:
             return self.reader.empty_at(start)
         try:
@@ -414,8 +423,8 @@ class PartitionLog:
 
     def look_up(self, function: Callable[[], T]) -> T:
         """Call `function`, which reads files, and return its result. Raises StorageError."""
-        if self.failure is not None:
-            raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
+        if self.failure is not None or self.is_being_cut:
+            raise self._unavailable()
         try:
             return function()
         except CorruptLog as error:
@@ -425,68 +434,59 @@ class PartitionLog:
 
     # Truncation
 
-    def truncate_to(self, offset: int) -> None:
-        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable. Before the call,
-        the caller must persist a recovery point that is not above the new end. During the call no flush may run, and no
-        reader that must not see the cut. Raises StorageError.
-        """
-        if offset >= self.log_end_offset:
-            self.epochs.truncate_from_end(self.log_end_offset)  # this log may have led without appending a record
-            return
-        if offset < self.log_start_offset:
-            self.restart_at(offset)
-            return
-        try:
-            self._cut(offset)
-        except CorruptLog as error:
-            raise self._damaged(error) from error
-        except OSError as error:
-            self.fail(f"truncation to {offset} failed: {error}", error)
-            raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
+    def recovery_point_for_cut(self, offset: int) -> int:
+        """Return the recovery point to persist before a cut: the new end is not known yet, the last segment is."""
+        return min(self.recovery_point, self._segments.items[self._segments.floor(offset)].base_offset, offset)
 
-    def _cut(self, offset: int) -> None:
-        before = self.log_end_offset
-        segments = self._segments
-        self._durability.before_cut(offset)
-        for segment in segments.take_from(segments.floor(offset) + 1):
+    def begin_cut(self, offset: int, *, empties: bool = False) -> Cut:
+        """Begin to remove every batch that contains `offset` or a later one; with `empties` all, and the log begins at
+        `offset`. Appends and reads are refused until `install_cut`. The caller has persisted `recovery_point_for_cut`.
+        It runs the cut on a thread, and then calls `install_cut`, or `fail` if the run failed.
+        """
+        self.is_being_cut = True
+        self._segments.active.size_limit = -1
+        for segment in self._segments.items:
             self._forget(segment)
-            segment.remove()
-        segment = segments.active
-        self.log_end_offset = segment.truncate_to(offset)
-        self.log_start_offset = min(self.log_start_offset, self.log_end_offset)
-        segment.transactions.truncate_to(offset)
-        segment.configure(self.config)
-        self._restore_state()
+            segment.use_cache(None)
+        cut = Cut(
+            self._disk,
+            self.directory,
+            self._segments,
+            self._durability.snapshots,
+            self.epochs,
+            offset=offset,
+            start_offset=self.log_start_offset,
+            recovery_point=self.recovery_point,
+            empties=empties or offset < self.log_start_offset,
+        )
+        self._durability.before_cut(-1 if cut.empties else self.recovery_point_for_cut(offset))
+        return cut
+
+    def install_cut(self, cut: Cut) -> None:
+        """Continue with the shorter log."""
+        before = self.log_end_offset
+        self._segments.take_from(0)
+        for segment in cut.kept:
+            segment.use_cache(self._cache)
+            self._segments.add(segment)
+        self.log_start_offset, self.log_end_offset = cut.start_offset, cut.end_offset
+        self._durability.recovery_point = min(cut.recovery_point, cut.end_offset)
+        self.reader.forget_positions()
+        self.epochs, self.producers = cut.epochs, cut.producers
+        self._leader_epoch = -1
+        self._segments.active.configure(self.config)
+        self.is_being_cut = False
         logger.info("log truncated partition=%s from=%d to=%d", self.topic_partition, before, self.log_end_offset)
 
-    def _restore_state(self) -> None:
-        """Rebuild the derived state for the log's earlier end."""
-        end = self.log_end_offset
-        self._durability.recovery_point = min(self.recovery_point, end)
-        self._disk.sync_dir(self.directory)  # removed files must not reappear behind later appends
-        self.reader.forget_positions()
-        self.epochs.truncate_from_end(end)
-        self._leader_epoch = -1
-        self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
-
     def restart_at(self, offset: int) -> None:
-        """Make the log empty. It starts at `offset`, which the caller has persisted. Blocks. See `truncate_to`."""
+        """Make the log empty. It starts at `offset`, which the caller has persisted. Blocks. Raises StorageError."""
+        cut = self.begin_cut(offset, empties=True)
         try:
-            self._durability.before_cut(-1)
-            for segment in self._segments.take_from(0):
-                self._forget(segment)
-                segment.remove()
-            segment = Segment.create(self._disk, self.directory, offset, 0)
-            segment.use_cache(self._cache)
-            segment.configure(self.config)
-            self._segments.add(segment)
-            self.log_start_offset = self.log_end_offset = offset
-            self._durability.recovery_point = offset
-            self.epochs.truncate_from_end(0)  # an epoch before the start would seem to be that of the last record
-            self._restore_state()
-        except OSError as error:
+            cut.run()
+        except (CorruptLog, OSError) as error:
             self.fail(f"restart at {offset} failed: {error}", error)
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
+        self.install_cut(cut)
 
     def delete_before(self, offset: int) -> int:
         """Move the log start offset forward and return it; retention removes the segments. Raises OffsetOutOfRange."""

@@ -164,7 +164,7 @@ class Segment:
             self.opened = self._disk.open(self.path)
         return self.opened
 
-    def use_cache(self, cache: IndexCache) -> None:
+    def use_cache(self, cache: IndexCache | None) -> None:
         self.index.use_cache(cache)
         self.times.use_cache(cache)
 

@@ -89,8 +89,12 @@ class AppendQueue:
     def close(self) -> None:
         """Stop appending. All waiting batches fail with NotLeaderOrFollower."""
         self._closed = True
+        self.fail(NotLeaderOrFollower("the broker stops"))
+
+    def fail(self, error: ApiError) -> None:
+        """Fail all waiting batches: they must not be appended in a later leader epoch than they arrived in."""
         while self._entries:
-            self._finish_entry(self._entries[0], NotLeaderOrFollower("the broker stops"))
+            self._finish_entry(self._entries[0], error)
         self._partition.update_appends_directly()
 
     def append(self, batch: memoryview, header: "BatchHeader", done: Outcome) -> "Appended | None":

@@ -65,10 +65,14 @@ class Compaction:
         """For partitions whose pass was interrupted: the earliest time of the next pass, on the monotonic clock."""
         self._failed_once: dict[Partition, None] = {}
         """Partitions whose last pass failed together with its child process."""
+        self._cleaned_partition: Partition | None = None
+        """The partition of the running pass."""
+        self._cut_during_pass = False
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
 
     def start(self) -> None:
+        self._partitions.cuts.on_cut = self._lower_clean_offset
         self._task = self._runtime.tasks.spawn(self._run(), name="compaction")
 
     async def stop(self) -> None:
@@ -140,6 +144,14 @@ class Compaction:
             return None
         return candidate if candidate.is_worthwhile(partition.log.config) else None
 
+    def _lower_clean_offset(self, partition: "Partition", offset: int) -> None:
+        """Note that a log is cut at `offset`: later records there are not compacted. A running pass is abandoned."""
+        clean_offset = self._clean_offsets.get(partition)
+        if clean_offset is not None:
+            self._clean_offsets[partition] = min(clean_offset, offset)
+        if self._cleaned_partition is partition:
+            self._cut_during_pass = True
+
     def _forget_deleted(self) -> None:
         for table in (self._clean_offsets, self._uncleanable, self._retry_at, self._failed_once):
             for partition in [partition for partition in table if partition.deleted]:
@@ -152,6 +164,7 @@ class Compaction:
         started = clock.monotonic()
         groups: list[GroupReport] = []
         log = partition.log
+        self._cleaned_partition, self._cut_during_pass = partition, False
         try:
             last_report = await self._run_pass(partition, log, candidate, groups)
         except PassAbandoned as reason:
@@ -248,6 +261,8 @@ class Compaction:
             await work_future
         finally:
             work_future.cancel()
+        if self._cut_during_pass:
+            raise PassAbandoned("its log was truncated")
         return last_report
 
     def _job(self, log: "PartitionLog", candidate: CleanablePart) -> CleanJob:
@@ -282,7 +297,9 @@ class Compaction:
         From `begin` to `end` the partition uses this log: a move waits for the end of the swap.
         """
         if partition.log is not log or partition.frozen or partition in self._partitions.moves:
-            raise PassAbandoned("it moves to another directory")
+            raise PassAbandoned("it moves to another directory, or is truncated")
+        if self._cut_during_pass:
+            raise PassAbandoned("its log was truncated")
         run_blocking = self._runtime.tasks.run_blocking
         swap = Swap(self._runtime.disk, log, group)
         if partition.deleted or not swap.begin():

@@ -141,6 +141,18 @@ class Moves:
                 logger.info("move restarted partition=%s to=%s", unfinished.partition, unfinished.target.path)
                 self.begin(partition, unfinished.target)
 
+    async def interrupt(self, partition: "Partition") -> "DataDirectory | None":
+        """Stop the partition's move, since its log will be cut: the copy may have what the cut removes. Returns the
+        target, for `begin`.
+        """
+        move = self._moves.get(partition)
+        if move is None or move.cancelled:
+            return None
+        move.cancelled = True
+        if move.task is not None:
+            await asyncio.wait([move.task])
+        return move.target
+
     async def close(self) -> None:
         """Stop all moves, since the broker stops. The next start restarts them."""
         self._stopped = True
@@ -179,6 +191,7 @@ class Moves:
         name = f"{partition.topic}-{partition.index}"
         retry = False
         try:
+            await partition.wait_until_thawed()  # wait for a cut of the log
             self._check(move)
             await self._partitions.wait_for_file_work()  # wait for a swap of segments that had begun before
             self._check(move)
@@ -330,7 +343,7 @@ class Moves:
                 retired_path = await retry_without_descriptor(
                     runtime.tasks, wanted, _retire_old_log, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
                 )
-                self._partitions.remove_later(retired_path, partition.config.file_delete_delay_ms, old)
+                self._partitions.reconciler.remove_later(retired_path, partition.config.file_delete_delay_ms, old)
             except OSError as error:
                 await self._mark_copy_final(move, old, error)
                 self._report_disk_error(source.path, error)

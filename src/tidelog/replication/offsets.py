@@ -30,6 +30,10 @@ class Offsets:
         self._start_offsets[key] = min(log.log_start_offset, log.durable_offset)
         self._high_watermarks[key] = partition.high_watermark
 
+    def lower(self, partition: "Partition", recovery_point: int) -> None:
+        """Store a recovery point below the partition's own, before its log is cut."""
+        self._recovery_points[partition.log.topic_partition] = recovery_point
+
     def forget(self, partition: "Partition") -> None:
         for offsets in (self._recovery_points, self._start_offsets, self._high_watermarks):
             offsets.pop(partition.log.topic_partition, None)

@@ -1,12 +1,12 @@
-"""One partition on its leader: the log, the leader epoch, the high watermark, and the requests that wait for it.
+"""One partition on this broker: the log, the replica (`replica.py`), and the requests that wait for its two marks.
 
-With one replica the high watermark is the log's end. With `durability=fsync` it is the end of the synced part, so no
-record is acknowledged or readable that a power cut could still lose.
+acks=1 waits for the local mark, acks=all and consumers for the high watermark. With one replica both are the log's
+end. With `durability=fsync` they are the end of the synced part, so no record is acknowledged or readable that a power
+cut could still lose.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,9 +14,33 @@ from tidelog.log.recompression import Recompression, recompression
 from tidelog.log.validation import ExaminationResult, NotInline, examine, examine_inline
 from tidelog.replication.append_queue import AppendQueue, QueuedBytes
 from tidelog.replication.full_directories import FullDirectories
+from tidelog.replication.replica import (
+    AskForIsr,
+    CutTo,
+    Effect,
+    Event,
+    FailWaiters,
+    FetchFrom,
+    LogAppended,
+    LogSynced,
+    MarksMoved,
+    MinIsrChanged,
+    Replica,
+)
+from tidelog.replication.waiters import CommitListener, Mark, Waiter, Waiters
 from tidelog.runtime.turns import NoTurn, Turns
 from tidelog.wire.batches import BatchHeader
-from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, StorageError, UnknownLeaderEpoch
+from tidelog.wire.errors import (
+    ApiError,
+    FencedLeaderEpoch,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownLeaderEpoch,
+)
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -37,14 +61,10 @@ class HighWatermarkWatcher(Protocol):
     """A waiting fetch request."""
 
     def moved(self, partition: "Partition") -> None:
-        """The high watermark has moved, or the partition is deleted or offline.
+        """The high watermark has moved, or this broker does not serve the partition any more.
 
         This is called during an append, so it must only record the event.
         """
-
-
-CommitListener = Callable[[ApiError | None], None]
-"""Called once: with None when the offset is committed, or with the error when it can no longer be committed."""
 
 
 class FlushRequests(Protocol):
@@ -55,10 +75,14 @@ class FlushRequests(Protocol):
     """Partitions with appends since their last complete flush. `Partition.in_dirty_set` is True for these."""
 
 
+PeerWork = CutTo | AskForIsr | FetchFrom
+"""The effects of a replica that `Partition` does not carry out itself."""
+
+
 class SharedByPartitions:
     """State that all partitions of a broker share."""
 
-    __slots__ = ("full", "queued_bytes", "turns", "warned_too_large")
+    __slots__ = ("full", "on_peer_work", "queued_bytes", "turns", "warned_too_large")
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
@@ -66,6 +90,8 @@ class SharedByPartitions:
         self.queued_bytes = QueuedBytes()
         self.warned_too_large: dict[str, None] = {}
         """Topics for which an oversized batch was logged since their settings last changed."""
+        self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
+        """Called with the effects of a replica that need a thread or another broker. It must not wait."""
 
     def examine_in_turn(
         self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int
@@ -80,16 +106,18 @@ class SharedByPartitions:
 
 
 class Partition:
-    """The leader of `topic`-`index`. All methods are called on the event loop."""
+    """The replica of `topic`-`index` on this broker. All methods are called on the event loop."""
 
     __slots__ = (
         "_appends_refused",
-        "_committing",
+        "_committed_waiters",
         "_durable",
         "_examine_in_turn",
         "_flush_timer",
         "_flusher",
         "_flushes_early",
+        "_local_waiters",
+        "_monotonic",
         "_now_ms",
         "_queue",
         "_shared",
@@ -100,13 +128,12 @@ class Partition:
         "config",
         "deleted",
         "frozen",
-        "high_watermark",
         "in_dirty_set",
         "index",
         "internal",
-        "leader_epoch",
         "log",
         "recompression",
+        "replica",
         "topic",
         "topic_id",
     )
@@ -118,7 +145,7 @@ class Partition:
         index: int,
         log: "PartitionLog",
         *,
-        leader_epoch: int,
+        replica: Replica,
         internal: bool,
         clock: "Clock",
         tasks: "Tasks",
@@ -129,25 +156,26 @@ class Partition:
         self.topic_id = topic_id
         self.index = index
         self.log = log
-        self.leader_epoch = leader_epoch
+        self.replica = replica
         self.internal = internal
         self.deleted = False
         self.frozen = False
         """Whether acknowledgements and syncs are suspended; see `freeze`."""
         self._thawing: asyncio.Future[None] | None = None
         self._now_ms = clock.now_ms
+        self._monotonic = clock.monotonic
         self._tasks = tasks
         self._flusher = flusher
         self.in_dirty_set = False
         self._flush_timer: TimerHandle | None = None
         self._appends_refused = False  # the disk is full, or no descriptor is free; this may pass
-        self._committing: deque[tuple[int, CommitListener]] = deque()
+        name = f"{topic}-{index}"
+        self._local_waiters = Waiters(name)
+        self._committed_waiters = Waiters(name)
         self._watchers: dict[HighWatermarkWatcher, None] = {}
         self._shared = shared or SharedByPartitions(Turns(clock, tasks))
         self._examine_in_turn = self._shared.examine_in_turn
         self._queue: AppendQueue | None = None
-        self.high_watermark: int = log.log_end_offset
-        """Exclusive end of the part of the log that consumers may read. Recovery has synced everything that it kept."""
         self.configure(log.config)
 
     def configure(self, config: "LogConfig") -> None:
@@ -158,13 +186,21 @@ class Partition:
         self.recompression: Recompression | None = recompression(config)
         self._shared.warned_too_large.pop(self.topic, None)
         self.update_appends_directly()
-        if not self._durable and self.log.failure is None and self.log.log_end_offset > self.high_watermark:
-            self._advance(self.log.log_end_offset)  # requests that waited for a sync do not have to wait any longer
+        isr = self.replica.isr
+        if isr is not None and isr.min_insync_replicas != config.min_insync_replicas:
+            self.step(MinIsrChanged(config.min_insync_replicas))
+        if not self._durable and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
+            self.step(LogSynced(self.log.log_end_offset))  # requests that waited for a sync need not wait any longer
 
     def update_appends_directly(self) -> None:
-        """Recompute `appends_directly`: whether a client's batch can be appended immediately and unchanged."""
+        """Recompute `appends_directly`: whether a client's batch can be appended immediately and unchanged, with any
+        acks.
+        """
         waits = self._queue is not None and not self._queue.is_empty
-        self.appends_directly = not (self.internal or waits or self.recompression is not None)
+        replica = self.replica
+        self.appends_directly = replica.leads and not (
+            self.internal or waits or self.recompression is not None or replica.is_below_min_isr
+        )
 
     @property
     def queue(self) -> AppendQueue:
@@ -178,6 +214,44 @@ class Partition:
         if self._queue is not None:
             self._queue.close()
 
+    # The replica
+
+    def step(self, event: Event) -> None:
+        """Pass an event to the replica, and carry its effects out: a change of role, of the ISR or of the marks.
+
+        When the leader epoch ends, every request that waits gets NOT_LEADER_OR_FOLLOWER within this call.
+        """
+        replica = self.replica
+        had_epoch, was_below_min_isr, led = replica.leader_epoch, replica.is_below_min_isr, replica.leads
+        effects = replica.step(event, int(self._monotonic() * 1000))
+        if (had_epoch, was_below_min_isr, led) != (replica.leader_epoch, replica.is_below_min_isr, replica.leads):
+            self.update_appends_directly()
+            if replica.leads and self._durable and replica.end_offset > replica.local_mark and not self.frozen:
+                self._flusher.request(self)  # a follower's records that nobody has asked to sync
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, MarksMoved):
+            self._answer()
+        elif isinstance(effect, FailWaiters):
+            if self._queue is not None:
+                self._queue.fail(NotLeaderOrFollower(f"the leader epoch of {self.topic}-{self.index} has ended"))
+            self._local_waiters.resign(effect.leader_epoch)
+            self._committed_waiters.resign(effect.leader_epoch)
+            self._notify()
+        elif self._shared.on_peer_work is not None:
+            self._shared.on_peer_work(self, effect)
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.replica.leader_epoch
+
+    @property
+    def high_watermark(self) -> int:
+        """Exclusive end of the part of the log that consumers may read."""
+        return self.replica.high_watermark
+
     @property
     def log_start_offset(self) -> int:
         return self.log.log_start_offset
@@ -189,7 +263,7 @@ class Partition:
     @property
     def last_stable_offset(self) -> int:
         """Exclusive end of the part of the log that read_committed consumers may read."""
-        return self.log.last_stable_offset_below(self.high_watermark)
+        return self.log.last_stable_offset_below(self.replica.high_watermark)
 
     # Writing
 
@@ -207,16 +281,18 @@ class Partition:
         """Append one checked batch of a client; offsets are written into `batch` itself.
 
         `limits` says how to check the topic's limits on clients; by default records are examined here within the
-        loop's time budget. Raises StorageError when the log is offline, the log's errors (sequence, timestamp,
-        size), and NotInline when the records must be examined and this turn of the loop has no time for it.
+        loop's time budget. Raises StorageError when the log is offline, NotLeaderOrFollower when this broker does not
+        lead the partition, the log's errors (sequence, timestamp, size), and NotInline when the records must be
+        examined and this turn of the loop has no time for it.
         """
-        if self.deleted:
-            raise self._offline()
+        replica = self.replica
+        if self.deleted or not replica.leads:
+            raise self._refusal()
         if limits is None:
             limits = self._examine_in_turn
         try:
             now_ms = self._now_ms()
-            appended = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms, limits=limits)
+            appended = self.log.append(batch, header, leader_epoch=replica.leader_epoch, now_ms=now_ms, limits=limits)
         except StorageError as error:
             if self.log.failure is not None:
                 self.fail()
@@ -227,17 +303,36 @@ class Partition:
         if self._appends_refused:
             self._appends_refused = False
             self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
-        if appended.next_offset > self.high_watermark:
+        if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
                 self.in_dirty_set = True
                 self._flusher.dirty[self] = None
             if self._durable:
+                replica.appended(self.log.log_end_offset)
                 self._flusher.request(self)
             else:
-                self._advance(appended.next_offset)
+                if replica.is_alone:
+                    # Both marks are the log's end, before and after, so only fetches may wait.
+                    replica.appended_alone(appended.next_offset)
+                    if self._watchers:
+                        self._notify()
+                else:
+                    self.step(LogAppended(self.log.log_end_offset, True))
                 if self._flushes_early:
                     self._flush_early()
         return appended
+
+    def check_writable(self, acks: int) -> None:
+        """Raise NotLeaderOrFollower, NotEnoughReplicas or StorageError if a client's batch with these acks must be
+        refused before anything is appended.
+        """
+        self.check_online()
+        if acks == -1 and self.replica.is_below_min_isr:
+            isr = self.replica.isr
+            assert isr is not None
+            raise NotEnoughReplicas(
+                f"{self.topic}-{self.index} has {len(isr.committed)} in-sync replicas, acks=all requires {isr.min_isr}"
+            )
 
     def examine(self, batch: bytes | bytearray) -> "asyncio.Future[ExaminationResult]":
         """Examine the records of a batch on a thread, one batch of the broker at a time.
@@ -262,12 +357,17 @@ class Partition:
             self._flusher.request(self)
 
     def is_committed(self, next_offset: int) -> bool:
-        """Return whether everything below `next_offset` may be acknowledged and read."""
-        return self.high_watermark >= next_offset
+        """Return whether everything below `next_offset` is committed: consumers may read it."""
+        return self.replica.high_watermark >= next_offset
+
+    def has_reached(self, mark: Mark, next_offset: int) -> bool:
+        """Return whether `mark` has reached `next_offset`, so that no request has to wait for it."""
+        replica = self.replica
+        return (replica.high_watermark if mark is Mark.COMMITTED else replica.local_mark) >= next_offset
 
     async def committed(self, next_offset: int) -> None:
-        """Wait until `is_committed`. Raises StorageError if the partition goes offline or is deleted first."""
-        if self.high_watermark < next_offset:
+        """Wait until `is_committed`. Raises the error of `wait` if the offset can no longer be committed."""
+        if self.replica.high_watermark < next_offset:
             future: asyncio.Future[None] = self._tasks.future()
 
             def settle(error: ApiError | None) -> None:
@@ -283,19 +383,30 @@ class Partition:
 
     def when_committed(self, next_offset: int, listener: CommitListener) -> None:
         """Call `listener` when `next_offset` is committed, possibly now, or when it can no longer be committed."""
-        if self.high_watermark >= next_offset:
-            listener(None)
-        elif self.deleted or self.log.failure is not None:
-            listener(self._offline())
+        self.wait(Mark.COMMITTED, next_offset, listener)
+
+    def wait(self, mark: Mark, next_offset: int, listener: CommitListener) -> None:
+        """Call `listener` when `mark` has reached `next_offset`, possibly now.
+
+        Call this in the same step as the append: the listener is bound to the current leader epoch. It gets
+        NotLeaderOrFollower when that epoch ends first, and StorageError when the partition goes offline or is
+        deleted.
+        """
+        if self.has_reached(mark, next_offset):
+            too_few = mark is Mark.COMMITTED and self.replica.is_maximal_isr_below_min
+            listener(NotEnoughReplicasAfterAppend("too few replicas are in sync now") if too_few else None)
+        elif self.deleted or self.log.failure is not None or not self.replica.leads:
+            listener(self._refusal())
         else:
-            self._committing.append((next_offset, listener))
+            waiters = self._committed_waiters if mark is Mark.COMMITTED else self._local_waiters
+            waiters.add(Waiter(next_offset, self.replica.leader_epoch, listener))
 
     def flushed(self) -> None:
         """Process the end of a sync: more of the log is durable, or the sync failed."""
         if self.log.failure is not None:
             self.fail()
-        elif self._durable and not self.frozen and self.log.durable_offset > self.high_watermark:
-            self._advance(self.log.durable_offset)
+        elif self._durable and not self.frozen and self.log.durable_offset > self.replica.local_mark:
+            self.step(LogSynced(self.log.durable_offset))
 
     def freeze(self) -> None:
         """Suspend acknowledgements and the high watermark until `thaw`, as if a sync took that long. Appends
@@ -318,28 +429,23 @@ class Partition:
         if self.log.unflushed and not self.in_dirty_set:
             self.in_dirty_set = True
             self._flusher.dirty[self] = None
-        if self._durable and self.log.failure is None and self.log.log_end_offset > self.high_watermark:
+        if self._durable and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
             self._flusher.request(self)
 
     def fail(self) -> None:
         """Fail all waiting requests, since the log is offline or deleted. The log has already logged the reason."""
-        waiting, self._committing = self._committing, deque()
-        for _, listener in waiting:
-            self._call_listener(listener, self._offline())
+        error = self._refusal()
+        self._local_waiters.fail(error)
+        self._committed_waiters.fail(error)
         self._notify()
 
-    def _call_listener(self, listener: CommitListener, error: ApiError | None) -> None:
-        """Call one listener. Its failure must not affect the other listeners or the flusher."""
-        try:
-            listener(error)
-        except Exception:
-            logger.exception("listener failed partition=%s-%d", self.topic, self.index)
-
-    def _advance(self, high_watermark: int) -> None:
-        self.high_watermark = high_watermark
-        committing = self._committing
-        while committing and committing[0][0] <= high_watermark:
-            self._call_listener(committing.popleft()[1], None)
+    def _answer(self) -> None:
+        """Answer the requests whose mark has moved far enough, and notify the waiting fetches."""
+        replica = self.replica
+        if self._local_waiters:
+            self._local_waiters.answer(replica.local_mark)
+        if self._committed_waiters:
+            self._committed_waiters.answer(replica.high_watermark)
         if self._watchers:
             self._notify()
 
@@ -347,28 +453,36 @@ class Partition:
         for watcher in list(self._watchers):
             watcher.moved(self)
 
-    def _offline(self) -> ApiError:
+    def _refusal(self) -> ApiError:
+        """Return the error for clients while this broker does not serve the partition."""
+        name = f"{self.topic}-{self.index}"
         if self.deleted:
-            return StorageError(f"{self.topic}-{self.index} is being deleted")
-        return StorageError(f"{self.topic}-{self.index} is offline: {self.log.failure}")
+            return StorageError(f"{name} is being deleted")
+        if self.log.failure is not None:
+            return StorageError(f"{name} is offline: {self.log.failure}")
+        return NotLeaderOrFollower(f"this broker does not lead {name}")
 
     # Reading
 
     def check_online(self) -> None:
-        """Raise StorageError if the partition is offline or being deleted."""
-        if self.deleted or self.log.failure is not None:
-            raise self._offline()
+        """Raise StorageError if the partition is offline or being deleted, and NotLeaderOrFollower if this broker does
+        not lead it.
+        """
+        if self.deleted or self.log.failure is not None or not self.replica.leads:
+            raise self._refusal()
 
     def read(self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED) -> "Slice":
         """Return whole batches, beginning with the one that holds `start`, below the high watermark or last stable
         offset.
 
-        Raises OffsetOutOfRange unless log start offset <= start <= log end offset, and StorageError when offline.
+        Raises OffsetOutOfRange unless log start offset <= start <= log end offset, StorageError when offline, and
+        NotLeaderOrFollower when this broker does not lead the partition.
         """
         log = self.log
-        if self.deleted or log.failure is not None:
-            raise self._offline()
-        end = self.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
+        replica = self.replica
+        if self.deleted or log.failure is not None or not replica.leads:
+            raise self._refusal()
+        end = replica.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
         if start > end:
             # The record at `start` is appended but not committed yet: the consumer waits, as at the end of the log.
             if start > log.log_end_offset:
@@ -377,24 +491,34 @@ class Partition:
             start = end
         return log.read(start, bytes_max, end)
 
+    def check_committed_end(self) -> None:
+        """Raise OffsetNotAvailable while this leader may know less of what is committed than the leader before it."""
+        if not self.replica.knows_committed_end:
+            raise OffsetNotAvailable(
+                f"the high watermark of {self.topic}-{self.index} has not reached the start of leader epoch "
+                f"{self.leader_epoch}"
+            )
+
     def end_offset_for(self, leader_epoch: int) -> tuple[int, int]:
         """Return the last epoch up to `leader_epoch` and its exclusive end offset (OffsetsForLeaderEpoch); (-1, -1)
         if unknown.
 
         The current epoch began with the leadership, even if it has no record yet.
         """
-        if leader_epoch == self.leader_epoch:
-            return leader_epoch, self.log.log_end_offset
-        return self.log.end_offset_for(leader_epoch)
+        log, replica = self.log, self.replica
+        return log.epochs.end_offset_at_leader(
+            leader_epoch, replica.leader_epoch, replica.epoch_start, log.log_end_offset
+        )
 
     def check_leader_epoch(self, epoch: int) -> None:
         """Raise FencedLeaderEpoch or UnknownLeaderEpoch unless the client's `epoch` is the current one or -1
         (KIP-320).
         """
-        if epoch >= 0 and epoch != self.leader_epoch:
-            if epoch < self.leader_epoch:
-                raise FencedLeaderEpoch(f"leader epoch {epoch} is older than {self.leader_epoch}")
-            raise UnknownLeaderEpoch(f"leader epoch {epoch} is newer than {self.leader_epoch}")
+        current = self.replica.leader_epoch
+        if epoch >= 0 and epoch != current:
+            if epoch < current:
+                raise FencedLeaderEpoch(f"leader epoch {epoch} is older than {current}")
+            raise UnknownLeaderEpoch(f"leader epoch {epoch} is newer than {current}")
 
     def watch(self, watcher: HighWatermarkWatcher) -> None:
         self._watchers[watcher] = None

@@ -187,8 +187,7 @@ class CompactionModel(RuleBasedStateMachine):
         offset = bases[where % len(bases)]
         if any(first < offset for first in self.open.values()) or self.ends_transaction_after(offset):
             return
-        self.on.persisted_recovery_point = min(self.on.persisted_recovery_point, offset)
-        self.log.truncate_to(offset)
+        self.on.truncate_to(offset)
         self.cut()
 
     def ends_transaction_after(self, offset: int) -> bool:

@@ -136,8 +136,7 @@ class LogModel(RuleBasedStateMachine):
     def truncate(self, where: int) -> None:
         offset = self.start + where % (self.end - self.start + 1)
         end = next((base for base, records, _ in self.batches if base + len(records) > offset), self.end)
-        self.on.persisted_recovery_point = min(self.on.persisted_recovery_point, end)
-        self.on.log.truncate_to(offset)
+        self.on.truncate_to(offset)
         self.cut(end)
 
     @precondition(lambda self: self.end > self.start)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from log_harness import NOW_MS, LogOnDisk, make_batch
+from log_harness import NOW_MS, LogOnDisk, leads_alone, make_batch
 from tidelog.api.produce_single import PREFIX_BYTES_MAX, SINCE_VERSION, ProduceTemplates
 from tidelog.api.registry import find_route
 from tidelog.broker.connection import ServerConnection
@@ -47,7 +47,7 @@ class Partitions:
                     topic_id,
                     index,
                     log,
-                    leader_epoch=0,
+                    replica=leads_alone(log),
                     internal=False,
                     clock=clock,
                     tasks=tasks,

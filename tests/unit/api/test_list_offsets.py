@@ -23,10 +23,10 @@ def log_of(count: int) -> LogOnDisk:
 
 
 def test_a_partition_that_is_named_twice_is_refused_once() -> None:
-    def find(topic: str, index: int) -> Any:
+    def find(topic: str, index: int, epoch: int) -> Any:
         raise UnknownTopicOrPartition(topic)
 
-    services: Any = SimpleNamespace(partitions=SimpleNamespace(get=find))
+    services: Any = SimpleNamespace(partitions=SimpleNamespace(leader=find))
     context: Any = SimpleNamespace(api_version=1)
     entries = [("t", [0]), ("u", []), ("t", [1, 0]), ("v", [0]), ("t", [2, 2]), ("v", [1])]
     topics = [ListOffsetsTopic(name, [ListOffsetsPartition(i, -1, LATEST) for i in each]) for name, each in entries]
@@ -47,9 +47,8 @@ def test_a_log_that_moves_to_another_directory_meanwhile(timestamp: int, offset:
         high_watermark=100,
         leader_epoch=0,
         check_online=lambda: None,
-        check_leader_epoch=lambda _: None,
     )
-    services = SimpleNamespace(partitions=SimpleNamespace(get=lambda topic, index: partition))
+    services = SimpleNamespace(partitions=SimpleNamespace(leader=lambda topic, index, epoch: partition))
     asked = ListOffsetsTopic(name="t", partitions=[ListOffsetsPartition(0, -1, timestamp)])
     steps = handle(
         cast(Services, services),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tidelog.api.produce import _Acknowledgement
+from tidelog.replication.waiters import Mark
 from tidelog.wire.errors import ApiError, ErrorCode, StorageError
 from tidelog.wire.messages.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse
 
@@ -18,7 +19,7 @@ class Partition:
         self.error = error
         self.listeners: list[CommitListener] = []
 
-    def when_committed(self, next_offset: int, listener: CommitListener) -> None:
+    def wait(self, mark: Mark, next_offset: int, listener: CommitListener) -> None:
         if self.error is not None:
             listener(self.error)
         else:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-from log_harness import LogOnDisk, make_batch
+from log_harness import LogOnDisk, leads_alone, make_batch
 from tidelog.api.produce import handle
 from tidelog.api.produce_single import ProduceTemplates
 from tidelog.api.services import RequestContext
@@ -24,7 +24,7 @@ ON_THE_WAY = [
     "PartitionLog.append",
     "SegmentList.active",
     "BatchHeader.assign",
-    "Partition._advance",
+    "Replica.appended_alone",
     "Partitions.wake_fetches",
 ]
 ON_THE_SHORT_WAY = [
@@ -61,7 +61,15 @@ def made(disk: LogOnDisk) -> Partition:
     clock: Any = SimpleNamespace(now_ms=int(disk.now_ms).__int__, monotonic=float)
     flusher: Any = SimpleNamespace(dirty={})
     return Partition(
-        "t", bytes(16), 0, disk.log, leader_epoch=0, internal=False, clock=clock, tasks=nothing, flusher=flusher
+        "t",
+        bytes(16),
+        0,
+        disk.log,
+        replica=leads_alone(disk.log),
+        internal=False,
+        clock=clock,
+        tasks=nothing,
+        flusher=flusher,
     )
 
 

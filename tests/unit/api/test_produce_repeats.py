@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from log_harness import NOW_MS, LogOnDisk, make_batch
+from log_harness import NOW_MS, LogOnDisk, leads_alone, make_batch
 from tidelog.api import produce
 from tidelog.api.services import CloseConnection, RequestContext
 from tidelog.model.steps import run_all
@@ -40,7 +40,7 @@ class Partitions:
                     bytes(16),
                     index,
                     log.log,
-                    leader_epoch=0,
+                    replica=leads_alone(log.log),
                     internal=False,
                     clock=clock,
                     tasks=nothing,

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from group_harness.memory import EPOCH_MS, LoopClock
-from log_harness import LogOnDisk
+from log_harness import LogOnDisk, leads_alone
 from tidelog.coordinator import lag
 from tidelog.coordinator.consumer.member import Member
 from tidelog.coordinator.consumer.state import ConsumerGroup
@@ -43,7 +43,7 @@ class Bench:
         self.partitions = [
             Partition(
                 "t", TOPIC_ID, index, disk.log,
-                leader_epoch=0, internal=False, clock=clock, tasks=tasks, flusher=cast(Any, NoFlush()),
+                replica=leads_alone(disk.log), internal=False, clock=clock, tasks=tasks, flusher=cast(Any, NoFlush()),
             )
             for index, disk in enumerate(self.disks)
         ]  # fmt: skip

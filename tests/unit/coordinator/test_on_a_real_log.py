@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from group_harness.memory import LoopClock
-from log_harness import DIRECTORY, LogOnDisk
+from log_harness import DIRECTORY, LogOnDisk, leads_alone
 from tidelog.coordinator.decision import Decision
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.records import OffsetRecord
@@ -58,7 +58,7 @@ class RealStage:
         clock, tasks = LoopClock(self.loop), LoopTasks(self.loop)
         self.partition = Partition(
             "orders", bytes(16), 0, self.disk.log,
-            leader_epoch=0, internal=True, clock=clock, tasks=tasks, flusher=self.flusher,
+            replica=leads_alone(self.disk.log), internal=True, clock=clock, tasks=tasks, flusher=self.flusher,
         )  # fmt: skip
         self.led = CoordinatorPartition(
             self.partition,

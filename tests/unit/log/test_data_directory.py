@@ -6,7 +6,7 @@ import random
 import pytest
 
 from log_harness import NOW_MS, make_batch, read_records
-from tidelog.log.checkpoints import read_offsets, read_partition_metadata
+from tidelog.log.checkpoints import HIGH_WATERMARKS, read_offsets, read_partition_metadata
 from tidelog.log.config import LogConfig
 from tidelog.log.directory import CLEAN_MARKER, DataDirectory, DirectoryInUse, InTheWay
 from tidelog.log.errors import CorruptLog
@@ -201,6 +201,43 @@ RECOVERY = "/data/recovery-point-offset-checkpoint"
 STARTS = "/data/log-start-offset-checkpoint"
 
 
+def test_high_watermarks_are_read_at_the_start_and_kept_for_a_partition_that_did_not_open(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    other = TopicPartition("other", 3)
+    directory.write_checkpoints({}, {}, {KEY: 5, other: 7})
+    assert disk.read(f"/data/{HIGH_WATERMARKS}") == b"0\n2\norders 0 5\nother 3 7\n"
+    directory.release()
+    directory = DataDirectory.open(disk, "/data")
+    assert [directory.high_watermark(key) for key in (KEY, other, TopicPartition("none", 0))] == [5, 7, 0]
+    open_orders(directory)
+    directory.write_checkpoints({}, {}, {other: 8})
+    assert read_offsets(disk, f"/data/{HIGH_WATERMARKS}") == {KEY: 5, other: 8}
+
+
+def test_the_high_watermark_of_a_deleted_partition_is_not_its_successors(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    log = open_orders(directory)
+    directory.write_checkpoints({KEY: 0}, {}, {KEY: 5})
+    directory.release()
+    directory = DataDirectory.open(disk, "/data")
+    log = open_orders(directory)
+    retire(directory, log)
+    assert read_offsets(disk, f"/data/{HIGH_WATERMARKS}") == {}
+    open_orders(directory, OTHER_ID)
+    assert directory.high_watermark(KEY) == 0
+
+
+def test_damaged_high_watermarks_cost_no_scan(disk: SimDisk, caplog: pytest.LogCaptureFixture) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    directory.write_checkpoints({}, {}, {KEY: 5})
+    directory.close_clean()
+    disk.write_atomic(f"/data/{HIGH_WATERMARKS}", b"0\n1\nnonsense\n")
+    directory = DataDirectory.open(disk, "/data")
+    assert directory.clean
+    assert directory.high_watermark(KEY) == 0
+    assert "checkpoint ignored, high watermarks are found out anew" in caplog.text
+
+
 def segmented(directory: DataDirectory) -> PartitionLog:
     """Segments 0, 2 and 4, the last of one record; flushed."""
     log = directory.open_partition("orders", 0, TOPIC_ID, LogConfig(segment_bytes=2 * len(make_batch(b"a"))), NOW_MS)
@@ -229,6 +266,7 @@ def test_a_first_segment_that_is_gone_takes_the_partition_offline_with_a_remedy(
         checkpoint(directory, log)
         disk = disk.kill()
     disk.rename(segment(0), "/data/backup")
+    disk.sync_dir("/data")
     for _ in range(2):
         directory = DataDirectory.open(disk, "/data")
         with pytest.raises(CorruptLog) as found:

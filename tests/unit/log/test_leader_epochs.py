@@ -48,6 +48,27 @@ def test_assign_settles_contradictions_for_the_newer(
     assert epochs.latest == left[-1][0]
 
 
+@pytest.mark.parametrize(
+    ("entries", "epoch", "end"),
+    [
+        ([(2, 0), (4, 5)], 9, (9, 8)),  # the leader's own epoch
+        ([(2, 0), (4, 5)], 7, (4, 7)),  # no record has it: the newest epoch before it ended where the leader's began
+        ([(2, 0), (4, 5)], 4, (4, 8)),
+        ([(2, 0), (4, 5)], 3, (2, 5)),
+        ([(2, 0), (4, 5)], 10, (-1, -1)),
+        ([], 3, (3, 7)),  # an empty log: as an epoch below the first one
+        ([], 9, (9, 8)),
+        ([], -1, (-1, -1)),
+    ],
+)
+def test_a_leader_knows_the_start_of_its_own_epoch_before_its_first_record(
+    entries: list[tuple[int, int]], epoch: int, end: tuple[int, int]
+) -> None:
+    """Kafka writes the entry when the leadership begins; its answers are the same."""
+    epochs = LeaderEpochs(entries)
+    assert epochs.end_offset_at_leader(epoch, 9, 7, 8) == end
+
+
 def test_epoch_at_an_offset() -> None:
     epochs = LeaderEpochs([(2, 10), (4, 25)])
     assert [epochs.epoch_at(offset) for offset in (9, 10, 24, 25, 99)] == [-1, 2, 2, 4, 4]

@@ -107,7 +107,7 @@ def test_a_plan_from_before_a_truncation_says_nothing() -> None:
         on.append(value)
     plan = on.log.flush_plan()
     plan.run()
-    on.log.truncate_to(1)
+    on.truncate_to(1)
     on.append(b"new")
     on.log.flushed(plan)
     assert on.log.recovery_point == 0

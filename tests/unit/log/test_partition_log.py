@@ -398,7 +398,7 @@ def test_truncation_drops_whole_batches_and_what_followed_from_them() -> None:
     for number in range(8):
         on.append(b"%d" % number, base_sequence=number, leader_epoch=number // 3, **fields)
     on.flush()
-    on.log.truncate_to(5)
+    on.truncate_to(5)
     assert (on.log.log_end_offset, on.log.recovery_point) == (5, 5)
     assert on.log.epochs.entries() == [(0, 0), (1, 3)]
     assert on.log.producers.entries[3].next_sequence == 5
@@ -411,7 +411,7 @@ def test_a_cut_at_the_end_removes_an_epoch_without_records() -> None:
     on = LogOnDisk()
     on.append(b"a", leader_epoch=1)
     on.log.epochs.assign(2, 1)
-    on.log.truncate_to(1)
+    on.truncate_to(1)
     assert on.log.epochs.entries() == [(1, 0)]
 
 

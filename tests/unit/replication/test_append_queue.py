@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from log_harness import LogOnDisk, make_batch
+from log_harness import LogOnDisk, leads_alone, make_batch
 from tidelog.log.appended import Appended
 from tidelog.log.config import LogConfig
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.validation import RefusedRecords
 from tidelog.replication.append_queue import INLINE_BYTES_MAX, AppendQueue, QueuedBytes
 from tidelog.replication.partition import Partition, SharedByPartitions
+from tidelog.replication.replica import BecameLeader
 from tidelog.runtime.turns import FIRST_TURNS_S, TURN_S, Turns
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, RequestTimedOut
@@ -66,7 +67,7 @@ class Bench:
         shared = SharedByPartitions(Turns(clock, tasks))
         shared.queued_bytes = QueuedBytes(limit)
         self.partition = Partition(
-            "orders", bytes(16), 0, self.disk.log, leader_epoch=0, internal=False,
+            "orders", bytes(16), 0, self.disk.log, replica=leads_alone(self.disk.log), internal=False,
             clock=clock, tasks=tasks, flusher=flusher, shared=shared,
         )  # fmt: skip
         self.outcomes: dict[str, Appended | ApiError] = {}
@@ -111,6 +112,24 @@ def test_a_small_batch_is_recompressed_at_once() -> None:
         assert appended is not None
         assert (appended.base_offset, bench.codecs(), bench.threads.calls) == (0, [Codec.GZIP], [])
         assert not bench.partition.appends_directly
+
+    run(scenario)
+
+
+def test_batches_that_wait_are_not_appended_in_a_later_leader_epoch() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        assert bench.append("a", LARGE) is None
+        assert bench.append("b") is None
+        bench.partition.step(BecameLeader(1, 1, (1,), (1,), 1))
+        assert [type(outcome) for outcome in bench.outcomes.values()] == [NotLeaderOrFollower] * 2
+        assert bench.partition.queue.is_empty
+        assert bench.append("c", LARGE) is None
+        await bench.threads.end(0)
+        await bench.threads.end(1)
+        assert bench.stored() == [], "the threads' results for batches of the old epoch are dropped"
+        await bench.threads.end(2)
+        assert bench.stored() == ["c"]
 
     run(scenario)
 

@@ -4,6 +4,7 @@ import errno
 import logging
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ class FakePartitions:
         self.directories = directories
         self.moves: list[FakePartition] = []
         self.swapping = None
+        self.cuts = SimpleNamespace(on_cut=None)
         self._partitions = partitions
 
     def __iter__(self) -> Iterator[FakePartition]:

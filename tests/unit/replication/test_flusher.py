@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from log_harness import NOW_MS, make_batch
+from log_harness import NOW_MS, leads_alone, make_batch
 from tidelog.log.config import LogConfig
 from tidelog.log.flush import DirectorySyncs
 from tidelog.log.partition_log import PartitionLog
@@ -387,7 +387,15 @@ def test_an_acknowledgement_does_not_wait_for_an_interval_flush_of_a_thousand_pa
         )
         partitions.append(
             Partition(
-                "t", bytes(16), index, log, leader_epoch=0, internal=False, clock=clock, tasks=tasks, flusher=made
+                "t",
+                bytes(16),
+                index,
+                log,
+                replica=leads_alone(log),
+                internal=False,
+                clock=clock,
+                tasks=tasks,
+                flusher=made,
             )
         )
     waits = []

@@ -6,9 +6,20 @@ from typing import Any
 
 import pytest
 
+from log_harness import leads_alone
 from tidelog.log.config import LogConfig
 from tidelog.replication.partition import Partition
-from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, StorageError, UnknownLeaderEpoch
+from tidelog.replication.replica import BecameFollower, BecameLeader, FollowerFetched
+from tidelog.replication.waiters import Mark
+from tidelog.wire.errors import (
+    ApiError,
+    FencedLeaderEpoch,
+    NotLeaderOrFollower,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownLeaderEpoch,
+)
 
 
 class FakeLog:
@@ -57,7 +68,7 @@ class Bench:
             call_later=lambda delay_s, callback, *args: self.timers.append((delay_s, callback)) or SimpleNamespace(),
         )
         self.partition = Partition(
-            "t", bytes(16), 0, self.log, leader_epoch=3, internal=False,  # type: ignore[arg-type]
+            "t", bytes(16), 0, self.log, replica=leads_alone(self.log, 3), internal=False,  # type: ignore[arg-type]
             clock=SimpleNamespace(now_ms=lambda: 0, monotonic=lambda: 0.0), tasks=tasks,  # type: ignore[arg-type]
             flusher=SimpleNamespace(request=self.asked.append, dirty={}),  # type: ignore[arg-type]
         )  # fmt: skip
@@ -164,6 +175,55 @@ def test_watchers_hear_of_every_move_until_they_leave() -> None:
     bench.partition.unwatch(one)
     bench.append()
     assert moves == [1, 2]
+
+
+def test_whoever_waits_hears_of_the_end_of_a_leadership() -> None:
+    bench = Bench(durability="fsync")
+    errors: list[ApiError | None] = []
+    moves: list[bool] = []
+
+    class Watcher:
+        def moved(self, partition: Partition) -> None:
+            moves.append(partition.replica.leads)
+
+    bench.partition.watch(Watcher())
+    bench.append(2)
+    bench.partition.wait(Mark.LOCAL, 2, errors.append)
+    bench.partition.wait(Mark.COMMITTED, 2, errors.append)
+    bench.partition.step(BecameFollower(4, 2))
+    assert [type(error) for error in errors] == [NotLeaderOrFollower] * 2
+    assert moves == [False], "a waiting fetch reads again, and gets the error"
+    bench.synced(2)
+    assert len(errors) == 2, "a sync that was begun in the old epoch answers nobody"
+    with pytest.raises(NotLeaderOrFollower):
+        bench.append()
+    bench.partition.wait(Mark.COMMITTED, 9, errors.append)
+    assert isinstance(errors[2], NotLeaderOrFollower)
+
+
+def test_a_repeat_of_an_earlier_batch_does_not_wait_for_later_ones() -> None:
+    bench = Bench(durability="fsync")
+    answered: list[int] = []
+    bench.append(5)
+    for end in (5, 3):
+        bench.partition.wait(Mark.COMMITTED, end, lambda _, end=end: answered.append(end))  # type: ignore[misc]
+    bench.synced(3)
+    assert answered == [3]
+    bench.synced(5)
+    assert answered == [3, 5]
+
+
+def test_a_new_leader_says_its_end_once_it_knows_what_is_committed() -> None:
+    bench = Bench()
+    bench.append(2)
+    bench.partition.step(BecameLeader(4, 1, (1, 2), (1, 2), 1))
+    bench.append(1)
+    bench.partition.check_committed_end()
+    bench.partition.replica.epoch_start = 3
+    with pytest.raises(OffsetNotAvailable):
+        bench.partition.check_committed_end()
+    bench.partition.step(FollowerFetched(4, 2, 0, 3))
+    bench.partition.check_committed_end()
 
 
 def test_turning_fsync_off_lets_those_who_wait_for_it_go() -> None:

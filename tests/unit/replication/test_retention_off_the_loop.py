@@ -36,7 +36,9 @@ class Node:
     def __init__(self, host: SimHost, directories: DataDirectories) -> None:
         self.host = host
         self.directories = directories
-        self.partitions = Partitions(host.runtime, directories, lambda _image, _name: CONFIG, flush_interval_ms=100)
+        self.partitions = Partitions(
+            host.runtime, directories, lambda _image, _name: CONFIG, node_id=1, flush_interval_ms=100
+        )
 
     @classmethod
     async def start(cls, host: SimHost, paths: Sequence[str] = ("/data",)) -> "Node":

@@ -21,7 +21,7 @@ class Stage:
             disk=None,
             turns=None,
         )
-        self.partitions = Partitions(runtime, nothing, nothing, flush_interval_ms=1000)
+        self.partitions = Partitions(runtime, nothing, nothing, node_id=1, flush_interval_ms=1000)
         self.woken: list[int] = []
 
     def turn(self) -> list[int]:

@@ -1,0 +1,138 @@
+"""Cut the logs of followers where they leave their leader's log, and what a cut must not meet: flushes, retention,
+compaction and moves of the same log.
+
+    freeze       no flush, retention or swap begins; a move ends and begins anew after the cut
+    lower        the clean offset and the checkpoints claim nothing that the cut removes
+    cut          on a thread (log/cut.py)
+    install      the log, the replica and the checkpoints have the new end
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tidelog.log.errors import CorruptLog
+from tidelog.replication.flusher import CHECKPOINTS_LANE
+from tidelog.replication.patience import AGAIN_S, retry_without_descriptor
+from tidelog.replication.replica import CutEnded, CutTo
+
+if TYPE_CHECKING:
+    from tidelog.log.cut import Cut
+    from tidelog.replication.partition import Partition
+    from tidelog.replication.partitions import Partitions
+    from tidelog.runtime.interfaces import Runtime
+
+logger = logging.getLogger("tidelog.partitions")
+
+
+class Cuts:
+    """The running cuts of a broker, at most one for each partition. All methods are called on the event loop."""
+
+    def __init__(self, runtime: "Runtime", partitions: "Partitions") -> None:
+        self._runtime = runtime
+        self._partitions = partitions
+        self._tasks: dict[Partition, asyncio.Task[None]] = {}
+        self._threads: dict[Partition, asyncio.Future[None]] = {}
+        self._stopped = False
+        self.on_cut: Callable[[Partition, int], None] | None = None
+        """Called with the partition and the offset before its log is cut there."""
+
+    def begin(self, partition: "Partition", effect: CutTo) -> None:
+        """Cut the partition's log, then report CutEnded to its replica."""
+        if effect.high_watermark > effect.offset:
+            logger.error(
+                "committed records truncated partition=%s-%d from=%d to=%d high_watermark=%d leader_epoch=%d "
+                "reason=the leader does not have them; this happens only after an unclean election or a loss of disks",
+                partition.topic,
+                partition.index,
+                partition.log_end_offset,
+                effect.offset,
+                effect.high_watermark,
+                partition.leader_epoch,
+            )
+        self._tasks[partition] = self._runtime.tasks.spawn(self._run(partition, effect.offset), name="cut")
+
+    async def wait_for_threads(self) -> None:
+        """Wait until no thread cuts a log of a partition that was marked deleted before the call."""
+        for running in list(self._threads.values()):
+            await asyncio.wait([running])
+
+    async def close(self) -> None:
+        """Wait for the running cuts, since the broker stops."""
+        self._stopped = True
+        for task in list(self._tasks.values()):
+            await asyncio.wait([task])
+
+    async def _run(self, partition: "Partition", offset: int) -> None:
+        target = await self._partitions.moves.interrupt(partition)
+        await partition.wait_until_thawed()
+        partition.freeze()
+        try:
+            await self._partitions.wait_for_file_work()
+            if self._may_go_on(partition):
+                await self._cut(partition, offset)
+        finally:
+            del self._tasks[partition]
+            partition.thaw()
+        if target is not None and not partition.deleted:
+            self._partitions.moves.begin(partition, target)
+
+    async def _cut(self, partition: "Partition", offset: int) -> None:
+        if not await self._lower_checkpoints(partition, offset):
+            return
+        cut = partition.log.begin_cut(offset)
+        try:
+            await self._run_on_thread(partition, cut)
+        except (CorruptLog, OSError) as error:
+            if not partition.deleted:
+                partition.log.fail(f"truncation to {offset} failed: {error}", error)
+                partition.fail()
+            return
+        if not partition.deleted:
+            partition.log.install_cut(cut)
+            partition.step(CutEnded(partition.log.log_end_offset))
+            self._partitions.update_offsets(partition)
+
+    async def _lower_checkpoints(self, partition: "Partition", offset: int) -> bool:
+        """Persist a clean offset and a recovery point that are not above the cut. Returns False if the partition was
+        deleted or went offline, or the broker stops. On a full disk this waits.
+        """
+        directories = self._partitions.directories
+        key, path = partition.log.topic_partition, partition.log.directory.rpartition("/")[0]
+        if self.on_cut is not None:
+            self.on_cut(partition, offset)
+        while self._may_go_on(partition):
+            self._partitions.offsets.lower(partition, partition.log.recovery_point_for_cut(offset))
+            failed: object = None
+            try:
+                clean_offset = directories.clean_offset(key)
+                if clean_offset is not None and clean_offset > offset:
+                    await self._runtime.tasks.run_blocking(
+                        directories.write_cleaner_offsets, {key: offset}, lane=CHECKPOINTS_LANE
+                    )
+                copies = self._partitions.offsets.copies()
+                failures = await self._runtime.tasks.run_blocking(
+                    directories.try_checkpoints, *copies, lane=CHECKPOINTS_LANE
+                )
+                failed = failures.get(path)
+            except OSError as error:
+                failed = error
+            if failed is None:
+                return True
+            logger.warning("truncation put off partition=%s reason=%s", key, failed)
+            self._partitions.handle_directory_failures()
+            await self._runtime.tasks.sleep(AGAIN_S)
+        return False
+
+    def _may_go_on(self, partition: "Partition") -> bool:
+        return not (self._stopped or partition.deleted) and partition.log.failure is None
+
+    async def _run_on_thread(self, partition: "Partition", cut: "Cut") -> None:
+        work = retry_without_descriptor(self._runtime.tasks, lambda: self._may_go_on(partition), cut.run)
+        running = self._threads[partition] = self._runtime.tasks.spawn(work, name="cut-files")
+        try:
+            await asyncio.wait([running])
+        finally:
+            del self._threads[partition]
+        running.result()

@@ -1,0 +1,211 @@
+"""The in-sync replicas (ISR) of one partition, as its leader sees them: which replica leaves, which one comes back, and
+how far the high watermark may move. Pure.
+
+Three sets of replicas matter:
+
+    committed   the ISR that the controller has confirmed last
+    asked       the ISR that the leader has asked the controller for, until the answer is known
+    maximal     both together: any of these replicas may count as in sync when the next leader is elected
+
+Only the committed ISR counts for `min.insync.replicas`. The maximal ISR limits the high watermark (KIP-497).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+UNKNOWN = -1
+"""An offset or a broker epoch that is not known yet."""
+NEVER_CAUGHT_UP_MS = -(1 << 62)
+
+
+def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
+    """Return the number of in-sync replicas that acks=all requires: `min.insync.replicas`, but at most all replicas."""
+    return min(min_insync_replicas, replicas)
+
+
+class Follower:
+    """What the leader knows about one follower in the current leader epoch."""
+
+    __slots__ = ("broker_epoch", "caught_up_ms", "end_offset", "fetched_ms", "leader_end_at_fetch")
+
+    def __init__(self, caught_up_ms: int) -> None:
+        self.end_offset = UNKNOWN
+        """The follower's end: the offset that its last fetch named."""
+        self.broker_epoch = UNKNOWN
+        """The broker epoch that its last fetch named."""
+        self.caught_up_ms = caught_up_ms
+        """The last time at which the follower had everything that the leader had."""
+        self.fetched_ms = 0
+        self.leader_end_at_fetch = UNKNOWN
+        """The leader's end when the follower fetched last."""
+
+    def fetched(self, offset: int, broker_epoch: int, leader_end: int, now_ms: int) -> None:
+        """Store what a fetch shows: the follower has everything below `offset`."""
+        if offset >= leader_end:
+            self.caught_up_ms = max(self.caught_up_ms, now_ms)
+        elif offset >= self.leader_end_at_fetch >= 0:
+            # It now has everything that the leader had at the fetch before.
+            self.caught_up_ms = max(self.caught_up_ms, self.fetched_ms)
+        self.end_offset = offset
+        self.broker_epoch = broker_epoch
+        self.leader_end_at_fetch = leader_end
+        self.fetched_ms = now_ms
+
+    def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
+        """Return whether the follower had the leader's end at some time within `replica.lag.time.max.ms`."""
+        return self.end_offset == leader_end or now_ms - self.caught_up_ms <= lag_max_ms
+
+
+class IsrMember(NamedTuple):
+    broker: int
+    broker_epoch: int
+    """The broker epoch that the leader knows; the controller refuses a member whose registration is newer (KIP-903)."""
+
+
+class InSyncReplicas:
+    """The ISR of one partition that this broker leads, during one leader epoch."""
+
+    __slots__ = (
+        "_lag_max_ms",
+        "_node_id",
+        "asked",
+        "awaits_answer",
+        "awaits_metadata",
+        "committed",
+        "followers",
+        "min_insync_replicas",
+        "partition_epoch",
+        "replicas",
+    )
+
+    def __init__(
+        self,
+        node_id: int,
+        replicas: tuple[int, ...],
+        committed: tuple[int, ...],
+        partition_epoch: int,
+        *,
+        min_insync_replicas: int,
+        lag_max_ms: int,
+        now_ms: int,
+    ) -> None:
+        self._node_id = node_id
+        self._lag_max_ms = lag_max_ms
+        self.replicas = replicas
+        self.committed = committed
+        self.partition_epoch = partition_epoch
+        self.min_insync_replicas = min_insync_replicas
+        self.asked: tuple[int, ...] | None = None
+        self.awaits_answer = False
+        """Whether an answer may still come. If not, and `asked` is set, the outcome is unknown."""
+        self.awaits_metadata = False
+        """Whether the controller knows a newer state than this leader. There is no question to it until it is here."""
+        # A member gets the whole time for its first fetch; other replicas have to catch up first.
+        self.followers = {
+            replica: Follower(now_ms if replica in committed else NEVER_CAUGHT_UP_MS)
+            for replica in dict.fromkeys((*replicas, *committed))
+            if replica != node_id
+        }
+
+    def commit(self, replicas: tuple[int, ...], committed: tuple[int, ...], partition_epoch: int) -> None:
+        """Replace the committed state by a newer one of the same leader epoch. It also ends what was asked for."""
+        self.replicas = replicas
+        self.committed = committed
+        self.partition_epoch = partition_epoch
+        self.asked = None
+        self.awaits_answer = self.awaits_metadata = False
+        self.followers = {
+            replica: self.followers.get(replica) or Follower(NEVER_CAUGHT_UP_MS)
+            for replica in dict.fromkeys((*replicas, *committed))
+            if replica != self._node_id
+        }
+
+    @property
+    def min_isr(self) -> int:
+        return bounded_min_isr(self.min_insync_replicas, len(self.replicas))
+
+    @property
+    def maximal(self) -> tuple[int, ...]:
+        """The committed members and the members that the leader has asked for."""
+        if self.asked is None:
+            return self.committed
+        return (*self.committed, *(replica for replica in self.asked if replica not in self.committed))
+
+    @property
+    def is_below_min(self) -> bool:
+        """Whether acks=all must be refused, and the high watermark stands still (KIP-966)."""
+        return len(self.committed) < self.min_isr
+
+    @property
+    def is_maximal_below_min(self) -> bool:
+        return len(self.maximal) < self.min_isr
+
+    def high_watermark_limit(
+        self, local_mark: int, leader_end: int, now_ms: int, eligible: Mapping[int, int]
+    ) -> int | None:
+        """Return the least end over the maximal ISR; None if the high watermark must not move.
+
+        The end of this broker is `local_mark`. A follower outside the ISR that keeps up also counts: under constant
+        load the high watermark would otherwise always be ahead of its end, and it could never come back.
+        """
+        if self.is_below_min:
+            return None
+        limit = local_mark
+        maximal = self.maximal
+        for replica, follower in self.followers.items():
+            if replica in maximal:
+                limit = min(limit, follower.end_offset)
+            elif (
+                replica in self.replicas
+                and follower.end_offset < limit
+                and self._comes_back(replica, follower, leader_end, now_ms, eligible)
+            ):
+                limit = follower.end_offset
+        return limit
+
+    def _comes_back(
+        self, replica: int, follower: Follower, leader_end: int, now_ms: int, eligible: Mapping[int, int]
+    ) -> bool:
+        return follower.is_caught_up(leader_end, now_ms, self._lag_max_ms) and _is_registered(
+            replica, follower, eligible
+        )
+
+    # Changes
+
+    def without_lagging(self, leader_end: int, now_ms: int) -> tuple[int, ...]:
+        """Return the committed ISR without the members that have not caught up within `replica.lag.time.max.ms`."""
+        return tuple(
+            member
+            for member in self.committed
+            if member == self._node_id
+            or (member in self.followers and self.followers[member].is_caught_up(leader_end, now_ms, self._lag_max_ms))
+        )
+
+    def may_join(self, replica: int, high_watermark: int, epoch_start: int, eligible: Mapping[int, int]) -> bool:
+        """Return whether a replica outside the ISR may come back.
+
+        Its end must be at or past both the high watermark and the start of the leader's epoch, and it must run on a
+        broker that is neither fenced nor shutting down, in the broker epoch that is registered (KIP-903).
+        """
+        follower = self.followers.get(replica)
+        return (
+            follower is not None
+            and replica not in self.maximal
+            and follower.end_offset >= high_watermark
+            and follower.end_offset >= epoch_start
+            and _is_registered(replica, follower, eligible)
+        )
+
+    def members(self, isr: tuple[int, ...], eligible: Mapping[int, int]) -> tuple[IsrMember, ...]:
+        """Return the members of `isr` with their broker epochs, for AlterPartition."""
+        return tuple(IsrMember(member, self._broker_epoch(member, eligible)) for member in isr)
+
+    def _broker_epoch(self, member: int, eligible: Mapping[int, int]) -> int:
+        follower = self.followers.get(member)
+        if follower is not None and follower.broker_epoch != UNKNOWN:
+            return follower.broker_epoch
+        return eligible.get(member, UNKNOWN)
+
+
+def _is_registered(replica: int, follower: Follower, eligible: Mapping[int, int]) -> bool:
+    return eligible.get(replica, UNKNOWN) == follower.broker_epoch != UNKNOWN

@@ -1,0 +1,322 @@
+"""Bring this broker's partitions into line with the metadata: roles first, then files.
+
+A new image is applied in two steps. `change_roles` is synchronous: when it returns, no partition acts in an old role,
+and requests that waited in an old leader epoch have their error. `apply` then opens, configures and removes logs, which
+takes long. The differences between two images are found partition by partition, so a change of one ISR touches one
+partition.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tidelog.log.partition_log import PartitionLog
+from tidelog.log.segment import TEMPORARY_ERRORS
+from tidelog.metadata.image import CLUSTER_METADATA, EMPTY_IMAGE, NO_LEADER
+from tidelog.model.ids import TopicPartition
+from tidelog.replication.flusher import CHECKPOINTS_LANE
+from tidelog.replication.opening import Opening, open_logs
+from tidelog.replication.partition import Partition
+from tidelog.replication.replica import (
+    BecameFollower,
+    BecameLeader,
+    BrokersChanged,
+    Event,
+    Replica,
+    WentOffline,
+)
+from tidelog.wire.errors import StorageError
+
+if TYPE_CHECKING:
+    from tidelog.log.config import LogConfig
+    from tidelog.metadata.image import MetadataImage, TopicImage
+    from tidelog.metadata.records import PartitionState
+    from tidelog.replication.partitions import Partitions
+    from tidelog.runtime.interfaces import Runtime
+
+logger = logging.getLogger("tidelog.partitions")
+
+HOUSEKEEPING_BATCH = 50
+"""Number of partitions that are configured or removed in one turn of the event loop."""
+REMOVE_AGAIN_MS = 10_000
+"""Delay before the next attempt to remove a deleted partition's files."""
+
+
+class Reconciler:
+    """Applies images to the partitions of the broker `node_id`."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        partitions: "Partitions",
+        topic_config: Callable[["MetadataImage", str], "LogConfig"],
+        node_id: int,
+    ) -> None:
+        self._runtime = runtime
+        self._partitions = partitions
+        self._topic_config = topic_config
+        self._node_id = node_id
+        self._image: MetadataImage = EMPTY_IMAGE
+        """The image whose roles are in force. Files may be behind it."""
+        self._eligible: Mapping[int, int] = {}
+        """Broker epochs of the brokers that may be in an ISR, by id."""
+        self._lock = asyncio.Lock()
+        """Held while logs are opened or removed."""
+        self.to_reopen: dict[tuple[str, int], LogConfig] = {}
+        """Partitions that could not be opened because of a temporary error (TEMPORARY_ERRORS), with their settings."""
+
+    # Roles
+
+    def change_roles(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        """Give every open partition the role that `new` says, without waiting. A repeated call changes nothing.
+
+        Partitions that are not open yet get their role when their log is open.
+        """
+        self._image = new
+        if old.brokers is not new.brokers:
+            self._eligible = {broker.broker_id: broker.epoch for broker in new.brokers.values()}
+            for partition in self._partitions:
+                if not partition.replica.is_alone:
+                    partition.step(BrokersChanged(self._eligible))
+        for name, topic in new.topics.items():
+            previous = old.topics.get(name)
+            if previous is None or previous is topic or previous.topic_id != topic.topic_id:
+                continue
+            for index, (before, state) in enumerate(zip(previous.partitions, topic.partitions, strict=False)):
+                if before is not state and before != state:
+                    led = self._partitions.find(name, index)
+                    if led is not None and led.topic_id == topic.topic_id:
+                        self._take_role(led, state)
+
+    def _take_role(self, partition: Partition, state: "PartitionState") -> None:
+        if len(state.replicas) > 1:
+            partition.step(BrokersChanged(self._eligible))
+        partition.step(self._role(state, partition.config.min_insync_replicas))
+
+    def _role(self, state: "PartitionState", min_insync_replicas: int) -> Event:
+        if self._node_id not in state.replicas or state.leader == NO_LEADER:
+            return WentOffline(state.leader_epoch)
+        if state.leader != self._node_id:
+            return BecameFollower(state.leader_epoch, state.leader)
+        return BecameLeader(state.leader_epoch, state.partition_epoch, state.isr, state.replicas, min_insync_replicas)
+
+    # Files
+
+    async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        """Open new partitions, remove those that are no longer here, and apply changed settings. Returns when every
+        new partition has its role.
+        """
+        self.change_roles(old, new)
+        async with self._lock:
+            await self._apply(old, new)
+
+    async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        if old.position == 0:
+            await self._runtime.tasks.run_blocking(
+                self._partitions.directories.forget_stale_entries,
+                partial(_is_known, new),
+                lane=CHECKPOINTS_LANE,
+            )
+        await self._remove_deleted_topics(old, new)
+        to_open: list[tuple[TopicImage, int, LogConfig]] = []
+        removed: dict[int, list[tuple[TopicImage, int]]] = {}  # by the delay before their files are deleted
+        checked_partitions = 0
+        for name, topic in new.topics.items():
+            previous = old.topics.get(name)
+            if previous is topic and old.broker_configs is new.broker_configs:
+                continue
+            if previous is not None and previous.topic_id != topic.topic_id:
+                previous = None
+            self._partitions.topic_names[topic.topic_id] = name
+            config = self._topic_config(new, name)
+            is_configured = (
+                previous is not None and previous.config is topic.config and old.broker_configs is new.broker_configs
+            )
+            states_before = () if previous is None else previous.partitions
+            for index, state in enumerate(topic.partitions):
+                checked_partitions += 1
+                if checked_partitions % HOUSEKEEPING_BATCH == 0:
+                    await self._runtime.tasks.sleep(0)
+                partition = self._partitions.find(name, index)
+                if self._node_id not in state.replicas:
+                    if index < len(states_before) and self._node_id in states_before[index].replicas:
+                        removed.setdefault(config.file_delete_delay_ms, []).append((topic, index))
+                elif partition is None:
+                    to_open.append((topic, index, config))
+                elif not is_configured:
+                    partition.log.configure(config)
+                    partition.configure(config)
+        for delay_ms, partitions in removed.items():
+            await self._remove(partitions, delay_ms)
+        if to_open:
+            await self._open_all(to_open, new=old.position > 0)
+
+    async def _remove_deleted_topics(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        removed: dict[int, list[tuple[TopicImage, int]]] = {}  # by the delay before their files are deleted
+        for name, topic in old.topics.items():
+            current = new.topics.get(name)
+            if current is None or current.topic_id != topic.topic_id:
+                self._partitions.topic_names.pop(topic.topic_id, None)
+                self._partitions.shared.warned_too_large.pop(name, None)
+                delay_ms = self._topic_config(old, name).file_delete_delay_ms
+                removed.setdefault(delay_ms, []).extend(
+                    (topic, index) for index, state in enumerate(topic.partitions) if self._node_id in state.replicas
+                )
+        for delay_ms, partitions in removed.items():
+            await self._remove(partitions, delay_ms)
+
+    # Opening
+
+    async def _open_all(self, to_open: list[tuple["TopicImage", int, "LogConfig"]], *, new: bool = False) -> None:
+        partitions = self._partitions
+        openings: list[Opening] = []
+        for topic, index, config in to_open:
+            try:
+                directory = partitions.directories.place(TopicPartition(topic.name, index), topic.topic_id, new=new)
+                openings.append(Opening(topic, index, config, directory, new))
+            except StorageError as error:
+                self._note_open_failure(topic, index, config, error)
+        for opening, result in await open_logs(self._runtime, openings):
+            topic, index, config, directory, _ = opening
+            if isinstance(result, Exception):
+                self._note_open_failure(topic, index, config, result)
+                if isinstance(result, OSError) and result.errno not in TEMPORARY_ERRORS:
+                    partitions.fail_soon(directory.path, str(result))
+                continue
+            self._add(opening, result)
+
+    def _add(self, opening: Opening, log: PartitionLog) -> None:
+        """Put the partition into the table, in the role that the newest image says.
+
+        While the log was being opened, the image may have changed: the files follow later, the role must not be old.
+        """
+        topic, index = opening.topic, opening.number
+        partitions = self._partitions
+        log.on_io_failure = partitions.handle_io_failure
+        partitions.unopened.pop((topic.name, index), None)
+        self.to_reopen.pop((topic.name, index), None)
+        # The checkpoint is written at intervals, so the high watermark may have been further.
+        high_watermark = max(opening.directory.high_watermark(log.topic_partition), log.log_start_offset)
+        partition = partitions.opened[topic.name, index] = Partition(
+            topic.name,
+            topic.topic_id,
+            index,
+            log,
+            replica=Replica(self._node_id, log.log_end_offset, high_watermark),
+            internal=topic.internal,
+            clock=self._runtime.clock,
+            tasks=self._runtime.tasks,
+            flusher=partitions.flusher,
+            shared=partitions.shared,
+        )
+        newest = self._image.topics.get(topic.name)
+        if newest is not None and newest.topic_id == topic.topic_id:
+            self._take_role(partition, newest.partitions[index])
+        partitions.offsets.update(partition)
+
+    def _note_open_failure(self, topic: "TopicImage", index: int, config: "LogConfig", error: Exception) -> None:
+        if (topic.name, index) not in self.to_reopen:
+            logger.error("partition offline partition=%s-%d reason=%s", topic.name, index, error)
+        self._partitions.unopened[topic.name, index] = str(error)
+        if isinstance(error, OSError) and error.errno in TEMPORARY_ERRORS:
+            self.to_reopen[topic.name, index] = config
+
+    async def open_again(self) -> bool:
+        """Try to open the partitions that could not be opened because of a full disk or another temporary error.
+        Returns whether any could be opened.
+        """
+        if not self.to_reopen or self._lock.locked():  # if the lock is held, the next interval tries again
+            return False
+        async with self._lock:
+            count = len(self.to_reopen)
+            topics = self._image.topics
+            await self._open_all(
+                [(topics[name], index, config) for (name, index), config in self.to_reopen.items() if name in topics]
+            )
+            return len(self.to_reopen) < count
+
+    # Removal
+
+    async def _remove(self, removed: list[tuple["TopicImage", int]], delay_ms: int) -> None:
+        """Remove the partitions whose topics are deleted, or of which this broker holds no replica any more.
+
+        All are removed together, so that they share the syncs of their directories.
+        """
+        table, directories = self._partitions, self._partitions.directories
+        closed: list[Partition] = []
+        without_log: list[tuple[bytes, TopicPartition]] = []
+        for number, (topic, index) in enumerate(removed, 1):
+            if number % HOUSEKEEPING_BATCH == 0:
+                await self._runtime.tasks.sleep(0)
+            table.unopened.pop((topic.name, index), None)
+            self.to_reopen.pop((topic.name, index), None)
+            partition = table.opened.pop((topic.name, index), None)
+            if partition is None:
+                without_log.append((topic.topic_id, TopicPartition(topic.name, index)))
+            else:
+                partition.deleted = True
+                # its files are being deleted, so a missing file is not an error of the disk
+                partition.log.on_io_failure = None
+                table.offsets.forget(partition)
+                partition.fail()
+                closed.append(partition)
+        if closed:
+            await table.wait_for_file_work()  # otherwise a running flush would find the files missing
+        # Sort them by directory. Partitions in a failed directory stay there; they are put aside when a new topic
+        # with that name is created there.
+        logs: dict[str, dict[TopicPartition, tuple[bytes, PartitionLog | None]]] = {}
+        for topic_id, key in without_log:
+            for directory in directories.holders(key):
+                logs.setdefault(directory.path, {})[key] = topic_id, None
+        for partition in closed:
+            log = partition.log
+            if directories.of(log.topic_partition) is not None:
+                path = log.directory.rpartition("/")[0]
+                logs.setdefault(path, {})[log.topic_partition] = partition.topic_id, log
+        retired = await self._runtime.tasks.run_blocking(directories.retire, logs, lane=CHECKPOINTS_LANE)
+        self._runtime.tasks.call_later(delay_ms / 1000, partial(self._remove_soon, retired))
+        for key in [*(key for _, key in without_log), *(partition.log.topic_partition for partition in closed)]:
+            directories.forget(key)
+        table.handle_directory_failures()
+        table.retry_late_checkpoints()
+
+    def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
+        """Delete the files of a partition that was put aside, after `delay_ms`, when no reader uses them any more.
+
+        `log` is the partition's log if it is still open; it is closed first.
+        """
+
+        def remove() -> None:
+            if log is not None:
+                log.close(clean=False)
+            self._remove_soon([retired])
+
+        self._runtime.tasks.call_later(delay_ms / 1000, remove)
+
+    def _remove_soon(self, retired: list[str]) -> None:
+        if retired:
+            self._runtime.tasks.spawn(self._remove_all(retired), name="remove-deleted")
+
+    async def _remove_all(self, retired: list[str]) -> None:
+        for path in retired:
+            await self._remove_files(path)
+
+    async def _remove_files(self, retired: str) -> None:
+        run_blocking, directories = self._runtime.tasks.run_blocking, self._partitions.directories
+        try:
+            await run_blocking(directories.empty_retired, retired)
+            await run_blocking(directories.remove_retired, retired, lane=CHECKPOINTS_LANE)
+        except OSError as error:
+            logger.error("deleted partition not removed path=%s reason=%s", retired, error)
+            if error.errno in TEMPORARY_ERRORS:
+                self.remove_later(retired, REMOVE_AGAIN_MS)
+
+
+def _is_known(image: "MetadataImage", key: TopicPartition) -> bool:
+    """Return whether the partition exists, or belongs to Kafka's own metadata topic, whose files are not touched."""
+    if key.topic == CLUSTER_METADATA:
+        return True
+    topic = image.topics.get(key.topic)
+    return topic is not None and key.partition < len(topic.partitions)

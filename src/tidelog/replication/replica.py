@@ -1,0 +1,497 @@
+"""The state of one replica of a partition: its role, leader epoch, ends, high watermark and ISR. Pure.
+
+`Replica.step` takes an event and the time, changes the state, and returns effects, which the caller carries out in
+their order. An event that comes back from a thread or from another broker names the leader epoch in which the work
+began; it is dropped if that epoch has passed.
+
+Three offsets describe a replica, all exclusive:
+
+    end offset      the log's end (LEO): what was appended
+    local mark      what is durable enough on this broker: the end offset, or with `durability=fsync` the synced end
+    high watermark  what is committed (HW): consumers may read it, and acks=all is answered
+
+An acknowledgement with acks=1 waits for the local mark, with acks=all for the high watermark. On a leader the local
+mark is never below the high watermark.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from tidelog.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
+from tidelog.metadata.image import NO_LEADER
+from tidelog.replication.isr import InSyncReplicas, IsrMember
+from tidelog.wire.errors import ErrorCode
+
+NO_EPOCH = -1
+LAG_MAX_MS = 30_000
+"""Default of `replica.lag.time.max.ms`."""
+
+ISR_REFUSED = (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INVALID_REQUEST)
+"""AlterPartition was not carried out, and the committed ISR is still the one that the leader knows."""
+ISR_OUTDATED = (
+    ErrorCode.INVALID_UPDATE_VERSION,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.NEW_LEADER_ELECTED,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+)
+"""The controller has a newer state of the partition. It reaches this broker with the metadata."""
+
+
+class Role(Enum):
+    OFFLINE = "offline"
+    """This broker neither leads nor follows: the partition has no leader, or its log is not open."""
+    FOLLOWER = "follower"
+    LEADER = "leader"
+
+
+# Events
+
+
+class BecameLeader(NamedTuple):
+    """The metadata names this broker as the leader. In the current leader epoch: the ISR or the replicas changed."""
+
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[int, ...]
+    replicas: tuple[int, ...]
+    min_insync_replicas: int
+
+
+class BecameFollower(NamedTuple):
+    leader_epoch: int
+    leader: int
+
+
+class WentOffline(NamedTuple):
+    """The partition has no leader, or this broker holds no replica of it any more."""
+
+    leader_epoch: int
+
+
+class LogAppended(NamedTuple):
+    """The log ends at `end_offset` now."""
+
+    end_offset: int
+    is_durable: bool
+    """Whether this is durable enough without a sync."""
+
+
+class LogSynced(NamedTuple):
+    """Everything below `end_offset` is durable enough on this broker."""
+
+    end_offset: int
+
+
+class FollowerFetched(NamedTuple):
+    """A follower asked for records from `offset` on, so it has everything below it."""
+
+    leader_epoch: int
+    broker: int
+    broker_epoch: int
+    offset: int
+
+
+class BrokersChanged(NamedTuple):
+    eligible: Mapping[int, int]
+    """Broker epochs of the brokers that may be in an ISR, by id: registered, not fenced, not shutting down."""
+
+
+class MinIsrChanged(NamedTuple):
+    min_insync_replicas: int
+
+
+class IsrAnswered(NamedTuple):
+    """The controller has answered AlterPartition, or no answer came.
+
+    Any error outside ISR_REFUSED and ISR_OUTDATED means that the outcome is unknown.
+    """
+
+    leader_epoch: int
+    asked_partition_epoch: int
+    """The partition epoch that the question named."""
+    error: ErrorCode
+    partition_epoch: int = -1
+    """Without an error: the partition's epoch now, with `isr`."""
+    isr: tuple[int, ...] = ()
+
+
+class LeaderHighWatermark(NamedTuple):
+    """The leader's answer to a fetch of this follower names the leader's high watermark."""
+
+    leader_epoch: int
+    high_watermark: int
+
+
+class Diverged(NamedTuple):
+    """The leader's answer to a fetch says where this follower's log leaves the leader's (KIP-595)."""
+
+    leader_epoch: int
+    leader_end: EpochEnd
+    """The largest epoch of the leader's log up to the one that the follower named, and where it ends there. It is
+    always known."""
+    own_end: EpochEnd
+    """The largest epoch of the follower's log up to `leader_end.leader_epoch`, and where it ends here."""
+
+
+class CutEnded(NamedTuple):
+    """The cut has ended, whatever the epoch is now: the log ends at `end_offset`."""
+
+    end_offset: int
+
+
+class Tick(NamedTuple):
+    """Some time has passed. A leader looks for followers that lag, and repeats a question about the ISR."""
+
+
+Event = (
+    BecameLeader
+    | BecameFollower
+    | WentOffline
+    | LogAppended
+    | LogSynced
+    | FollowerFetched
+    | BrokersChanged
+    | MinIsrChanged
+    | IsrAnswered
+    | LeaderHighWatermark
+    | Diverged
+    | CutEnded
+    | Tick
+)
+
+
+# Effects
+
+
+class MarksMoved(NamedTuple):
+    """The local mark or the high watermark has moved: answer the requests that waited for it."""
+
+
+class FailWaiters(NamedTuple):
+    """A leader epoch has ended: the requests that wait since an epoch before `leader_epoch` get
+    NOT_LEADER_OR_FOLLOWER.
+    """
+
+    leader_epoch: int
+
+
+class CutTo(NamedTuple):
+    """Remove everything from `offset` on from the log, then report CutEnded."""
+
+    offset: int
+    high_watermark: int
+    """The high watermark before the cut. If it is above `offset`, committed records are lost: report this loudly."""
+
+
+class AskForIsr(NamedTuple):
+    """Send AlterPartition to the controller, then report IsrAnswered."""
+
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[IsrMember, ...]
+
+
+class FetchFrom(NamedTuple):
+    """Fetch from this leader in this epoch; from the log's end on."""
+
+    leader: int
+    leader_epoch: int
+
+
+Effect = MarksMoved | FailWaiters | CutTo | AskForIsr | FetchFrom
+
+
+class Replica:
+    """The replica of one partition on the broker `node_id`."""
+
+    __slots__ = (
+        "_cut_is_running",
+        "_eligible",
+        "_lag_max_ms",
+        "_promotion",
+        "end_offset",
+        "epoch_start",
+        "high_watermark",
+        "is_alone",
+        "isr",
+        "leader",
+        "leader_epoch",
+        "leads",
+        "local_mark",
+        "node_id",
+        "role",
+    )
+
+    def __init__(self, node_id: int, end_offset: int, high_watermark: int, *, lag_max_ms: int = LAG_MAX_MS) -> None:
+        """Begin offline, with a log that ends at `end_offset`, all of it durable. `high_watermark`: the checkpointed
+        one; it is limited to the log's end.
+        """
+        self.node_id = node_id
+        self._lag_max_ms = lag_max_ms
+        self.role = Role.OFFLINE
+        self.leads = False
+        """Whether this replica serves clients as the leader. False while a promotion waits for the end of a cut."""
+        self.is_alone = False
+        """Whether this replica leads and is the only one, so that its local mark is the high watermark."""
+        self.leader = NO_LEADER
+        self.leader_epoch = NO_EPOCH
+        self.epoch_start = 0
+        """On a leader: its end when its epoch began."""
+        self.end_offset = end_offset
+        self.local_mark = end_offset
+        self.high_watermark = min(high_watermark, end_offset)
+        self.isr: InSyncReplicas | None = None
+        """On a leader; otherwise None."""
+        self._eligible: Mapping[int, int] = {}
+        self._cut_is_running = False
+        self._promotion: tuple[BecameLeader, int] | None = None
+        """The promotion that waits for the end of a cut, and its time."""
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Change the state, and return the effects in the order in which they must be carried out."""
+        return _STEPS[type(event)](self, event, now_ms)
+
+    def appended(self, end_offset: int) -> None:
+        """Do what `step(LogAppended(end_offset, False))` does, without an object for each batch."""
+        self.end_offset = end_offset
+
+    def appended_alone(self, end_offset: int) -> None:
+        """Do what `step(LogAppended(end_offset, True))` does while `is_alone`. The caller then answers the waiters.
+
+        A broker without followers calls this for every batch, so it makes no object.
+        """
+        self.end_offset = self.local_mark = self.high_watermark = end_offset
+
+    # Questions
+
+    @property
+    def is_below_min_isr(self) -> bool:
+        """Whether a write with acks=all must be refused before anything is appended (NOT_ENOUGH_REPLICAS)."""
+        return self.isr is not None and self.isr.is_below_min
+
+    @property
+    def is_maximal_isr_below_min(self) -> bool:
+        """Whether a committed write with acks=all gets NOT_ENOUGH_REPLICAS_AFTER_APPEND."""
+        return self.isr is not None and self.isr.is_maximal_below_min
+
+    @property
+    def knows_committed_end(self) -> bool:
+        """Whether the high watermark has reached the start of the leader's epoch.
+
+        Before, a new leader does not know how much the one before it had committed, so it must not answer consumers
+        that ask for the end (KIP-207).
+        """
+        return self.high_watermark >= self.epoch_start
+
+    # Roles
+
+    def _became_leader(self, event: BecameLeader, now_ms: int) -> list[Effect]:
+        if event.leader_epoch < self.leader_epoch:
+            return []
+        if event.leader_epoch == self.leader_epoch and self.isr is not None:
+            if event.partition_epoch <= self.isr.partition_epoch:
+                return []
+            self.isr.commit(event.replicas, event.isr, event.partition_epoch)
+            self._update_is_alone()
+            return self._advance(now_ms)
+        effects = self._end_epoch(event.leader_epoch)
+        if self._cut_is_running:
+            self._promotion = event, now_ms
+            self.role = Role.FOLLOWER
+            self.leader = NO_LEADER
+            return effects
+        return effects + self._begin_to_lead(event, now_ms)
+
+    def _begin_to_lead(self, event: BecameLeader, now_ms: int) -> list[Effect]:
+        """Begin the epoch: its start is fixed before anything is appended in it."""
+        self.role = Role.LEADER
+        self.leads = True
+        self.leader = self.node_id
+        self.epoch_start = self.end_offset
+        self.isr = InSyncReplicas(
+            self.node_id,
+            event.replicas,
+            event.isr,
+            event.partition_epoch,
+            min_insync_replicas=event.min_insync_replicas,
+            lag_max_ms=self._lag_max_ms,
+            now_ms=now_ms,
+        )
+        self._update_is_alone()
+        return self._advance(now_ms)
+
+    def _update_is_alone(self) -> None:
+        assert self.isr is not None
+        self.is_alone = self.isr.replicas == self.isr.committed == (self.node_id,)
+
+    def _became_follower(self, event: BecameFollower, _: int) -> list[Effect]:
+        if event.leader_epoch < self.leader_epoch or (event.leader_epoch == self.leader_epoch and self.isr is not None):
+            return []
+        if event == (self.leader_epoch, self.leader) and self.role is Role.FOLLOWER:
+            return []
+        effects = self._end_epoch(event.leader_epoch)
+        self.role = Role.FOLLOWER
+        self.leader = event.leader
+        if not self._cut_is_running:
+            effects.append(FetchFrom(event.leader, event.leader_epoch))
+        return effects
+
+    def _went_offline(self, event: WentOffline, _: int) -> list[Effect]:
+        if event.leader_epoch < self.leader_epoch:
+            return []
+        effects = self._end_epoch(event.leader_epoch)
+        self.role = Role.OFFLINE
+        self.leader = NO_LEADER
+        return effects
+
+    def _end_epoch(self, leader_epoch: int) -> list[Effect]:
+        """Resign: nobody may wait for a commit of offsets that another epoch may write anew."""
+        effects: list[Effect] = [FailWaiters(self.leader_epoch + 1)] if self.role is Role.LEADER else []
+        self.leader_epoch = leader_epoch
+        self.leads = self.is_alone = False
+        self.isr = None
+        self._promotion = None
+        return effects
+
+    # The log
+
+    def _appended(self, event: LogAppended, now_ms: int) -> list[Effect]:
+        self.appended(event.end_offset)
+        return self._synced(LogSynced(event.end_offset), now_ms) if event.is_durable else []
+
+    def _synced(self, event: LogSynced, now_ms: int) -> list[Effect]:
+        if event.end_offset <= self.local_mark:
+            return []
+        self.local_mark = min(event.end_offset, self.end_offset)
+        if self.isr is None:
+            return []
+        self._advance(now_ms)
+        return [MarksMoved()]
+
+    def _diverged(self, event: Diverged, _: int) -> list[Effect]:
+        """Truncate by leader epoch; by high watermark, acknowledged records can be lost (KIP-101)."""
+        if event.leader_epoch != self.leader_epoch or self.role is not Role.FOLLOWER or self._cut_is_running:
+            return []
+        leader_end, own_end = event.leader_end, event.own_end
+        if own_end.leader_epoch == UNDEFINED_EPOCH:
+            offset = leader_end.end_offset
+        elif own_end.leader_epoch == leader_end.leader_epoch:
+            offset = min(leader_end.end_offset, own_end.end_offset)
+        else:
+            # The follower has nothing of the leader's epoch; after the cut it asks for its own older one (KIP-279).
+            offset = own_end.end_offset
+        self._cut_is_running = True
+        # If nothing is above the offset, the cut still removes leader epochs without records.
+        return [CutTo(min(offset, self.end_offset), self.high_watermark)]
+
+    def _cut_ended(self, event: CutEnded, now_ms: int) -> list[Effect]:
+        self._cut_is_running = False
+        self.end_offset = event.end_offset
+        self.local_mark = min(self.local_mark, event.end_offset)
+        self.high_watermark = min(self.high_watermark, event.end_offset)
+        if self._promotion is not None:
+            promotion, began_ms = self._promotion
+            self._promotion = None
+            return self._begin_to_lead(promotion, max(began_ms, now_ms))
+        return [FetchFrom(self.leader, self.leader_epoch)] if self.role is Role.FOLLOWER else []
+
+    def _leader_high_watermark(self, event: LeaderHighWatermark, _: int) -> list[Effect]:
+        """A follower's high watermark is the leader's, but at most its own end.
+
+        A new leader may name a lower one at first. What was committed remains so: only a cut moves it back.
+        """
+        if event.leader_epoch != self.leader_epoch or self.role is not Role.FOLLOWER:
+            return []
+        self.high_watermark = max(self.high_watermark, min(event.high_watermark, self.end_offset))
+        return []
+
+    # The ISR
+
+    def _advance(self, now_ms: int) -> list[Effect]:
+        """Move the high watermark as far as the maximal ISR allows. It never goes back on a leader."""
+        assert self.isr is not None
+        limit = self.isr.high_watermark_limit(self.local_mark, self.end_offset, now_ms, self._eligible)
+        if limit is None or limit <= self.high_watermark:
+            return []
+        self.high_watermark = limit
+        return [MarksMoved()]
+
+    def _follower_fetched(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
+        isr = self.isr
+        if event.leader_epoch != self.leader_epoch or isr is None:
+            return []
+        follower = isr.followers.get(event.broker)
+        if follower is None or event.broker_epoch < follower.broker_epoch or event.offset > self.end_offset:
+            return []
+        follower.fetched(event.offset, event.broker_epoch, self.end_offset, now_ms)
+        effects: list[Effect] = []
+        if isr.asked is None and isr.may_join(event.broker, self.high_watermark, self.epoch_start, self._eligible):
+            effects.append(self._ask((*isr.committed, event.broker)))
+        return effects + self._advance(now_ms)
+
+    def _brokers_changed(self, event: BrokersChanged, now_ms: int) -> list[Effect]:
+        self._eligible = event.eligible
+        return [] if self.isr is None else self._advance(now_ms)
+
+    def _min_isr_changed(self, event: MinIsrChanged, now_ms: int) -> list[Effect]:
+        if self.isr is None:
+            if self._promotion is not None:
+                promotion, began_ms = self._promotion
+                self._promotion = promotion._replace(min_insync_replicas=event.min_insync_replicas), began_ms
+            return []
+        self.isr.min_insync_replicas = event.min_insync_replicas
+        return self._advance(now_ms)
+
+    def _tick(self, _: Tick, now_ms: int) -> list[Effect]:
+        isr = self.isr
+        if isr is None or isr.awaits_metadata:
+            return []
+        if isr.asked is not None:
+            # Whether the controller knows the question is unknown until it answers: the same question again is safe,
+            # since it names the partition epoch.
+            return [] if isr.awaits_answer else [self._ask(isr.asked)]
+        remaining = isr.without_lagging(self.end_offset, now_ms)
+        effects: list[Effect] = [] if remaining == isr.committed else [self._ask(remaining)]
+        return effects + self._advance(now_ms)
+
+    def _ask(self, members: tuple[int, ...]) -> AskForIsr:
+        isr = self.isr
+        assert isr is not None
+        isr.asked = members
+        isr.awaits_answer = True
+        return AskForIsr(self.leader_epoch, isr.partition_epoch, isr.members(members, self._eligible))
+
+    def _isr_answered(self, event: IsrAnswered, now_ms: int) -> list[Effect]:
+        isr = self.isr
+        if event.leader_epoch != self.leader_epoch or isr is None or isr.asked is None:
+            return []
+        if event.asked_partition_epoch != isr.partition_epoch:
+            return []  # it answers an earlier question, whose outcome the metadata has shown already
+        isr.awaits_answer = False
+        if event.error == ErrorCode.NONE:
+            isr.commit(isr.replicas, event.isr, event.partition_epoch)
+            self._update_is_alone()
+        elif event.error in ISR_REFUSED:
+            isr.asked = None
+        elif event.error in ISR_OUTDATED:
+            isr.awaits_metadata = True
+        return self._advance(now_ms)
+
+
+_STEPS: dict[type[Any], Callable[[Replica, Any, int], list[Effect]]] = {
+    BecameLeader: Replica._became_leader,
+    BecameFollower: Replica._became_follower,
+    WentOffline: Replica._went_offline,
+    LogAppended: Replica._appended,
+    LogSynced: Replica._synced,
+    FollowerFetched: Replica._follower_fetched,
+    BrokersChanged: Replica._brokers_changed,
+    MinIsrChanged: Replica._min_isr_changed,
+    IsrAnswered: Replica._isr_answered,
+    LeaderHighWatermark: Replica._leader_high_watermark,
+    Diverged: Replica._diverged,
+    CutEnded: Replica._cut_ended,
+    Tick: Replica._tick,
+}

@@ -1,0 +1,81 @@
+"""The table of this broker's partitions: look one up by topic and index, or the name of a topic by its id."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tidelog.wire.errors import StorageError, UnknownTopicId, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from tidelog.replication.partition import Partition
+
+ANY_EPOCH = -1
+"""A client that names this leader epoch does not want it to be checked."""
+
+
+class PartitionTable:
+    """The partitions whose logs are here, and those whose logs could not be opened."""
+
+    def __init__(self) -> None:
+        self.opened: dict[tuple[str, int], Partition] = {}
+        self.unopened: dict[tuple[str, int], str] = {}
+        """The partitions whose log could not be opened, with the reason."""
+        self.topic_names: dict[bytes, str] = {}
+
+    def get(self, topic: str, index: int) -> "Partition":
+        """Return the partition. Raises UnknownTopicOrPartition, or StorageError if its log could not be opened."""
+        partition = self.opened.get((topic, index))
+        if partition is None:
+            raise self._missing(topic, index)
+        return partition
+
+    def find(self, topic: str, index: int) -> "Partition | None":
+        return self.opened.get((topic, index))
+
+    def leader(self, topic: str, index: int, epoch: int = ANY_EPOCH) -> "Partition":
+        """Return the partition if this broker leads it, in the leader epoch that the client names.
+
+        Raises UnknownTopicOrPartition, StorageError (offline or being deleted), FencedLeaderEpoch (the client's epoch
+        has passed), UnknownLeaderEpoch (it has not begun here) and NotLeaderOrFollower, in this order, as Kafka does.
+        """
+        partition = self.get(topic, index)
+        if partition.deleted or partition.log.failure is not None:
+            partition.check_online()
+        partition.check_leader_epoch(epoch)
+        partition.check_online()
+        return partition
+
+    def is_offline(self, topic: str, index: int) -> bool:
+        """Return whether the partition's log could not be opened, or has failed since."""
+        partition = self.opened.get((topic, index))
+        if partition is None:
+            return (topic, index) in self.unopened
+        return partition.log.failure is not None
+
+    def topic_name(self, topic_id: bytes) -> str:
+        """Return the name of the topic with this id. Raises UnknownTopicId."""
+        name = self.topic_names.get(topic_id)
+        if name is None:
+            raise UnknownTopicId("no topic has this id; it may have been deleted and created again")
+        return name
+
+    def __iter__(self) -> "Iterator[Partition]":
+        return iter(list(self.opened.values()))
+
+    def __len__(self) -> int:
+        return len(self.opened)
+
+    @property
+    def count(self) -> int:
+        """Number of partitions, including offline ones."""
+        return len(self.opened) + len(self.unopened)
+
+    @property
+    def offline_count(self) -> int:
+        """Number of partitions whose log could not be opened or has failed since."""
+        return len(self.unopened) + sum(p.log.failure is not None for p in self.opened.values())
+
+    def _missing(self, topic: str, index: int) -> Exception:
+        reason = self.unopened.get((topic, index))
+        if reason is not None:
+            return StorageError(f"{topic}-{index} is offline: {reason}")
+        return UnknownTopicOrPartition(f"there is no partition {index} of topic {topic!r} here")

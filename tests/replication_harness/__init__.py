@@ -1,0 +1,302 @@
+"""A partition on several brokers without disks, network or clocks: real replicas (`replication/replica.py`), logs that
+are lists, and a controller of a few lines. Scenarios and a property test drive it; every message is one call.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tidelog.log.leader_epochs import EpochEnd, LeaderEpochs
+from tidelog.replication.replica import (
+    AskForIsr,
+    BecameFollower,
+    BecameLeader,
+    BrokersChanged,
+    CutEnded,
+    CutTo,
+    Diverged,
+    Effect,
+    Event,
+    FailWaiters,
+    FetchFrom,
+    FollowerFetched,
+    IsrAnswered,
+    LeaderHighWatermark,
+    LogAppended,
+    LogSynced,
+    MarksMoved,
+    MinIsrChanged,
+    Replica,
+    Tick,
+    WentOffline,
+)
+from tidelog.wire.errors import ErrorCode
+
+
+class Entry(NamedTuple):
+    """One record of a log."""
+
+    leader_epoch: int
+    value: str
+
+
+class Waiting(NamedTuple):
+    """A produce request that is not answered yet."""
+
+    value: str
+    next_offset: int
+    acks: str
+    leader_epoch: int
+
+
+class Node:
+    """One broker with a replica of the partition."""
+
+    def __init__(self, cluster: "Cluster", broker: int) -> None:
+        self.cluster = cluster
+        self.broker = broker
+        self.broker_epoch = 100 * broker
+        self.log: list[Entry] = []
+        self.synced = 0
+        """Without fsync this is the part of the log that survives a power cut."""
+        self.checkpointed = 0
+        """The high watermark in the checkpoint file."""
+        self.is_up = True
+        self.waiting: list[Waiting] = []
+        self.replica = Replica(broker, 0, 0)
+        self.held_cut: CutTo | None = None
+
+    @property
+    def end(self) -> int:
+        return len(self.log)
+
+    def epochs(self) -> LeaderEpochs:
+        epochs = LeaderEpochs()
+        for offset, entry in enumerate(self.log):
+            if entry.leader_epoch > epochs.latest:
+                epochs.assign(entry.leader_epoch, offset)
+        return epochs
+
+    def end_offset_for(self, leader_epoch: int) -> EpochEnd:
+        """Answer as `Partition.end_offset_for` does."""
+        replica = self.replica
+        return self.epochs().end_offset_at_leader(leader_epoch, replica.leader_epoch, replica.epoch_start, self.end)
+
+    def step(self, event: Event) -> None:
+        for effect in self.replica.step(event, self.cluster.now_ms):
+            self.carry_out(effect)
+
+    def carry_out(self, effect: Effect) -> None:
+        say = self.cluster.say
+        if isinstance(effect, MarksMoved):
+            self.answer()
+        elif isinstance(effect, FailWaiters):
+            failed = [w for w in self.waiting if w.leader_epoch < effect.leader_epoch]
+            self.waiting = [w for w in self.waiting if w.leader_epoch >= effect.leader_epoch]
+            for waiting in failed:
+                say(f"{waiting.value} NOT_LEADER_OR_FOLLOWER")
+        elif isinstance(effect, CutTo):
+            loudly = ", committed records are lost" if effect.high_watermark > effect.offset else ""
+            say(f"{self.broker} cuts to {effect.offset}{loudly}")
+            self.held_cut = effect
+            if not self.cluster.holds_cuts:
+                self.end_cut()
+        elif isinstance(effect, AskForIsr):
+            members = ",".join(f"{member.broker}@{member.broker_epoch}" for member in effect.isr)
+            say(f"{self.broker} asks for isr={members} partition_epoch={effect.partition_epoch}")
+            self.cluster.questions.append((self, effect))
+        elif isinstance(effect, FetchFrom):
+            say(f"{self.broker} fetches from {effect.leader} in epoch {effect.leader_epoch}")
+
+    def end_cut(self) -> None:
+        assert self.held_cut is not None
+        del self.log[self.held_cut.offset :]
+        self.synced = min(self.synced, self.end)
+        self.held_cut = None
+        self.step(CutEnded(self.end))
+
+    def answer(self) -> None:
+        replica = self.replica
+        for waiting in list(self.waiting):
+            mark = replica.high_watermark if waiting.acks == "all" else replica.local_mark
+            if mark >= waiting.next_offset:
+                self.waiting.remove(waiting)
+                self.acknowledge(waiting)
+
+    def acknowledge(self, waiting: Waiting) -> None:
+        self.cluster.say(f"{waiting.value} acknowledged acks={waiting.acks}")
+        self.cluster.acknowledged(self, waiting)
+
+    def produce(self, value: str, acks: str) -> None:
+        """Append a record, and answer the client now or later."""
+        replica = self.replica
+        if not self.is_up or not replica.leads:
+            self.cluster.say(f"{value} NOT_LEADER_OR_FOLLOWER")
+            return
+        if acks == "all" and replica.is_below_min_isr:
+            self.cluster.say(f"{value} NOT_ENOUGH_REPLICAS")
+            return
+        self.log.append(Entry(replica.leader_epoch, value))
+        self.waiting.append(Waiting(value, self.end, acks, replica.leader_epoch))
+        if not self.cluster.fsync:
+            self.synced = self.end
+        self.step(LogAppended(self.end, not self.cluster.fsync))
+        self.answer()
+
+    def sync(self) -> None:
+        self.synced = self.end
+        self.step(LogSynced(self.end))
+
+    def checkpoint(self) -> None:
+        self.checkpointed = self.replica.high_watermark
+
+    def stop(self) -> None:
+        self.is_up = False
+        self.waiting.clear()
+
+    def start(self) -> None:
+        """Start anew: only the log and the checkpoint remain of the replica's state."""
+        self.is_up = True
+        self.broker_epoch += 1
+        self.replica = Replica(self.broker, self.end, self.checkpointed)
+        self.synced = self.end
+        self.held_cut = None
+
+    def __str__(self) -> str:
+        replica = self.replica
+        if not self.is_up:
+            return f"{self.broker} down"
+        role = "leader" if replica.leads else replica.role.value
+        text = f"{self.broker} {role} epoch={replica.leader_epoch} end={replica.end_offset} hw={replica.high_watermark}"
+        if replica.local_mark != replica.end_offset:
+            text += f" local={replica.local_mark}"
+        if replica.isr is not None:
+            text += f" isr={_listed(replica.isr.committed)}"
+            if replica.isr.asked is not None:
+                text += f" asked={_listed(replica.isr.asked)}"
+        return f"{text} log={','.join(f'{e.value}@{e.leader_epoch}' for e in self.log) or '-'}"
+
+
+class Cluster:
+    """All brokers, and the controller's state of the partition."""
+
+    def __init__(self, brokers: int, *, min_isr: int = 1, fsync: bool = False) -> None:
+        self.fsync = fsync
+        self.min_isr = min_isr
+        self.now_ms = 0
+        self.holds_cuts = False
+        self.said: list[str] = []
+        self.questions: list[tuple[Node, AskForIsr]] = []
+        self.replicas = tuple(range(1, brokers + 1))
+        self.nodes = {broker: Node(self, broker) for broker in self.replicas}
+        self.fenced: dict[int, None] = {}
+        self.leader = -1
+        self.leader_epoch = -1
+        self.partition_epoch = -1
+        self.isr = self.replicas
+        self.acknowledged: Callable[[Node, Waiting], None] = lambda node, waiting: None
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    # The controller
+
+    def eligible(self) -> dict[int, int]:
+        return {
+            broker: node.broker_epoch for broker, node in self.nodes.items() if node.is_up and broker not in self.fenced
+        }
+
+    def publish(self, *brokers: int) -> None:
+        """Let these brokers (none: all) see the controller's state."""
+        for broker in brokers or self.replicas:
+            node = self.nodes[broker]
+            if not node.is_up:
+                continue
+            node.step(BrokersChanged(self.eligible()))
+            if self.leader == broker:
+                node.step(BecameLeader(self.leader_epoch, self.partition_epoch, self.isr, self.replicas, self.min_isr))
+            elif self.leader < 0:
+                node.step(WentOffline(self.leader_epoch))
+            else:
+                node.step(BecameFollower(self.leader_epoch, self.leader))
+
+    def elect(self, leader: int, isr: tuple[int, ...] | None = None) -> None:
+        """Choose a leader. It is seen with the next `publish`."""
+        self.leader = leader
+        self.leader_epoch += 1
+        self.partition_epoch += 1
+        if isr is not None:
+            self.isr = isr
+
+    def set_min_isr(self, min_isr: int) -> None:
+        self.min_isr = min_isr
+        for node in self.nodes.values():
+            if node.is_up:
+                node.step(MinIsrChanged(min_isr))
+
+    def decide(self, *, loses_answer: bool = False) -> None:
+        """Decide the oldest question about the ISR, and let its answer arrive or be lost."""
+        asker, question = self.questions.pop(0)
+        error = ErrorCode.NONE
+        if question.leader_epoch != self.leader_epoch:
+            error = ErrorCode.FENCED_LEADER_EPOCH
+        elif question.partition_epoch != self.partition_epoch:
+            error = ErrorCode.INVALID_UPDATE_VERSION
+        elif any(self.eligible().get(member.broker) != member.broker_epoch for member in question.isr):
+            error = ErrorCode.INELIGIBLE_REPLICA
+        else:
+            self.isr = tuple(member.broker for member in question.isr)
+            self.partition_epoch += 1
+        self.say(f"controller: {error.name}" + (f" isr={_listed(self.isr)}" if error == ErrorCode.NONE else ""))
+        if loses_answer:
+            error = ErrorCode.NETWORK_EXCEPTION
+        if asker.is_up:
+            asker.step(
+                IsrAnswered(question.leader_epoch, question.partition_epoch, error, self.partition_epoch, self.isr)
+                if error == ErrorCode.NONE
+                else IsrAnswered(question.leader_epoch, question.partition_epoch, error)
+            )
+
+    # Fetches
+
+    def fetch(self, follower_id: int, records_max: int = 1 << 30) -> None:
+        """One fetch of a follower from the leader that it knows: the request, the answer, and what follows from it."""
+        follower = self.nodes[follower_id]
+        leader = self.nodes.get(follower.replica.leader)
+        epoch = follower.replica.leader_epoch
+        if leader is None or not (leader.is_up and follower.is_up) or follower.held_cut or follower.replica.leads:
+            self.say(f"{follower_id} cannot fetch")
+            return
+        if not leader.replica.leads or leader.replica.leader_epoch != epoch:
+            self.say(
+                f"{follower_id} fetches: {'FENCED' if leader.replica.leader_epoch > epoch else 'UNKNOWN'}_LEADER_EPOCH"
+            )
+            return
+        if self.fsync:
+            follower.sync()
+        offset, last_epoch = follower.end, follower.epochs().latest
+        if last_epoch >= 0:
+            end = leader.end_offset_for(last_epoch)
+            if end.leader_epoch < last_epoch or end.end_offset < offset:
+                own = follower.epochs().end_offset_for(end.leader_epoch, follower.end)
+                self.say(
+                    f"{follower_id} diverges from {leader.broker}: epoch {end.leader_epoch} ends at {end.end_offset}"
+                )
+                follower.step(Diverged(epoch, end, own))
+                return
+        leader.step(FollowerFetched(epoch, follower_id, follower.broker_epoch, offset))
+        records = leader.log[offset : offset + records_max]
+        follower.log += records
+        if records:
+            if not self.fsync:
+                follower.synced = follower.end
+            follower.step(LogAppended(follower.end, not self.fsync))
+        follower.step(LeaderHighWatermark(epoch, leader.replica.high_watermark))
+
+    def tick(self) -> None:
+        for node in self.nodes.values():
+            if node.is_up:
+                node.step(Tick())
+
+
+def _listed(brokers: tuple[int, ...]) -> str:
+    return ",".join(map(str, brokers))

@@ -1,0 +1,394 @@
+"""Roles and files follow the metadata partition by partition, and logs of followers are cut, in a simulated world."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from log_harness import make_batch, read_records
+from metadata_harness.builders import image, topic
+from tidelog.log.checkpoints import CLEANER_OFFSETS, HIGH_WATERMARKS, RECOVERY_POINTS, read_offsets
+from tidelog.log.config import LogConfig
+from tidelog.log.directories import DataDirectories
+from tidelog.log.leader_epochs import EpochEnd
+from tidelog.log.partition_log import PartitionLog
+from tidelog.metadata.image import EMPTY_IMAGE, MetadataImage, TopicImage
+from tidelog.metadata.records import PartitionState
+from tidelog.model.ids import TopicPartition
+from tidelog.replication.partition import Partition
+from tidelog.replication.partitions import Partitions
+from tidelog.replication.replica import AskForIsr, CutTo, Diverged, FetchFrom, FollowerFetched, LogAppended, Role
+from tidelog.replication.waiters import Mark
+from tidelog.simulation.disk import SimDisk
+from tidelog.simulation.world import SimHost, World, simulated
+from tidelog.wire.errors import (
+    ApiError,
+    ErrorCode,
+    FencedLeaderEpoch,
+    NotLeaderOrFollower,
+    StorageError,
+    UnknownLeaderEpoch,
+    UnknownTopicOrPartition,
+)
+
+KEY = TopicPartition("t", 0)
+
+
+class Node:
+    """Broker 1 with its partitions, and the newest image that it has seen."""
+
+    def __init__(self, host: SimHost, **settings: Any) -> None:
+        self.host = host
+        self.settings = settings
+        self.image: MetadataImage = EMPTY_IMAGE
+        self.peer_work: list[AskForIsr | FetchFrom] = []
+
+    async def start(self) -> None:
+        runtime = self.host.start()
+        config = LogConfig(**self.settings)
+        self.directories = await runtime.tasks.run_blocking(DataDirectories.open, runtime.disk, ["/data"])
+        self.partitions = Partitions(
+            runtime, self.directories, lambda _image, _name: config, node_id=1, flush_interval_ms=100
+        )
+        self.partitions.on_peer_work = lambda _, work: self.peer_work.append(work)
+        await self.partitions.start()
+
+    async def apply(self, *states: PartitionState) -> None:
+        """Apply an image in which topic t has these partitions."""
+        known = self.image.topics.get("t")
+        new = image(topic("t", 1, [state.replicas for state in states]), brokers=(1, 2, 3))
+        made = new.topics["t"]
+        partitions = tuple(
+            known.partitions[i] if known and i < len(known.partitions) and known.partitions[i] == state else state
+            for i, state in enumerate(states)
+        )
+        changed = TopicImage("t", made.topic_id, partitions, known.config if known else made.config)
+        old, self.image = self.image, with_topic(new, changed, self.image)
+        await self.partitions.apply(old, self.image)
+
+    def __getitem__(self, index: int) -> Partition:
+        return self.partitions.get("t", index)
+
+    async def stop(self) -> None:
+        unclean = await self.partitions.close()
+        await self.host.runtime.tasks.run_blocking(self.directories.close, unclean)
+        self.host.kill()
+        self.image = EMPTY_IMAGE
+
+
+def with_topic(new: MetadataImage, changed: TopicImage, old: MetadataImage) -> MetadataImage:
+    return MetadataImage(
+        position=max(old.position, new.position) + 1,
+        brokers=old.brokers or new.brokers,
+        topics={"t": changed},
+        topics_by_id={changed.topic_id: changed},
+        broker_configs=old.broker_configs,
+    )
+
+
+def led_by(leader: int, epoch: int, *, replicas: tuple[int, ...] = (1, 2), partition_epoch: int = 0) -> PartitionState:
+    return PartitionState(leader, epoch, replicas, replicas, partition_epoch)
+
+
+def run(scenario: Any, **settings: Any) -> None:
+    async def with_node(world: World) -> None:
+        node = Node(world.host("a"), **settings)
+        await node.start()
+        await scenario(node)
+
+    with simulated(1) as world:
+        world.run(with_node(world), virtual_s=300)
+
+
+def append(partition: Partition, *values: bytes) -> int:
+    return partition.append_batch(make_batch(*values)).next_offset
+
+
+def test_only_partitions_with_a_replica_here_are_opened_each_in_its_role() -> None:
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 4), led_by(2, 5), led_by(2, 6, replicas=(2, 3)), led_by(-1, 7))
+        assert sorted(node.host.disk.list("/data"))[-3:] == ["t-0", "t-1", "t-3"]
+        roles = [(p.index, p.replica.role, p.leader_epoch) for p in node.partitions]
+        assert roles == [(0, Role.LEADER, 4), (1, Role.FOLLOWER, 5), (3, Role.OFFLINE, 7)]
+        with pytest.raises(UnknownTopicOrPartition):
+            node.partitions.leader("t", 2)
+        assert node.peer_work == [FetchFrom(2, 5)]
+
+    run(scenario)
+
+
+def test_a_partition_is_led_in_the_epoch_that_the_client_names_or_not_at_all() -> None:
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 4), led_by(2, 5))
+        leader = node.partitions.leader
+        assert leader("t", 0) is leader("t", 0, -1) is leader("t", 0, 4) is node[0]
+        with pytest.raises(FencedLeaderEpoch):
+            leader("t", 0, 3)
+        with pytest.raises(UnknownLeaderEpoch):
+            leader("t", 0, 5)
+        with pytest.raises(FencedLeaderEpoch):
+            leader("t", 1, 4)
+        for epoch in (-1, 5):
+            with pytest.raises(NotLeaderOrFollower):
+                leader("t", 1, epoch)
+        node[0].log.fail("the test says so")
+        with pytest.raises(StorageError, match="the test says so"):
+            leader("t", 0, 3)
+
+    run(scenario)
+
+
+def test_a_follower_serves_no_client() -> None:
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(2, 5))
+        follower = node[0]
+        assert not follower.appends_directly
+        for refused in (
+            lambda: append(follower, b"a"),
+            lambda: follower.read(0, 100),
+            lambda: follower.check_writable(0),
+            follower.check_online,
+        ):
+            with pytest.raises(NotLeaderOrFollower):
+                refused()
+
+    run(scenario)
+
+
+def test_roles_change_before_any_file_is_touched_and_whoever_waits_is_answered() -> None:
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 4))
+        errors: list[ApiError | None] = []
+        end = append(node[0], b"a")
+        node[0].wait(Mark.LOCAL, end, errors.append)
+        assert errors == [None], "acks=1 waits for the local mark"
+        node[0].wait(Mark.COMMITTED, end, errors.append)
+        applying = asyncio.ensure_future(node.apply(led_by(2, 5), led_by(1, 0, replicas=(1,))))
+        await asyncio.sleep(0)
+        assert not applying.done(), "the new partition is being opened"
+        assert isinstance(errors[1], NotLeaderOrFollower)
+        assert node[0].replica.role is Role.FOLLOWER
+        await applying
+        assert node[1].replica.is_alone
+
+    run(scenario)
+
+
+def test_a_new_epoch_of_the_same_leader_fails_those_who_wait_too() -> None:
+    """Leadership that was lost and regained between two images: other records may be at their offsets."""
+
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 4))
+        errors: list[ApiError | None] = []
+        node[0].wait(Mark.COMMITTED, append(node[0], b"a"), errors.append)
+        await node.apply(led_by(1, 6, partition_epoch=2))
+        assert isinstance(errors[0], NotLeaderOrFollower)
+        assert "leader epoch 4" in errors[0].message
+        assert node[0].replica.epoch_start == 1
+        append(node[0], b"b")
+        assert node[0].log.epochs.entries() == [(4, 0), (6, 1)]
+
+    run(scenario)
+
+
+def test_a_change_of_one_isr_configures_no_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(node: Node) -> None:
+        states = [led_by(1, 0) for _ in range(3)]
+        await node.apply(*states)
+        configured: list[int] = []
+        monkeypatch.setattr(PartitionLog, "configure", lambda log, _: configured.append(log.topic_partition.partition))
+        states[1] = PartitionState(1, 0, (1, 2), (1,), 1)
+        await node.apply(*states)
+        assert configured == []
+        assert [p.replica.isr.committed for p in node.partitions if p.replica.isr] == [(1, 2), (1,), (1, 2)]
+
+    run(scenario)
+
+
+def test_acks_all_waits_for_every_in_sync_replica_and_needs_enough_of_them() -> None:
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 0))
+        errors: list[ApiError | None] = []
+        end = append(node[0], b"a", b"b")
+        assert node[0].read(0, 100).size == 0, "consumers see what is committed"
+        node[0].wait(Mark.COMMITTED, end, errors.append)
+        node[0].step(FollowerFetched(0, 2, 3, 1))
+        assert not errors
+        node[0].step(FollowerFetched(0, 2, 3, 2))
+        assert errors == [None]
+        await node.apply(PartitionState(1, 0, (1, 2), (1,), 1))
+        assert not node[0].appends_directly
+        node[0].check_writable(1)
+        with pytest.raises(ApiError) as refused:
+            node[0].check_writable(-1)
+        assert refused.value.code == ErrorCode.NOT_ENOUGH_REPLICAS
+        node[0].wait(Mark.COMMITTED, end, errors.append)
+        assert errors[1] is not None
+        assert errors[1].code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+    run(scenario, min_insync_replicas=2)
+
+
+def test_a_replica_that_moves_to_other_brokers_is_removed_here() -> None:
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 0), led_by(1, 0))
+        append(node[0], b"a")
+        await node.apply(led_by(2, 1, replicas=(2, 3)), led_by(1, 0))
+        assert [p.index for p in node.partitions] == [1]
+        assert "t-0" not in node.host.disk.list("/data")
+        assert "t-1" in node.host.disk.list("/data")
+        await node.apply(led_by(2, 1, replicas=(2, 3, 1)), led_by(1, 0))
+        assert node[0].log_end_offset == 0
+        assert node[0].replica.role is Role.FOLLOWER
+
+    run(scenario)
+
+
+def test_the_high_watermark_of_the_checkpoint_is_where_a_follower_begins() -> None:
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 0))
+        append(node[0], b"a", b"b", b"c")
+        node[0].step(FollowerFetched(0, 2, 3, 2))
+        assert node[0].high_watermark == 2
+        await node.stop()
+        assert read_offsets(node.host.disk, f"/data/{HIGH_WATERMARKS}") == {KEY: 2}
+        await node.start()
+        await node.apply(led_by(2, 1))
+        assert (node[0].high_watermark, node[0].log_end_offset) == (2, 3)
+        await node.stop()
+        await node.start()
+        await node.apply(led_by(1, 2, replicas=(1,)))
+        assert node[0].high_watermark == 3, "alone, its end is committed"
+
+    run(scenario)
+
+
+async def diverging(node: Node) -> Partition:
+    """A follower with records 0 to 7 of epoch 4, of which its new leader has 0 to 4."""
+    await node.apply(led_by(1, 4, replicas=(1,)))
+    for number in range(8):
+        append(node[0], b"%d" % number)
+    await asyncio.sleep(1)
+    await node.apply(led_by(2, 5, replicas=(1, 2), partition_epoch=1))
+    return node[0]
+
+
+def test_a_follower_is_cut_where_it_leaves_its_leader(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        node.peer_work.clear()
+        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.end_offset_for(4)))
+        assert follower.frozen or follower.log_end_offset == 8
+        await asyncio.sleep(1)
+        assert (follower.log_end_offset, follower.replica.end_offset, follower.high_watermark) == (5, 5, 5)
+        assert read_records(follower.log) == [(n, b"%d" % n) for n in range(5)]
+        assert node.peer_work == [FetchFrom(2, 5)]
+        assert "committed records truncated partition=t-0 from=8 to=5 high_watermark=8" in caplog.text
+        assert not follower.frozen
+        await node.stop()
+        await node.start()
+        await node.apply(led_by(2, 5))
+        assert node[0].log_end_offset == 5
+
+    run(scenario)
+
+
+def test_a_power_cut_at_any_step_of_a_cut_loses_nothing_below_it() -> None:
+    """The checkpoints are lowered before the first file changes, so the start does not miss what the cut removed."""
+    steps = 0
+
+    async def scenario(node: Node) -> None:
+        nonlocal steps
+        follower = await diverging(node)
+        operations: list[str] = []
+
+        survivors: list[SimDisk] = []
+
+        def operation(name: str, path: str) -> None:
+            operations.append(f"{name} {path}")
+            if len(operations) == steps:
+                survivors.append(node.host.disk.power_cut(random.Random(steps)))
+
+        disk = node.host.disk
+        disk.on_operation = operation
+        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.end_offset_for(4)))
+        await asyncio.sleep(1)
+        disk.on_operation = None
+        node.host.kill()
+        node.host.insert(survivors[0] if survivors else disk.power_cut(random.Random(1)))
+        node.image = EMPTY_IMAGE
+        await node.start()
+        await node.apply(led_by(2, 6))
+        assert node[0].log.failure is None
+        end = node[0].log_end_offset
+        assert 5 <= end <= 8
+        assert read_records(node[0].log) == [(n, b"%d" % n) for n in range(end)]
+        assert not node.partitions.unopened
+        if not survivors:
+            assert end == 5
+            steps = -1
+
+    while steps >= 0:
+        steps += 1
+        run(scenario, segment_bytes=150)
+        assert steps < 200
+
+
+def test_a_promotion_waits_for_the_end_of_the_cut() -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.end_offset_for(4)))
+        await node.apply(led_by(1, 6, replicas=(1,), partition_epoch=2))
+        if not follower.replica.leads:
+            with pytest.raises(NotLeaderOrFollower):
+                append(follower, b"x")
+        await asyncio.sleep(1)
+        assert follower.replica.leads
+        assert follower.replica.epoch_start == 5
+        assert append(follower, b"x") == 6
+        assert follower.log.epochs.entries() == [(4, 0), (6, 5)]
+
+    run(scenario)
+
+
+def test_the_clean_offset_is_lowered_before_a_cut() -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        told: list[tuple[Partition, int]] = []
+        node.partitions.cuts.on_cut = lambda partition, offset: told.append((partition, offset))
+        node.directories.write_cleaner_offsets({KEY: 7})
+        node.partitions.cuts.begin(follower, CutTo(5, 5))
+        await asyncio.sleep(1)
+        assert told == [(follower, 5)]
+        assert read_offsets(node.host.disk, f"/data/{CLEANER_OFFSETS}") == {KEY: 5}
+        recovery_points = read_offsets(node.host.disk, f"/data/{RECOVERY_POINTS}")
+        assert recovery_points is not None
+        assert recovery_points[KEY] <= 5
+
+    run(scenario)
+
+
+def test_a_topic_that_is_deleted_during_a_cut() -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.end_offset_for(4)))
+        old, node.image = node.image, image(brokers=(1, 2, 3))
+        await node.partitions.apply(old, node.image)
+        await asyncio.sleep(1)
+        assert len(node.partitions) == 0
+        assert not [name for name in node.host.disk.list("/data") if name == "t-0"]
+        await node.stop()
+
+    run(scenario)
+
+
+def test_a_follower_appends_what_its_leader_wrote() -> None:
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(2, 5))
+        batch = make_batch(b"a", b"b", leader_epoch=5)
+        end = node[0].log.append_as_follower(memoryview(batch))
+        node[0].step(LogAppended(end, True))
+        assert (node[0].replica.end_offset, node[0].high_watermark) == (2, 0)
+
+    run(scenario)
