@@ -236,7 +236,8 @@ def lag_table(lags: Sequence[Lag]) -> Table:
     ]
     sum_of_all = total(lags)
     footer = ["all", "", "", "", "", sum_of_all.text(), behind_text(sum_of_all.behind_ms), ""]
-    return Table(columns, rows, footer=footer if len(lags) > 1 else (), row_styles=[row_style(lag) for lag in lags])
+    footer = footer if len(lags) > 1 else []
+    return Table(columns, rows, footer=footer, row_styles=[row_style(lag) for lag in lags], name_columns=2)
 
 
 def behind_text(behind_ms: int | None) -> str:

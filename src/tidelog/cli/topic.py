@@ -328,7 +328,7 @@ def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], c
 
 
 def settings_table(settings: list[cluster.Setting]) -> Table:
-    columns = [Column("Setting"), Column("Value", spare=-1), Column("From", spare=1)]
+    columns = [Column("Setting"), Column("Value", spare=-1, breaks=True), Column("From", spare=1)]
     rows = [[s.name, "(hidden)" if s.sensitive else value_text(s.name, s.value), s.origin] for s in settings]
     if not all(setting.effect for setting in settings):
         columns.append(Column("Note", style="yellow"))
