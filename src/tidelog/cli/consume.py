@@ -16,7 +16,7 @@ from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.interrupts import record_interrupts
 from tidelog.cli.reading import TopicReader
 from tidelog.cli.records import IncomingRecord, RenderRecord, TemplateError, parse_template, to_json
-from tidelog.cli.tables import print_notes
+from tidelog.cli.tables import escape_unprintable, print_notes
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
 if TYPE_CHECKING:
@@ -196,10 +196,7 @@ def escape_for_terminal(line: bytes, encoding: str = "utf-8") -> bytes:
 
     Tabs and line breaks stay as they are.
     """
-    text = line.decode(errors="backslashreplace")
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
-    return text.encode(encoding, "backslashreplace")
+    return escape_unprintable(line.decode("utf-8", "surrogateescape"), encoding, "\t\n").encode(encoding)
 
 
 def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:

@@ -20,7 +20,17 @@ from tidelog.cli.lag_watch import Progress, rates_between, split_to_fit, watch_t
 from tidelog.cli.measure import Point, percentile, rates
 from tidelog.cli.plots import line_plot, short_number
 from tidelog.cli.room import shorten
-from tidelog.cli.tables import Column, Table, print_table, printable, ranges, size
+from tidelog.cli.tables import (
+    Column,
+    Table,
+    escape,
+    escape_unprintable,
+    print_table,
+    printable,
+    ranges,
+    size,
+    unescape,
+)
 from tidelog.cli.topic import replicas_text, topic_differences, trouble, value_text
 
 COLUMNS = [Column("Topic"), Column("Records", right=True)]
@@ -75,8 +85,32 @@ def test_colours_only_without_no_color() -> None:
 
 
 def test_control_characters_are_escaped() -> None:
-    assert printable("a\tb\x9b\n") == "a\\tb\\x9b\\n"
+    assert printable("a\tb\x1b\n") == "a\\tb\\x1b\\n"
+    assert printable("a\x9b") == "a\\u009b"
     assert printable("é 漢") == "é 漢"
+
+
+def test_the_escape_of_every_character_and_byte_is_read_back() -> None:
+    characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code <= 0xDFFF and chr(code) != "\\"]
+    escapes = [*map(escape, characters)]
+    assert len(set(escapes)) == len(characters)
+    assert unescape("".join(escapes)) == "".join(characters)
+    bytes_that_are_not_utf8 = [chr(code) for code in range(0xDC80, 0xDD00)]
+    assert [unescape(escape(byte)) for byte in bytes_that_are_not_utf8] == bytes_that_are_not_utf8
+
+
+@given(st.binary() | st.text().map(str.encode), st.sampled_from(["utf-8", "ascii", "latin-1", "cp1252"]))
+def test_a_name_of_any_bytes_is_read_back_as_it_is_printed(name: bytes, encoding: str) -> None:
+    text = name.decode("utf-8", "surrogateescape")
+    with_backslashes_twice = "\\\\".join(escape_unprintable(part, encoding) for part in text.split("\\"))
+    with_backslashes_twice.encode(encoding)
+    assert unescape(with_backslashes_twice) == text
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\udfff", "\\U00110000", "\\q", "\\x4", "a\\"])
+def test_an_escape_that_is_no_character_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"has the escape|unknown escape"):
+        unescape(text)
 
 
 @pytest.mark.parametrize(
