@@ -338,6 +338,11 @@ def test_rows_have_their_colour_at_a_terminal() -> None:
         ([lag(0, 3, 5), lag(1, None, 9)], "2+"),
         ([lag(0, 5, 5), lag(1, None, 9)], "0+"),
         ([lag(0, 3, 5), lag(1, 4, None)], "2+"),
+        # Without a commit, a partition whose records were all deleted has nothing to read.
+        ([lag(0, 3, 5), Lag("g", "t", 1, None, 9, "", 9)], "2"),
+        ([Lag("g", "t", 1, None, 9, "", 9)], "0"),
+        ([lag(0, 3, 5), Lag("g", "t", 1, None, 9, "", 8)], "2+"),
+        ([lag(0, 3, 5), Lag("g", "t", 1, None, None, "", 9)], "2+"),
     ],
 )
 def test_a_sum_says_when_it_is_not_the_whole(lags: list[Lag], text: str) -> None:
