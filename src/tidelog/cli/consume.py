@@ -13,10 +13,11 @@ import typer
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import LOCALHOST, Bootstrap, ClientSettings, connect
 from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.escapes import escape_unprintable
 from tidelog.cli.interrupts import record_interrupts
 from tidelog.cli.reading import TopicReader
 from tidelog.cli.records import IncomingRecord, RenderRecord, TemplateError, parse_template, to_json
-from tidelog.cli.tables import escape_unprintable, print_notes
+from tidelog.cli.tables import print_notes
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from tidelog.cli.tables import escape_unprintable
+from tidelog.cli.escapes import escape_unprintable
 
 LEVELS = ("debug", "info", "warning", "error")
 

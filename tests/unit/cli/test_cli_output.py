@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_topic
 from tidelog.cli.connection import address_text, host_port, host_ports
 from tidelog.cli.errors import UsageError
+from tidelog.cli.escapes import escape, escape_unprintable, unescape
 from tidelog.cli.lag import Lag, behind_text, lag_table, row_style, total
 from tidelog.cli.lag_watch import Progress, rates_between, split_to_fit, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
@@ -23,13 +24,10 @@ from tidelog.cli.room import shorten
 from tidelog.cli.tables import (
     Column,
     Table,
-    escape,
-    escape_unprintable,
     print_table,
     printable,
     ranges,
     size,
-    unescape,
 )
 from tidelog.cli.topic import replicas_text, topic_differences, trouble, value_text
 
