@@ -250,8 +250,8 @@ class Client:
     def ask_any(self, request: Message, deadline: float) -> Message:
         """Send a request to the first broker that responds to it, and return the response. See `operations.AskAny`.
 
-        Raises NoBrokerReachable if no broker can be reached, and the first other failure if there is one. After a failed
-        authentication no other broker is tried.
+        Raises NoBrokerReachable if no broker can be reached, and the first other failure if there is one. After a
+        failed authentication no other broker is tried.
         """
         failures: list[ClientError] = []
         for address in self.cluster.contacts():
