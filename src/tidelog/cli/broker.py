@@ -156,7 +156,12 @@ def unset(
 
 
 def settings_table(settings: "list[BrokerSetting]") -> Table:
-    columns = [Column("Setting"), Column("Value", spare=-1), Column("From", spare=1), Column("Changes", spare=2)]
+    columns = [
+        Column("Setting"),
+        Column("Value", spare=-1, breaks=True),
+        Column("From", spare=1),
+        Column("Changes", spare=2),
+    ]
     rows = [
         [s.name, displayed_value(s.name, s.effective, s.sensitive), origin_text(s), changes_when(s)] for s in settings
     ]
@@ -199,7 +204,7 @@ def print_layers(settings: "list[BrokerSetting]") -> None:
 
 
 def layers_table(rows: Sequence[tuple[str, str, str, str]]) -> Table:
-    columns = [Column("Setting"), Column("Set as", spare=1), Column("Value", spare=-1), Column("From")]
+    columns = [Column("Setting"), Column("Set as", spare=1), Column("Value", spare=-1, breaks=True), Column("From")]
     return Table(columns, rows)
 
 

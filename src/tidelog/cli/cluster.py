@@ -122,7 +122,7 @@ def describe_each(client: "Client", names: Sequence[str], *, skip_missing: bool 
         if answer is not None and code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             topics[name] = _topic_state(answer)
         elif code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            failures[name] = code_error(code, None, f"topic {name}")
+            failures[name] = code_error(code, None, name)
         elif not skip_missing:
             failures[name] = no_such_topic(name, topic_names(client))
     return DescribedTopics(list(topics.values()), failures)
@@ -159,12 +159,12 @@ def topic_id_text(topic_id: bytes) -> str:
     return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
 
 
-def code_error(code: int, message: str | None, subject: str) -> CommandError:
-    """Convert an error code and message in a broker's response about `subject` to an error of one line."""
+def code_error(code: int, message: str | None, topic: str) -> CommandError:
+    """Convert an error code and message in a broker's response about a topic to an error of one line."""
     from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import error_for
 
-    return client_error(error_for(code, message or error_name(code)), subject)
+    return client_error(error_for(code, message or error_name(code)), topic=topic)
 
 
 def create_topic(
@@ -189,7 +189,7 @@ def create_topic(
     if result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
         return False
     if result.error_code:
-        raise code_error(result.error_code, result.error_message, f"topic {name}")
+        raise code_error(result.error_code, result.error_message, name)
     return True
 
 
@@ -200,7 +200,7 @@ def delete_topics(client: "Client", names: Sequence[str]) -> dict[str, CommandEr
     request = DeleteTopicsRequest(topics=[DeleteTopicState(name) for name in names], timeout_ms=ANSWER_MS)
     results = {result.name: result for result in _ask_controller(client, request, DeleteTopicsResponse).responses}
     return {
-        name: code_error(results[name].error_code, results[name].error_message, f"topic {name}")
+        name: code_error(results[name].error_code, results[name].error_message, name)
         if results[name].error_code
         else None
         for name in names
@@ -219,7 +219,7 @@ def set_partitions(client: "Client", topic: str, count: int) -> None:
     request = CreatePartitionsRequest(topics=[wanted], timeout_ms=ANSWER_MS)
     (result,) = _ask_controller(client, request, CreatePartitionsResponse).results
     if result.error_code:
-        raise code_error(result.error_code, result.error_message, f"topic {topic}")
+        raise code_error(result.error_code, result.error_message, topic)
 
 
 def _ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
@@ -308,7 +308,7 @@ def settings(client: "Client", topic: str) -> list[Setting]:
     request = DescribeConfigsRequest(resources=[DescribeConfigsResource(TOPIC_RESOURCE, topic, None)])
     (result,) = ask_any(client, request, DescribeConfigsResponse).results
     if result.error_code:
-        raise code_error(result.error_code, result.error_message, f"topic {topic}")
+        raise code_error(result.error_code, result.error_message, topic)
     unused = settings_without_effect() if is_tidelog(entry.name for entry in result.configs) else ()
     return [
         Setting(
@@ -335,7 +335,7 @@ def change_settings(client: "Client", topic: str, changes: Mapping[str, str], un
     request = IncrementalAlterConfigsRequest(resources=[AlterConfigsResource(TOPIC_RESOURCE, topic, configs)])
     (result,) = _ask_controller(client, request, IncrementalAlterConfigsResponse).responses
     if result.error_code:
-        raise code_error(result.error_code, result.error_message, f"topic {topic}")
+        raise code_error(result.error_code, result.error_message, topic)
 
 
 def is_tidelog(setting_names: Iterable[str]) -> bool:

@@ -67,9 +67,14 @@ NO_TOPIC_NAME = "not a legal topic name: use 1 to 249 letters, digits, dots, _ a
 TOO_LARGE = "larger than the topic's max.message.bytes (tidelog topic config can raise it)"
 NO_BROKER = "No broker can be reached any more; still trying. Ctrl-C stops."
 NO_DELETION = "the broker does not allow topics to be deleted (delete.topic.enable=false)"
-REMEDIES = {3: NO_SUCH_TOPIC, 10: TOO_LARGE, 17: NO_TOPIC_NAME, 73: NO_DELETION, 100: NO_SUCH_TOPIC}
-"""Our own texts for the error codes UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION,
-TOPIC_DELETION_DISABLED and UNKNOWN_TOPIC_ID."""
+INTERNAL_TOPIC = "an internal topic, which only brokers write"
+SIMILAR_TOPIC = (
+    "the broker refuses this name, probably because a topic exists whose name differs only in dots and underscores"
+    " (tidelog topic list shows all)"
+)
+REMEDIES = {3: NO_SUCH_TOPIC, 10: TOO_LARGE, 73: NO_DELETION, 100: NO_SUCH_TOPIC}
+"""Our own texts for the error codes UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE, TOPIC_DELETION_DISABLED and
+UNKNOWN_TOPIC_ID."""
 
 LOCALHOST = "localhost:9092"
 DEFAULT_PORT = 9092
@@ -274,11 +279,15 @@ def one_line_errors() -> Iterator[None]:
         raise client_error(error) from error
 
 
-def client_error(error: "Failure", subject: str = "") -> CommandError:
-    """Convert an error of our own client to one line that says what to do."""
+def client_error(error: "Failure", subject: str = "", *, topic: str = "") -> CommandError:
+    """Convert an error of our own client to one line that says what to do.
+
+    `topic` is the name of the topic that the error is about. It is also the default of `subject`.
+    """
     from tidelog.client.errors import GaveUp, Unreachable
     from tidelog.wire.errors import ApiError, ErrorCode
 
+    subject = subject or (topic and f"topic {topic}")
     about = f"{subject}: " if subject else ""
     if isinstance(error, Unreachable) or (isinstance(error, GaveUp) and isinstance(error.__cause__, Unreachable)):
         return NoAnswerError(
@@ -288,24 +297,39 @@ def client_error(error: "Failure", subject: str = "") -> CommandError:
     if not isinstance(error, ApiError):
         return CommandError(f"{about}{one_line(str(error))}")
     text = one_line(error.message)
-    if error.code == ErrorCode.INVALID_TOPIC_EXCEPTION and ("differ only" in text or "collide" in text):
-        return CommandError(about + text)  # the name is legal, but too similar to an existing topic's name
+    name = ErrorCode(error.code).name
+    if error.code == ErrorCode.INVALID_TOPIC_EXCEPTION:
+        return CommandError(about + invalid_topic_text(topic, text if name not in text else ""))
     if remedy := REMEDIES.get(error.code):
         return CommandError(about + remedy)
     if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
         return CommandError(f"{subject or 'it'} already exists (--if-not-exists accepts that)")
-    name = ErrorCode(error.code).name
     text = text or name
     return CommandError(about + (text if name in text else f"{text} ({name})"))
 
 
-def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> CommandError:
-    """Convert an error of librdkafka to one line that says what to do."""
+def invalid_topic_text(topic: str, answer: str = "") -> str:
+    """Return the reason for the code INVALID_TOPIC_EXCEPTION.
+
+    Brokers use this code for illegal names, for names that are too similar to another topic's, and for internal topics.
+    `answer` is the reason in the broker's answer; empty if it has none.
+    """
+    from tidelog.metadata.image import INTERNAL_TOPICS
+    from tidelog.metadata.topic_names import name_refusal
+
+    if topic and name_refusal(topic) is not None:
+        return NO_TOPIC_NAME
+    return answer or (INTERNAL_TOPIC if topic in INTERNAL_TOPICS else SIMILAR_TOPIC if topic else NO_TOPIC_NAME)
+
+
+def kafka_error(raised: "KafkaException | KafkaError", subject: str = "", *, topic: str = "") -> CommandError:
+    """Convert an error of librdkafka to one line that says what to do. `topic` has the meaning of `client_error`'s."""
     from confluent_kafka import KafkaError, KafkaException
 
     error = raised.args[0] if isinstance(raised, KafkaException) else raised
     if not isinstance(error, KafkaError):
         return CommandError(one_line(str(error)))
+    subject = subject or (topic and f"topic {topic}")
     about = f"{subject}: " if subject else ""
     match error.code():
         case KafkaError._TRANSPORT | KafkaError._TIMED_OUT | KafkaError._ALL_BROKERS_DOWN | KafkaError._RESOLVE:
@@ -316,7 +340,7 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
         case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC:
             return CommandError(about + NO_SUCH_TOPIC)
         case KafkaError.TOPIC_EXCEPTION:
-            return CommandError(about + NO_TOPIC_NAME)
+            return CommandError(about + invalid_topic_text(topic))
         case KafkaError._UNKNOWN_PARTITION:
             return CommandError(f"{about}no such partition (tidelog topic describe shows them)")
         case KafkaError.MSG_SIZE_TOO_LARGE:

@@ -13,6 +13,7 @@ import typer
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import LOCALHOST, Bootstrap, ClientSettings, connect
 from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.escapes import escape_unprintable
 from tidelog.cli.interrupts import record_interrupts
 from tidelog.cli.reading import TopicReader
 from tidelog.cli.records import IncomingRecord, RenderRecord, TemplateError, parse_template, to_json
@@ -196,10 +197,7 @@ def escape_for_terminal(line: bytes, encoding: str = "utf-8") -> bytes:
 
     Tabs and line breaks stay as they are.
     """
-    text = line.decode(errors="backslashreplace")
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
-    return text.encode(encoding, "backslashreplace")
+    return escape_unprintable(line.decode("utf-8", "surrogateescape"), encoding, "\t\n").encode(encoding)
 
 
 def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:

@@ -239,7 +239,8 @@ def lag(
 
     A - means that the group has not committed in this partition yet, that
     the topic was deleted, or that the partition is offline. A total of 12+
-    means at least 12: such partitions are not included.
+    means at least 12: such partitions are not included. A partition that
+    contains no records counts as 0.
 
     Examples:
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.cli.connection import address_text, client_error
 from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.escapes import unescape
 from tidelog.cli.offline import coordinator_failure
-from tidelog.cli.tables import name_text, ranges, unescape
+from tidelog.cli.tables import name_text, ranges
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client

@@ -51,6 +51,14 @@ class Lag(NamedTuple):
             return None
         return max(self.end - max(self.committed, self.start), 0)
 
+    @property
+    def is_missing_in_total(self) -> bool:
+        """Whether the number of records is unknown and may be more than 0.
+
+        A partition without a commit whose log contains no record has nothing to read.
+        """
+        return self.records is None and (self.end is None or self.start < self.end)
+
 
 class Lags(NamedTuple):
     """The lag of several groups, and what could not be read."""
@@ -192,8 +200,8 @@ class Total(NamedTuple):
     records: int | None
     """Sum of the known lags, in records; None if no partition's lag is known."""
     unknown: int
-    """Number of partitions that the sum does not include: they had records but have no commit, or they have no
-    leader."""
+    """Number of partitions that the sum does not include: they contain records but have no commit, they have no
+    leader, or their topic was deleted."""
     behind_ms: int | None = None
     """Age of the oldest uncommitted record of all partitions; None if no age is known."""
 
@@ -205,9 +213,8 @@ class Total(NamedTuple):
 
 
 def total(lags: Sequence[Lag]) -> Total:
-    unknown = sum(lag.records is None and lag.end != 0 for lag in lags)
+    unknown = sum(lag.is_missing_in_total for lag in lags)
     known = [lag.records for lag in lags if lag.records is not None]
-    # The lag of a partition that never had a record (its end is 0) is known to be 0, even without a commit.
     nothing_known = not known and (unknown or not lags)
     ages = [lag.behind_ms for lag in lags if lag.behind_ms is not None]
     return Total(None if nothing_known else sum(known), unknown, max(ages, default=None))
@@ -236,7 +243,8 @@ def lag_table(lags: Sequence[Lag]) -> Table:
     ]
     sum_of_all = total(lags)
     footer = ["all", "", "", "", "", sum_of_all.text(), behind_text(sum_of_all.behind_ms), ""]
-    return Table(columns, rows, footer=footer if len(lags) > 1 else (), row_styles=[row_style(lag) for lag in lags])
+    footer = footer if len(lags) > 1 else []
+    return Table(columns, rows, footer=footer, row_styles=[row_style(lag) for lag in lags], name_columns=2)
 
 
 def behind_text(behind_ms: int | None) -> str:

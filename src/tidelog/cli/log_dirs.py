@@ -331,6 +331,7 @@ def directory_table(directories: Sequence[LogDirectory]) -> Table:
             ]
             for d in directories
         ],
+        name_columns=2,
     )
 
 
@@ -347,7 +348,7 @@ def partition_table(directories: Sequence[LogDirectory]) -> Table:
         for d in directories
         for r in d.replicas
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, name_columns=2)
 
 
 def directory_state(directory: LogDirectory) -> str:

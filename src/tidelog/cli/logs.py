@@ -7,6 +7,8 @@ import sys
 import time
 import traceback
 
+from tidelog.cli.escapes import escape_unprintable
+
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -28,14 +30,8 @@ class OneLineFormatter(logging.Formatter):
         line = f"{time_text}.{int(record.msecs):03d}Z {record.levelname:<7} {record.name} {record.getMessage()}"
         if record.exc_info and record.exc_info[1] is not None:
             line += f" {error_text(record.exc_info[1])}"
-        return line if line.isprintable() else "".join(c if c.isprintable() else escape(c) for c in line)
-
-
-def escape(character: str) -> str:
-    """Return a control character as Python's escape sequence, so that text from clients cannot forge log lines or
-    colours.
-    """
-    return character.encode("unicode_escape").decode()
+        # Text from clients must not forge log lines or colours. The stream itself escapes characters that it lacks.
+        return escape_unprintable(line, "utf-8")
 
 
 def error_text(error: BaseException) -> str:

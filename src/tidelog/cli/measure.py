@@ -103,7 +103,7 @@ def measure_produce(
         meter.update(written - unacknowledged)
     if failures:
         producer.purge()
-        raise kafka_error(failures[0], f"topic {topic}")
+        raise kafka_error(failures[0], topic=topic)
     return meter.result(written, sorted(latencies))
 
 
@@ -144,7 +144,7 @@ def measure_consume(connection: ConnectionOptions, topic: str, records: int, sho
                 elif error.code() == KafkaError._PARTITION_EOF:
                     open_partitions.discard(message.partition() or 0)
                 else:
-                    raise kafka_error(error, f"topic {topic}")
+                    raise kafka_error(error, topic=topic)
             if read > read_before:
                 last_arrival_s = meter.seconds
             elif meter.seconds - last_arrival_s > STUCK_S:

@@ -353,7 +353,7 @@ class Writer:
         try:
             self.interrupts.call_interruptibly(lambda: self.direct_writer.write(record, partition))
         except (ApiError, ClientError) as error:
-            reason = str(client_error(error, f"topic {self.topic}"))
+            reason = str(client_error(error, topic=self.topic))
             is_refused = isinstance(error, ApiError) and error.code == ErrorCode.INVALID_RECORD
             self.keyless_rejected = self.keyless_rejected or (record.key is None and is_refused)
             self.failed[reason] = self.failed.get(reason, 0) + 1
@@ -371,7 +371,7 @@ class Writer:
         if message.partition() in self.offline_partitions:
             reason = offline.partitions_text({self.topic: [message.partition() or 0]}) + " is offline"
         else:
-            reason = str(kafka_error(error, f"topic {self.topic}"))
+            reason = str(kafka_error(error, topic=self.topic))
             self.keyless_rejected = self.keyless_rejected or (
                 message.key() is None and error.code() == KafkaError.INVALID_RECORD
             )

@@ -1,13 +1,19 @@
-"""Fit a table to the width of a terminal: names may fold, numbers never do, and a note lists the columns left out.
+"""Fit a table to the width of a terminal: names and numbers stay whole, and a note lists the columns left out.
 
 These steps are done in this order, until the table fits:
 
-1. Names, and titles of several words, fold into several lines that are at least `NAME_WIDTH_MIN` wide. If each row must
-remain one line (`Table.shorten`), names are shortened in the middle instead, and titles do not fold.
+1. Texts and titles of several words fold between their words, into lines that are at least `NAME_WIDTH_MIN` wide. Only
+in a column that `breaks` may a word be split.
 
-2. A column with the same value in every row becomes a fact above the table, unless each row must remain one line.
+2. A column with the same value in every row becomes a fact above the table.
 
-3. Columns are left out: first the column with the highest `spare`; of columns with equal `spare`, the rightmost one.
+3. Columns with a positive `spare` are left out: first the column with the highest `spare`; of columns with equal
+`spare`, the rightmost one.
+
+4. The rows are printed as blocks of facts instead of a table (`cli.blocks`), with all columns.
+
+If each row must remain one line (`Table.shorten`), names are shortened in the middle, and only columns are left out,
+until one column remains.
 """
 
 import re
@@ -36,6 +42,8 @@ class TableFit(NamedTuple):
     left_out: list[int]
     full_width: int
     """The smallest width, in cells, at which the table shows all its columns."""
+    as_blocks: bool = False
+    """Whether the rows do not fit as a table, and are printed as blocks."""
 
 
 def fit(table: Table, width: int) -> TableFit:
@@ -46,30 +54,62 @@ def fit(table: Table, width: int) -> TableFit:
     above: list[int] = []
     left_out: list[int] = []
     full_width = total_width(least_widths)
-    while total_width([least_widths[index] for index in shown]) > width and len(shown) > 1:
+    while total_width([least_widths[index] for index in shown]) > width:
         constant_columns = [] if table.shorten else [index for index in shown if has_one_value(table, index)]
-        if constant_columns:
+        if constant_columns and len(shown) > 1:
             above.append(constant_columns[0])
             shown.remove(constant_columns[0])
             continue
-        dropped = max(shown[1:], key=lambda index: (table.columns[index].spare, index))
-        if table.columns[dropped].spare < 0:
-            dropped = shown[0] if table.columns[shown[0]].spare >= 0 else shown[1]
+        dropped = column_to_leave_out(table, shown)
+        if dropped is None:
+            if table.shorten:
+                break
+            return TableFit([*range(len(table.columns))], natural_widths, [], [], full_width, as_blocks=True)
         left_out.append(dropped)
         shown.remove(dropped)
     widths = column_widths([least_widths[index] for index in shown], [natural_widths[index] for index in shown], width)
     return TableFit(shown, widths, sorted(above), sorted(left_out), full_width)
 
 
+def column_to_leave_out(table: Table, shown: Sequence[int]) -> int | None:
+    """Return the index of the shown column that is left out next; None if no more column may be left out."""
+    if len(shown) == 1:
+        return None
+    dropped = max(shown[1:], key=lambda index: (table.columns[index].spare, index))
+    if not table.shorten:
+        return dropped if table.columns[dropped].spare > 0 else None
+    if table.columns[dropped].spare < 0:
+        return shown[0] if table.columns[shown[0]].spare >= 0 else shown[1]
+    return dropped
+
+
 def above_lines(table: Table, fitted: TableFit, width: int) -> list[str]:
-    """Return lines with the facts that all rows have in common. Each line has as many facts as fit."""
+    """Return lines with the facts that all rows have in common."""
+    return lines_of_facts(
+        [(table.columns[index].title, printable(table.rows[0][index]) or "-") for index in fitted.above], width
+    )
+
+
+def lines_of_facts(facts: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """Return lines with as many facts as fit. A fact is a title and a text.
+
+    A wider fact has lines of its own, and folds between the words of its text. Only a single word may be wider.
+    """
     lines: list[str] = []
-    for index in fitted.above:
-        fact = f"{table.columns[index].title} {printable(table.rows[0][index]) or '-'}"
+    for title, text in facts:
+        fact = f"{title} {text}"
         if lines and cell_width(lines[-1]) + GAP + cell_width(fact) <= width:
             lines[-1] += " " * GAP + fact
-        else:
+        elif cell_width(fact) <= width:
             lines.append(fact)
+        else:
+            first_word, *more_words = text.split(" ")
+            lines.append(f"{title} {first_word}")
+            for word in more_words:
+                if cell_width(lines[-1]) + 1 + cell_width(word) <= width:
+                    lines[-1] += f" {word}"
+                else:
+                    lines.append(word)
     return lines
 
 
@@ -113,16 +153,17 @@ def least_width(table: Table, index: int) -> int:
     """Return the least width of a column.
 
     A column of numbers is wide enough for the widest one. A column of text has at least NAME_WIDTH_MIN cells (fewer if
-    all its texts are shorter), and room for its title and for every number in the texts.
+    all its texts are shorter), and room for the words of its title, and for every word of the texts except lists of
+    numbers. In a column that `breaks`, and if names are shortened, only numbers count as words.
     """
     column = table.columns[index]
     title = column.title if table.shorten else max(column.title.split(), key=cell_width, default="")
     if column.right:
         return max(map(cell_width, (title, *column_texts(table, index))))
     words = [] if table.shorten else " ".join(column_texts(table, index)).split()
-    numbers = filter(is_number, words)
+    whole_words = [word for word in words if is_number(word) or not (column.breaks or NUMBER.fullmatch(word))]
     text_width = min(NAME_WIDTH_MIN, natural_width(table, index))
-    return max(text_width, cell_width(title), max(map(cell_width, numbers), default=0))
+    return max(text_width, cell_width(title), max(map(cell_width, whole_words), default=0))
 
 
 def is_number(word: str) -> bool:

@@ -9,12 +9,13 @@ from functools import cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidelog.cli.escapes import escape_unprintable
+
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-
 NAME_WIDTH_MIN = 8
-"""Least width, in cells, to which a column of text may shrink. Longer text folds into several lines."""
+"""Least width, in cells, to which a column of text may shrink, even if all its words are shorter."""
 
 
 class Column(NamedTuple):
@@ -23,7 +24,11 @@ class Column(NamedTuple):
     """Whether the texts are aligned to the right, as numbers are."""
     style: str | None = None
     spare: int = 0
-    """Order in which columns are left out of a narrow table: the highest value first. A negative value means never."""
+    """Order in which columns are left out of a narrow table: the highest value first. 0 means that the rows are printed
+    as blocks instead; a negative value, that the column is not left out of a table of one-line rows either.
+    """
+    breaks: bool = False
+    """Whether a word may be split over several lines. The words of other columns, such as names, stay whole."""
 
 
 class Table(NamedTuple):
@@ -37,10 +42,11 @@ class Table(NamedTuple):
     row_styles: Sequence[str] = ()
     """Styles of the rows at a terminal; empty if they have none."""
     shorten: bool = False
-    """Whether long names are shortened in the middle so that every row is one line. Otherwise they fold into several
-    lines."""
+    """Whether long names are shortened in the middle so that every row is one line. Otherwise names stay whole."""
     json: bool = True
     """Whether the command has the option --json, which the note about omitted columns then names."""
+    name_columns: int = 1
+    """Number of columns, from the left, that identify a row. If the rows are printed as blocks, these begin a block."""
 
 
 def print_json(document: Any) -> None:
@@ -124,7 +130,8 @@ def print_table(table: Table) -> None:
     """
     if sys.stdout.isatty():
         screen = console()
-        screen.print(rich_table(table, screen.width))
+        # Without crop, the terminal itself wraps a name that is wider than the terminal, so that it can be copied.
+        screen.print(rich_table(table, screen.width), crop=False)
         return
     if table.title:
         print(printable(table.title))
@@ -152,16 +159,25 @@ def console(stderr: bool = False) -> "Console":
 def rich_table(table: Table, width: int) -> "Group":
     """Return the table, at most `width` cells wide, with a note about columns that are left out.
 
-    `room` describes how a table is fitted.
+    `room` describes how a table is fitted. If the rows are printed as blocks, a line with one long name may be wider.
     """
     from rich import box
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    from tidelog.cli.blocks import block_lines
     from tidelog.cli.room import above_lines, fit, left_out_text, shorten
 
+    def line_text(line: str, style: str = "") -> Text:
+        if table.shorten:
+            return Text(line, style=style, overflow="fold")
+        return Text(line, style=style, no_wrap=True, overflow="ignore")
+
+    title = [line_text(printable(table.title), "bold")] if table.title else []
     fitted = fit(table, width)
+    if fitted.as_blocks:
+        return Group(*title, *(line_text(line.text, line.style) for line in block_lines(table, width)))
     drawn = RichTable(
         box=box.SIMPLE_HEAD,
         header_style="bold cyan",
@@ -194,12 +210,7 @@ def rich_table(table: Table, width: int) -> "Group":
             *(text(row[index], cells) for index, cells in zip(fitted.shown, fitted.widths, strict=True)),
             style=str(style) or None,
         )
-    parts: list[Text | RichTable] = []
-    if table.title:
-        parts.append(Text(printable(table.title), style="bold", overflow="fold"))
-    if fitted.above:
-        parts += [Text(line, overflow="fold") for line in above_lines(table, fitted, width)]
-    parts.append(drawn)
+    parts: list[Text | RichTable] = [*title, *map(line_text, above_lines(table, fitted, width)), drawn]
     if note := left_out_text(table, fitted):
         parts.append(Text(note, style="dim", overflow="fold"))
     return Group(*parts)
@@ -212,7 +223,7 @@ def print_heading(line: str, *facts: str) -> None:
 
         text = Text(printable(line), style="bold")
         text.append("  " + "  ".join(map(printable, facts)), style="not bold dim")
-        console().print(text)
+        console().print(text, soft_wrap=True)
     else:
         print("  ".join(map(printable, (line, *facts))))
 
@@ -223,60 +234,7 @@ def printable(text: str) -> str:
     Control characters, bytes that are not UTF-8, and characters that stdout cannot encode are escaped (\n \x1b \xff
     \u20ac).
     """
-    encoding = sys.stdout.encoding or "utf-8"
-    if text.isprintable():
-        try:
-            text.encode(encoding)
-        except (UnicodeEncodeError, LookupError):
-            pass
-        else:
-            return text
-    return "".join(c if c.isprintable() and _has_character(encoding, c) else escape(c) for c in text)
-
-
-def _has_character(encoding: str, character: str) -> bool:
-    try:
-        character.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
-def escape(character: str) -> str:
-    r"""Return Python's escape of a character (\n \x1b \u20ac). \x80 to \xff mean a byte that is not UTF-8."""
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:
-        return f"\\x{code - 0xDC00:02x}"
-    if 0xA0 <= code <= 0xFF:
-        return f"\\u{code:04x}"
-    return character.encode("unicode_escape", "surrogatepass").decode()
-
-
-ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([nrt0\\]))|\\")
-PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
-
-
-def unescape(text: str) -> str:
-    """Return the name for which `printable` returns `text`, except that `text` has each backslash twice.
-
-    Raises ValueError for an unknown escape.
-    """
-
-    def character(match: re.Match[str]) -> str:
-        byte, short, long, letter = match.groups()
-        if byte is not None:
-            code = int(byte, 16)
-            return chr(code) if code < 0x80 else chr(0xDC00 + code)
-        if short is not None or long is not None:
-            return chr(int(short or long, 16))
-        if letter is None:
-            raise ValueError(
-                f"{text!r} has an unknown escape; use \\n, \\r, \\t, \\0, \\xHH or \\uHHHH, or write a backslash twice"
-            )
-        return PLAIN_ESCAPES[letter]
-
-    decoded = ESCAPE.sub(character, text)
-    return decoded.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    return escape_unprintable(text, sys.stdout.encoding or "utf-8")
 
 
 def name_text(name: str) -> str:

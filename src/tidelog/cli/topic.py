@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from tidelog.client.blocking import Client
 
 NO_LIMIT = 2**63 - 1
+INTERNAL_CONTENTS = {
+    "__consumer_offsets": "the committed offsets of every consumer group",
+    "__transaction_state": "the state of every transaction",
+    "__share_group_state": "the state of every share group",
+}
+"""What brokers store in their internal topics."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -328,7 +334,7 @@ def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], c
 
 
 def settings_table(settings: list[cluster.Setting]) -> Table:
-    columns = [Column("Setting"), Column("Value", spare=-1), Column("From", spare=1)]
+    columns = [Column("Setting"), Column("Value", spare=-1, breaks=True), Column("From", spare=1)]
     rows = [[s.name, "(hidden)" if s.sensitive else value_text(s.name, s.value), s.origin] for s in settings]
     if not all(setting.effect for setting in settings):
         columns.append(Column("Note", style="yellow"))
@@ -378,6 +384,9 @@ def settings_json(settings: list[cluster.Setting] | None) -> dict[str, Any] | No
 def delete(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, help="One topic or several.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Also delete internal topics, in which brokers store their state.")
+    ] = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -387,6 +396,10 @@ def delete(
     is deleted and the exit code is 0, as with kubectl and rpk. If some
     topics cannot be deleted, they are reported, and all others are deleted.
 
+    An internal topic such as __consumer_offsets contains state of brokers,
+    for example the committed offsets of every group. It is deleted only with
+    --internal.
+
     Examples:
 
     $ tidelog topic delete orders
@@ -394,6 +407,8 @@ def delete(
     """
     with connect(bootstrap, client).open() as cluster_client:
         described, failures = cluster.describe_each(cluster_client, topics)
+        if not internal:
+            refuse_internal(described, "nothing was deleted; --internal deletes it with this state")
         if described and not yes and not confirm_all(cluster_client, described):
             print("Nothing was deleted.")
             return
@@ -407,6 +422,17 @@ def delete(
     raise_together(failures.values())
 
 
+def refuse_internal(topics: Iterable[cluster.TopicState], remedy: str) -> None:
+    """Raise UsageError if one of the topics is internal."""
+    for topic in topics:
+        if topic.internal:
+            raise UsageError(f"topic {topic.name} is internal and contains {internal_content(topic.name)}: {remedy}")
+
+
+def internal_content(name: str) -> str:
+    return INTERNAL_CONTENTS.get(name, "state of the brokers")
+
+
 def confirm_all(client: "Client", topics: list[cluster.TopicState]) -> bool:
     """Ask about each topic until the first no. Return whether every answer was yes.
 
@@ -417,7 +443,10 @@ def confirm_all(client: "Client", topics: list[cluster.TopicState]) -> bool:
     known_offsets = cluster.offsets(client, topics)
     for topic in topics:
         records = counted(records_json(topic, known_offsets)["records"], "record")
-        if not typer.confirm(f"Delete topic {topic.name} with {records}?"):
+        question = f"Delete topic {topic.name} with {records}?"
+        if topic.internal:
+            question = f"Delete internal topic {topic.name} with {records}, {internal_content(topic.name)}?"
+        if not typer.confirm(question):
             return False
     return True
 
@@ -431,6 +460,9 @@ def add_partitions(
             metavar="TOTAL", min=1, max=PARTITIONS_MAX, show_default=False, help="The new number of partitions."
         ),
     ],
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Also change an internal topic, in which brokers store their state.")
+    ] = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -440,6 +472,8 @@ def add_partitions(
 
     Existing records remain in their partitions. New records of a key may
     be written to another partition than existing records of the same key.
+    In an internal topic, brokers do not find their existing state in that
+    case, so its partitions are changed only with --internal.
 
     Examples:
 
@@ -447,6 +481,11 @@ def add_partitions(
     """
     with connect(bootstrap, client).open() as cluster_client:
         (topic,) = cluster.describe(cluster_client, [name])
+        if not internal:
+            refuse_internal(
+                [topic],
+                "with more partitions, brokers would not find most of it; nothing was changed; --internal changes it",
+            )
         current = len(topic.partitions)
         if total <= current:
             raise CommandError(

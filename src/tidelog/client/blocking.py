@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 from tidelog.client import groups, operations, partitions
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.each import Results
-from tidelog.client.errors import BrokerUnreachable, ClientError, GaveUp, NoBrokerReachable, Unreachable
+from tidelog.client.errors import ClientError, GaveUp, NoBrokerReachable, Unreachable
 from tidelog.client.link import Link
 from tidelog.client.operations import (
     ACKS_ALL,
@@ -29,13 +29,13 @@ from tidelog.client.operations import (
     Pause,
     Produced,
 )
-from tidelog.client.security import PLAINTEXT, Security
+from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Security
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.message import Message
 from tidelog.wire.primitives import Buffer
 
 T = TypeVar("T")
-Ticket: TypeAlias = tuple[Link, int] | BrokerUnreachable
+Ticket: TypeAlias = tuple[Link, int] | ClientError
 """A sent request (its link and number), or the reason why it could not be sent."""
 
 OUTAGE_NOTICE_AFTER_S = 5.0
@@ -248,8 +248,12 @@ class Client:
         return time.monotonic() + self.config.default_api_timeout_ms / 1000
 
     def ask_any(self, request: Message, deadline: float) -> Message:
-        """Send a request to the first broker that can be reached, and return its response. See `operations.AskAny`."""
-        failures: list[str] = []
+        """Send a request to the first broker that responds to it, and return the response. See `operations.AskAny`.
+
+        Raises NoBrokerReachable if no broker can be reached, and the first other failure if there is one. After a
+        failed authentication no other broker is tried.
+        """
+        failures: list[ClientError] = []
         for address in self.cluster.contacts():
             try:
                 link = self._link(address, deadline)
@@ -257,10 +261,15 @@ class Client:
                 return link.answer(
                     link.send(request, self._request_deadline(deadline)), self._request_deadline(deadline)
                 )
-            except BrokerUnreachable as error:
+            except AuthenticationFailed:
+                raise
+            except ClientError as error:
                 self._drop(address)
-                failures.append(str(error))
-        raise NoBrokerReachable("; ".join(failures))
+                failures.append(error)
+        for failure in failures:
+            if not isinstance(failure, Unreachable):
+                raise failure
+        raise NoBrokerReachable("; ".join(map(str, failures)))
 
     def send_all(self, ask: Ask, deadline: float) -> list[Ticket]:
         """Send all requests of an `operations.Ask`; `collect` waits for the responses."""
@@ -274,14 +283,14 @@ class Client:
                 )
             except ClientError as error:
                 self._drop(request.address)
-                tickets.append(_failure_of_one(request.address, error, len(ask.requests)))
+                tickets.append(error)
         return tickets
 
-    def collect(self, tickets: list[Ticket], deadline: float) -> list[Message | BrokerUnreachable]:
+    def collect(self, tickets: list[Ticket], deadline: float) -> list[Message | ClientError]:
         """Return the response, or the reason why there is none, for each ticket, in their order."""
-        answers: list[Message | BrokerUnreachable] = []
+        answers: list[Message | ClientError] = []
         for ticket in tickets:
-            if isinstance(ticket, BrokerUnreachable):
+            if isinstance(ticket, ClientError):
                 answers.append(ticket)
                 continue
             link, number = ticket
@@ -289,7 +298,7 @@ class Client:
                 answers.append(link.answer(number, self._request_deadline(deadline), reuse=True))
             except ClientError as error:
                 self._drop(link.address)
-                answers.append(_failure_of_one(link.address, error, len(tickets)))
+                answers.append(error)
         return answers
 
     def pause(self, pause: Pause, deadline: float, timeout_ms: int) -> None:
@@ -327,14 +336,3 @@ class Client:
     def _request_deadline(self, deadline: float) -> float:
         """Return the deadline of a request that is sent now."""
         return min(deadline, time.monotonic() + self.config.request_timeout_ms / 1000)
-
-
-def _failure_of_one(address: Address, error: ClientError, asked_count: int) -> BrokerUnreachable:
-    """Return the failure of one of `asked_count` brokers in a form that does not hide the others' responses. Raises
-    `error` if there are no others.
-    """
-    if isinstance(error, BrokerUnreachable):
-        return error
-    if asked_count == 1:
-        raise error
-    return BrokerUnreachable(address, str(error))

@@ -66,17 +66,17 @@ def retry_temporary_failures(
 
 def ask_each(
     requests: Sequence[tuple[Address, Message]], response_class: type[M], version_max: int
-) -> Operation[list[M | BrokerUnreachable]]:
-    """Return one response for each request, in their order. All requests are sent before the first response is
-    awaited.
+) -> Operation[list[M | ClientError]]:
+    """Return one response or failure for each request, in their order. All requests are sent before the first response
+    is awaited.
     """
     if not requests:
         return []
     answers = yield Ask([Request(address, message, version_max) for address, message in requests])
     assert isinstance(answers, list)
-    checked: list[M | BrokerUnreachable] = []
+    checked: list[M | ClientError] = []
     for answer in answers:
-        assert isinstance(answer, response_class | BrokerUnreachable)
+        assert isinstance(answer, response_class | ClientError)
         checked.append(answer)
     return checked
 

@@ -10,7 +10,7 @@ from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
 from tidelog.client.each import Failure, Results, ask_each, brokers, retry_temporary_failures
 from tidelog.client.error_codes import error_name
-from tidelog.client.errors import BrokerUnreachable, Unreachable
+from tidelog.client.errors import ClientError, Unreachable
 from tidelog.client.operations import Ask, AskAny, Backoff, Operation, Request, Retries
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
@@ -116,8 +116,8 @@ def list_groups(cluster: Cluster, backoff: Backoff) -> Operation[GroupListing]:
     return GroupListing([groups[name] for name in sorted(groups)], failures)
 
 
-def _listed(answer: ListGroupsResponse | BrokerUnreachable) -> list[ListedGroup] | Failure:
-    if isinstance(answer, BrokerUnreachable):
+def _listed(answer: ListGroupsResponse | ClientError) -> list[ListedGroup] | Failure:
+    if isinstance(answer, ClientError):
         return answer
     if answer.error_code:
         return error_for(answer.error_code, error_name(answer.error_code))
@@ -330,7 +330,7 @@ def delete_offsets(
             answers = yield Ask([Request(coordinator.address, request)])
             assert isinstance(answers, list)
             (answer,) = answers
-            if isinstance(answer, BrokerUnreachable):
+            if isinstance(answer, ClientError):
                 raise answer
             assert isinstance(answer, OffsetDeleteResponse)
             if answer.error_code:
@@ -388,7 +388,7 @@ def _ask_coordinators(
         version_max,
     )
     for (coordinator, names), answer in zip(groups_by_coordinator.items(), answers, strict=True):
-        if isinstance(answer, BrokerUnreachable):
+        if isinstance(answer, ClientError):
             results |= dict.fromkeys(names, answer)
         else:
             results_read = read(answer, coordinator.number)

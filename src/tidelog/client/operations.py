@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.connection import NEWEST
 from tidelog.client.error_codes import error_name
-from tidelog.client.errors import BrokerUnreachable, Unreachable
+from tidelog.client.errors import ClientError, Unreachable
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tidelog.wire.errors import (
     ApiError,
@@ -77,8 +77,8 @@ class Request(NamedTuple):
 class Ask(NamedTuple):
     """Send each request to its broker. All requests are sent before the first response is awaited.
 
-    A list is sent into the generator. It contains, in the order of the requests, either the response or a
-    BrokerUnreachable.
+    A list is sent into the generator. It contains, in the order of the requests, either the response or the ClientError
+    that is the reason why there is none.
     """
 
     requests: list[Request]
@@ -95,9 +95,9 @@ class Pause(NamedTuple):
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-E = TypeVar("E", bound=ApiError | Unreachable)
+E = TypeVar("E", bound=ApiError | ClientError)
 Effect: TypeAlias = AskAny | Ask | Pause
-Answer: TypeAlias = Message | list[Message | BrokerUnreachable] | None
+Answer: TypeAlias = Message | Sequence[Message | ClientError] | None
 Operation: TypeAlias = Generator[Effect, Answer, T]
 
 
@@ -309,13 +309,13 @@ class _Failures:
     """Collects the errors of one round of responses; a final error is raised in preference to a retriable one."""
 
     def __init__(self) -> None:
-        self._errors: list[ApiError | BrokerUnreachable] = []
+        self._errors: list[ApiError | ClientError] = []
 
     def responses_of(self, answers: Answer, response_class: type[M]) -> list[M]:
-        """Return the responses among `answers`, and store each BrokerUnreachable among `answers` as an error."""
+        """Return the responses among `answers`, and store the errors among `answers`."""
         assert isinstance(answers, list)
-        self._errors += [a for a in answers if isinstance(a, BrokerUnreachable)]
-        return [cast(M, a) for a in answers if not isinstance(a, BrokerUnreachable)]
+        self._errors += [a for a in answers if isinstance(a, ClientError)]
+        return [cast(M, a) for a in answers if not isinstance(a, ClientError)]
 
     def add_if_error(self, partition: TopicPartition, code: int, message: str | None = None) -> bool:
         """Store the error of a partition, if `code` is one, and return whether it is."""
@@ -331,7 +331,7 @@ class _Failures:
 
 def _first_final(errors: Iterable[E]) -> E:
     """Return the first error that another attempt cannot solve; if there is none, the first error."""
-    ranked = sorted(errors, key=lambda e: isinstance(e, Unreachable) or e.retriable)
+    ranked = sorted(errors, key=lambda e: e.retriable if isinstance(e, ApiError) else isinstance(e, Unreachable))
     return ranked[0]
 
 

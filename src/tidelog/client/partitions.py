@@ -7,7 +7,7 @@ from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
 from tidelog.client.each import Failure, Results, ask_each, retry_temporary_failures
 from tidelog.client.error_codes import error_name
-from tidelog.client.errors import BrokerUnreachable, Unreachable
+from tidelog.client.errors import ClientError, Unreachable
 from tidelog.client.operations import (
     FETCH_BY_NAME,
     THROTTLED,
@@ -43,7 +43,7 @@ def list_offsets(
         ]
         answers = yield from ask_each(requests, ListOffsetsResponse, NEWEST)
         for partitions, answer in zip(leaders.values(), answers, strict=True):
-            if isinstance(answer, BrokerUnreachable):
+            if isinstance(answer, ClientError):
                 results |= dict.fromkeys(partitions, answer)
                 continue
             for topic in answer.topics:
@@ -78,7 +78,7 @@ def fetch(
     names = {cluster.topic_id(tp.topic): tp.topic for tp in positions}
     answers = yield from ask_each(requests, FetchResponse, NEWEST if uses_topic_ids else FETCH_BY_NAME)
     for partitions, answer in zip(leaders.values(), answers, strict=True):
-        if isinstance(answer, BrokerUnreachable):
+        if isinstance(answer, ClientError):
             results |= dict.fromkeys(partitions, answer)
             continue
         if answer.error_code:

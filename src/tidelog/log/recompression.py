@@ -1,24 +1,31 @@
 """Recompress a producer's batch with the codec of the topic's `compression.type`.
 
-The records are decompressed and compressed as one block of bytes, both outside of Python. Only the length of each
-record is read, to check that the batch contains as many records as it states. Kafka instead rebuilds the batch from
-its records; the result has the same codec, offsets, timestamps and producer fields.
+The records are decompressed and compressed as one block of bytes, both outside of Python. In between, the structure of
+each record is checked: damage that happened before the producer computed the batch's checksum must not be stored.
+Kafka instead rebuilds the batch from its records; the result has the same codec, offsets, timestamps and producer
+fields.
 """
 
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.log.validation import NotInline, too_large, undecodable
+from tidelog.log.validation import (
+    EXAMINED_RECORDS_MAX,
+    STORED_CODECS,
+    NotInline,
+    too_large,
+    too_many_records,
+    undecodable,
+)
 from tidelog.wire.batches import CODEC_MASK, DECOMPRESSED_BYTES_MAX, HEADER_BYTES, LENGTH_END, Codec
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.primitives import Buffer, MalformedMessage, TooLargeDecompressed
-from tidelog.wire.record_facts import check_record_count
+from tidelog.wire.record_facts import check_records
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.wire.batches import BatchHeader
 
-_CODECS = {"uncompressed": Codec.NONE, **{codec.name.lower(): codec for codec in Codec if codec is not Codec.NONE}}
 _LENGTH = Struct(">i")
 _LENGTH_AT = 8
 _ATTRIBUTES = Struct(">h")
@@ -41,7 +48,7 @@ class Recompression(NamedTuple):
 
 def recompression(config: "LogConfig") -> Recompression | None:
     """Return how to recompress batches of a topic; None if they are stored in the producer's codec."""
-    codec = _CODECS.get(config.compression_type)
+    codec = STORED_CODECS.get(config.compression_type)
     if codec is None:
         return None
     level: int | None = None
@@ -58,16 +65,18 @@ def recompress(batch: Buffer, header: "BatchHeader", target: Recompression, inli
     """Return the checked `batch` recompressed, in a writable buffer. Blocks for the time of the compression;
     thread-safe.
 
-    Raises RecordTooLarge, and the ApiError of `undecodable` if the records cannot be decompressed or their number is
-    not the one in the header. Raises NotInline if they have more than `inline_bytes_max` bytes decompressed (0: no
-    limit).
+    Raises RecordTooLarge, RecordListTooLarge, and the ApiError of `undecodable` if the records cannot be decompressed,
+    are malformed, or their number is not the one in the header. Raises NotInline if they have more than
+    `inline_bytes_max` bytes decompressed (0: no limit).
     """
     from tidelog.wire.compression import compress, decompress
 
+    if header.count > EXAMINED_RECORDS_MAX:
+        raise too_many_records(header, "they have to be recompressed for the topic's compression.type")
     decompressed_bytes_max = inline_bytes_max or DECOMPRESSED_BYTES_MAX
     try:
         records = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], decompressed_bytes_max)
-        check_record_count(records, header)
+        check_records(records, header)
     except TooLargeDecompressed as error:
         if inline_bytes_max:
             raise NotInline from None
@@ -75,7 +84,7 @@ def recompress(batch: Buffer, header: "BatchHeader", target: Recompression, inli
             f"{header.size} bytes (more than {decompressed_bytes_max} decompressed)", target.batch_bytes_max
         ) from error
     except MalformedMessage as error:
-        raise undecodable(error, header) from error
+        raise undecodable(error, header, reads_whole_records=True) from error
     content = compress(target.codec, records, target.level)
     size = HEADER_BYTES + len(content)
     if size > target.batch_bytes_max:

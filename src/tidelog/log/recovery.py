@@ -32,6 +32,7 @@ from tidelog.log.replay import replay_batch
 from tidelog.log.segment import NO_TIMESTAMP, Segment
 from tidelog.log.segment_list import SegmentList
 from tidelog.log.snapshots import Snapshots, restore_producers
+from tidelog.wire.batches import LENGTH_END
 from tidelog.wire.checksums import crc32c
 
 if TYPE_CHECKING:
@@ -401,9 +402,10 @@ class LogOpener:
             is_complete = self._segments.items[index].base_offset == end_offset
         else:
             is_complete = end_offset >= self._recovery_point
-        if not is_complete or not is_unwritten(segment.file, position, segment.size):
-            return False
         unwritten = segment.size - position
+        # Fewer zeros may be the beginning of a batch. They are cut off, too, but reported as a torn tail.
+        if not is_complete or unwritten < LENGTH_END or not is_unwritten(segment.file, position, segment.size):
+            return False
         logger.info("unwritten end cut off path=%s position=%d bytes=%d", segment.path, position, unwritten)
         self._truncated += unwritten
         segment.cut(position)

@@ -25,8 +25,8 @@ from tidelog.wire.batches import CODEC_MASK, DECOMPRESSED_BYTES_MAX, HEADER_BYTE
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
 from tidelog.wire.primitives import BrokenStream, Buffer, MalformedMessage, TooLargeDecompressed
-from tidelog.wire.record_facts import UnreadableLength, check_record_count, record_facts
-from tidelog.wire.records import BytesAfterRecords, decompressed_records
+from tidelog.wire.record_facts import CutShort, FieldCutShort, UnreadableLength, check_records, record_facts
+from tidelog.wire.records import BytesAfterRecords, WrongRecordCount, decompressed_records
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -37,6 +37,8 @@ RECORD_ERRORS_MAX = 1000
 EXAMINED_RECORDS_MAX = 1_000_000
 """Maximum number of records of a batch that is examined. More records would occupy a thread, and half of the loop's
 time, for seconds."""
+STORED_CODECS = {"uncompressed": Codec.NONE, **{c.name.lower(): c for c in Codec if c is not Codec.NONE}}
+"""The codec in which a topic stores its batches, by compression.type. `producer` is missing: it keeps each codec."""
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP = Struct(">q")
@@ -98,7 +100,7 @@ def check_client_batch(
             "a batch must fit into one segment; raise segment.bytes, or send smaller batches (producer: batch.size)"
         )
     max_timestamp = header.max_timestamp
-    if _needs_examination(batch, header, config, now_ms) or (
+    if examination_reason(batch, header, config, now_ms) is not None or (
         would_roll and config.message_timestamp_type == "CreateTime"
     ):
         if isinstance(limits, ExaminationResult):
@@ -118,28 +120,32 @@ def check_client_batch(
     return -1
 
 
-def _needs_examination(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
-    """Return whether the records must be examined, since the settings need more than the header states, or since the
-    header cannot be right.
+def examination_reason(batch: Buffer, header: "BatchHeader", config: "LogConfig", now_ms: int) -> str | None:
+    """Return why the records must be examined; None if the header is enough.
+
+    Either the settings need more than the header states, or the header cannot be right.
     """
-    if config.compacts or config.record_validation == "full":
-        return True
+    if config.compacts:
+        return "the topic is compacted, so that every record must have a key"
+    if config.record_validation == "full":
+        return "the topic has record.validation=full"
     if config.message_timestamp_type == "LogAppendTime":
-        return False
+        return None
     if header.attributes & TIMESTAMP_TYPE_BIT:  # the header's largest timestamp applies to every record
         if header.max_timestamp == NO_TIMESTAMP:
-            return True
-    elif (
-        contradicts_itself(header)
-        or header.max_timestamp - now_ms > AHEAD_MS
-        or (
-            (not header.base_timestamp or now_ms - header.base_timestamp > retention_time_ms(config))
-            and may_hide_times(batch, header)
-        )
+            return "its header states an append time, but no timestamp"
+    elif contradicts_itself(header):
+        return "the two timestamps in its header contradict each other"
+    elif header.max_timestamp - now_ms > AHEAD_MS:
+        return "its header states a timestamp in the future"
+    elif (not header.base_timestamp or now_ms - header.base_timestamp > retention_time_ms(config)) and may_hide_times(
+        memoryview(batch), header
     ):
-        return True
+        return "its header states a timestamp that is 0 or older than retention.ms"
     earliest = now_ms - config.message_timestamp_before_max_ms
-    return not _in_range(header, earliest, now_ms + config.message_timestamp_after_max_ms)
+    if _in_range(header, earliest, now_ms + config.message_timestamp_after_max_ms):
+        return None
+    return "its header states a timestamp that the topic's settings message.timestamp.* do not allow"
 
 
 def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
@@ -177,10 +183,9 @@ def examine(
     if inline and header.count > INLINE_RECORDS_MAX:
         raise NotInline
     if header.count > EXAMINED_RECORDS_MAX:
-        raise RecordListTooLarge(
-            f"the record batch states {header.count} records; a topic whose records are examined accepts at most "
-            f"{EXAMINED_RECORDS_MAX} in a batch: send smaller batches (producer: batch.size)"
-        )
+        # Without such a reason, the caller has found that the batch would begin a new segment.
+        reason = examination_reason(batch, header, config, now_ms)
+        raise too_many_records(header, reason or "its header states a timestamp that would begin a new segment")
     try:
         data = decompressed_records(batch, header, INLINE_BYTES_MAX if inline else DECOMPRESSED_BYTES_MAX)
         findings = _Findings(data, header, config, now_ms)
@@ -189,7 +194,8 @@ def examine(
             raise NotInline from None
         raise RecordListTooLarge(f"{error}; send smaller batches (producer: batch.size)") from error
     except MalformedMessage as error:
-        raise undecodable(error, header) from error
+        is_recompressed = STORED_CODECS.get(config.compression_type, header.codec) != header.codec
+        raise undecodable(error, header, reads_whole_records=is_recompressed) from error
     findings.refuse(header, config)
     return ExaminationResult(config, findings.max_timestamp)
 
@@ -199,20 +205,25 @@ def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig"
     return examine(batch, header, config, now_ms, inline=True)
 
 
-def undecodable(error: MalformedMessage, header: "BatchHeader") -> ApiError:
+def undecodable(error: MalformedMessage, header: "BatchHeader", *, reads_whole_records: bool) -> ApiError:
     """Return the error for a batch with a valid checksum whose records cannot be decompressed or decoded, with
     Kafka's codes.
 
-    Kafka reads the records while it decompresses them. If the stream is broken and bytes also follow the last
-    record, Kafka reports these bytes, since it reads them first.
+    Kafka reads the records while it decompresses them. If the stream is broken after a damaged record, or after bytes
+    that follow the last record, Kafka reports that damage, since it reads it first. `reads_whole_records`: Kafka reads
+    whole records if it stores them in another codec. Otherwise it skips keys and values, also beyond the record's end.
     """
     if isinstance(error, BrokenStream):
         try:
-            check_record_count(error.before, header)
-        except BytesAfterRecords as surplus:
-            return InvalidRecord(f"{surplus}; and {error}")
-        except MalformedMessage:
-            pass
+            check_records(error.before, header)
+        except MalformedMessage as earlier:
+            is_read_after_the_stream_broke = (
+                isinstance(earlier, CutShort)
+                or (isinstance(earlier, WrongRecordCount) and not isinstance(earlier, BytesAfterRecords))
+                or (isinstance(earlier, FieldCutShort) and not reads_whole_records)
+            )
+            if not is_read_after_the_stream_broke:
+                return InvalidRecord(f"{earlier}; and {error}")
         message = f"the records cannot be decompressed: {error}; the producer's compression library is at fault"
         return ApiError(message, ErrorCode.UNKNOWN_SERVER_ERROR)
     if isinstance(error, UnreadableLength) and header.codec == Codec.NONE:
@@ -292,6 +303,14 @@ def too_large(content: str, limit: int) -> RecordTooLarge:
         f"the record batch has {content} and the topic's max.message.bytes is {limit}: raise it "
         "(tidelog topic config TOPIC --set max.message.bytes=N; for all topics the broker's message.max.bytes), "
         "or send less at once (producer: batch.size, compression.type)"
+    )
+
+
+def too_many_records(header: "BatchHeader", reason: str) -> RecordListTooLarge:
+    """Return the error for a batch that has too many records to be examined. `reason` says why it has to be."""
+    return RecordListTooLarge(
+        f"the record batch states {header.count} records, which have to be examined because {reason}; at most "
+        f"{EXAMINED_RECORDS_MAX} can be: send smaller batches (producer: batch.size)"
     )
 
 

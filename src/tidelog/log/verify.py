@@ -46,6 +46,7 @@ from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.transaction_index import TransactionIndex
 from tidelog.model.ids import TopicPartition
+from tidelog.wire.batches import LENGTH_END
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.records import decode_records
 
@@ -134,6 +135,8 @@ class _Verifier:
         self._decode = decode
         self._result = VerifyReport()
         self._checkpoints: dict[str, dict[TopicPartition, int] | None] = {}
+        self._next_base_offsets: dict[str, int] = {}
+        """By path, for each segment of the current partition but the last: the offset at which the next one begins."""
         """Offsets of the checkpoints that were read, by path; None for a missing or damaged one."""
 
     def run(self, path: str) -> VerifyReport:
@@ -176,6 +179,10 @@ class _Verifier:
         epochs: list[tuple[int, int, str]] = []
         names = self._disk.list(directory)
         segments = [name for name in names if file_kind(name).kind is Kind.SEGMENT]
+        base_offsets = [file_kind(name).base_offset for name in segments]
+        self._next_base_offsets = {
+            f"{directory}/{name}": base for name, base in zip(segments, base_offsets[1:], strict=False)
+        }
         for name in segments:
             path, base_offset = f"{directory}/{name}", file_kind(name).base_offset
             if end_offset > base_offset:
@@ -445,7 +452,10 @@ class _Verifier:
                         next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
                     return
                 except CorruptLog as error:
-                    if is_unwritten(file, error.position, end):
+                    # Zeros that are too few to show that they begin no batch are unwritten if no record is missing.
+                    next_base = self._next_base_offsets.get(path, next_offset)
+                    is_complete = end - error.position >= LENGTH_END or next_base == next_offset
+                    if is_complete and is_unwritten(file, error.position, end):
                         reason = f"{end - error.position} bytes are not written yet: zeros after the last batch"
                         self._result.add_finding(path, error.position, reason, NOTE)
                         return

@@ -19,6 +19,18 @@ class UnreadableLength(MalformedMessage):
     """The length field of a record is not a varint of 32 bits."""
 
 
+class CutShort(MalformedMessage):
+    """The bytes end inside a record."""
+
+
+class FieldCutShort(MalformedMessage):
+    """A field states that it ends after the last byte, although the record that it belongs to does not."""
+
+
+VARINT_BYTES_MAX, VARLONG_BYTES_MAX = 5, 10
+"""Longest varints of 32 and of 64 bits, in bytes."""
+
+
 class RecordFacts(NamedTuple):
     """Facts about one record. `timestamp` is in ms; it is the batch's append time if the batch has one."""
 
@@ -63,32 +75,65 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
         raise BytesAfterRecords(f"record batch: {size - position} bytes after the last of {header.count} records")
 
 
-def check_record_count(data: Buffer, header: BatchHeader) -> None:
-    """Check the number of records by stepping from record to record by their lengths alone.
+def check_records(data: Buffer, header: BatchHeader) -> None:
+    """Check that `data` consists of exactly as many well-formed records as the header states.
 
-    Raises WrongRecordCount unless the number of records that the header states fills `data` exactly. Raises
-    MalformedMessage if the length of a record exceeds `data`.
+    The fields of a record must fill exactly the length that the record states. Their values are not checked. Raises
+    WrongRecordCount, BytesAfterRecords, CutShort for a record that ends after `data`, FieldCutShort, and
+    MalformedMessage for any other damage.
     """
+    if not isinstance(data, bytes):
+        data = bytes(data)  # whose items are read fastest
     size = len(data)
-    position = 0
+    position = end = 0
     try:
         for number in range(header.count):
             if position == size:
                 raise WrongRecordCount(f"record batch: {number} records, but the header states {header.count}")
-            first = data[position]
-            if first < 0x80:
-                length = first >> 1 ^ -(first & 1)
+            end = 0
+            # Lengths of one and two bytes are decoded here, because a call costs as much as the rest of the record.
+            byte = data[position]
+            if byte < 0x80:
+                length = byte >> 1 ^ -(byte & 1)
                 position += 1
             elif (second := data[position + 1]) < 0x80:
-                length = first >> 1 & 0x3F ^ -(first & 1) ^ second << 6
+                length = byte >> 1 & 0x3F ^ -(byte & 1) ^ second << 6
                 position += 2
             else:
                 length, position = _read_length(data, position)
-            position += length
-            if position > size or length < 0:
-                raise MalformedMessage(f"record batch: a record states {length} bytes, more than the batch holds")
+            end = position + length
+            if length < 0:
+                raise MalformedMessage(f"record batch: a record states {length} bytes")
+            if end > size:
+                raise CutShort(f"record batch: a record states {length} bytes, but {size - position} are left")
+            start = position = position + 1  # after the record's attributes, which are unused
+            while data[position] >= 0x80:  # the difference of its timestamp to the batch's
+                position += 1
+            if position - start >= VARLONG_BYTES_MAX:
+                raise MalformedMessage("record batch: the timestamp of a record is too long")
+            start = position = position + 1
+            while data[position] >= 0x80:  # the difference of its offset
+                position += 1
+            if position - start >= VARINT_BYTES_MAX:
+                raise MalformedMessage("record batch: the offset of a record is too long")
+            position += 1
+            for _ in range(2):  # key and value
+                byte = data[position]
+                if byte < 0x80:
+                    if byte & 1:
+                        position += 1  # a negative length means null
+                    else:
+                        position += 1 + (byte >> 1)
+                else:
+                    length, position = read_varint(data, position)
+                    position += max(length, 0)
+            position = position + 1 if not data[position] else _skip_headers(data, position, end)
+            if position != end:
+                raise MalformedMessage("record batch: a record does not have the length that it states")
     except IndexError:
-        raise MalformedMessage("record batch: a record is cut short") from None
+        if not end:
+            raise CutShort("record batch: the length of a record is cut short") from None
+        raise FieldCutShort("record batch: a record does not have the length that it states") from None
     if position != size:
         raise BytesAfterRecords(f"record batch: {size - position} bytes after the last of {header.count} records")
 

@@ -26,7 +26,7 @@ START_TIDELOG = {
     "api", "broker", "cli", "config", "coordinator", "log", "metadata", "model", "quotas", "replication",
     "runtime", "wire",
 }  # fmt: skip
-START_CLI = {"main", "start", "serve", "logs", "event_loop"}
+START_CLI = {"main", "start", "serve", "logs", "escapes", "event_loop"}
 START_NOT_OF_THE_LIBRARY = {
     "argparse", "ctypes", "decimal", "difflib", "email", "html", "http", "multiprocessing", "pickle", "shutil",
     "tempfile", "unittest", "uuid", "xml",

@@ -15,12 +15,20 @@ from rich.cells import cell_len
 from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_topic
 from tidelog.cli.connection import address_text, host_port, host_ports
 from tidelog.cli.errors import UsageError
+from tidelog.cli.escapes import escape, escape_unprintable, unescape
 from tidelog.cli.lag import Lag, behind_text, lag_table, row_style, total
 from tidelog.cli.lag_watch import Progress, rates_between, split_to_fit, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
 from tidelog.cli.plots import line_plot, short_number
 from tidelog.cli.room import shorten
-from tidelog.cli.tables import Column, Table, print_table, printable, ranges, size
+from tidelog.cli.tables import (
+    Column,
+    Table,
+    print_table,
+    printable,
+    ranges,
+    size,
+)
 from tidelog.cli.topic import replicas_text, topic_differences, trouble, value_text
 
 COLUMNS = [Column("Topic"), Column("Records", right=True)]
@@ -62,8 +70,9 @@ print_table(Table([Column("Topic"), Column("Records", right=True)], [(long, "12"
 
 def test_a_table_on_a_terminal_keeps_its_width_and_says_names_in_full() -> None:
     shown = re.sub(r"\x1b\[[0-9;]*m", "", on_a_terminal(TABLE, 80, NO_COLOR="1"))
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "".join(line.split()[0] for line in shown.splitlines() if "x" * 10 in line).count("x") == 80
+    long_name = "a-topic-with-a-name-" + "x" * 80
+    assert all(len(line) <= 80 or line == f"Topic {long_name}" for line in shown.splitlines())
+    assert long_name in shown.split()
     assert "[red]x[/]\\x1b[31m" in shown
 
 
@@ -74,8 +83,32 @@ def test_colours_only_without_no_color() -> None:
 
 
 def test_control_characters_are_escaped() -> None:
-    assert printable("a\tb\x9b\n") == "a\\tb\\x9b\\n"
+    assert printable("a\tb\x1b\n") == "a\\tb\\x1b\\n"
+    assert printable("a\x9b") == "a\\u009b"
     assert printable("é 漢") == "é 漢"
+
+
+def test_the_escape_of_every_character_and_byte_is_read_back() -> None:
+    characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code <= 0xDFFF and chr(code) != "\\"]
+    escapes = [*map(escape, characters)]
+    assert len(set(escapes)) == len(characters)
+    assert unescape("".join(escapes)) == "".join(characters)
+    bytes_that_are_not_utf8 = [chr(code) for code in range(0xDC80, 0xDD00)]
+    assert [unescape(escape(byte)) for byte in bytes_that_are_not_utf8] == bytes_that_are_not_utf8
+
+
+@given(st.binary() | st.text().map(str.encode), st.sampled_from(["utf-8", "ascii", "latin-1", "cp1252"]))
+def test_a_name_of_any_bytes_is_read_back_as_it_is_printed(name: bytes, encoding: str) -> None:
+    text = name.decode("utf-8", "surrogateescape")
+    with_backslashes_twice = "\\\\".join(escape_unprintable(part, encoding) for part in text.split("\\"))
+    with_backslashes_twice.encode(encoding)
+    assert unescape(with_backslashes_twice) == text
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\udfff", "\\U00110000", "\\q", "\\x4", "a\\"])
+def test_an_escape_that_is_no_character_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"has the escape|unknown escape"):
+        unescape(text)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +336,11 @@ def test_rows_have_their_colour_at_a_terminal() -> None:
         ([lag(0, 3, 5), lag(1, None, 9)], "2+"),
         ([lag(0, 5, 5), lag(1, None, 9)], "0+"),
         ([lag(0, 3, 5), lag(1, 4, None)], "2+"),
+        # Without a commit, a partition whose records were all deleted has nothing to read.
+        ([lag(0, 3, 5), Lag("g", "t", 1, None, 9, "", 9)], "2"),
+        ([Lag("g", "t", 1, None, 9, "", 9)], "0"),
+        ([lag(0, 3, 5), Lag("g", "t", 1, None, 9, "", 8)], "2+"),
+        ([lag(0, 3, 5), Lag("g", "t", 1, None, None, "", 9)], "2+"),
     ],
 )
 def test_a_sum_says_when_it_is_not_the_whole(lags: list[Lag], text: str) -> None:

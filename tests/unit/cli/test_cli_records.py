@@ -279,6 +279,11 @@ def test_what_would_steer_a_terminal_is_escaped() -> None:
     assert escape_for_terminal(b"a\tb\nc") == b"a\tb\nc"
     assert escape_for_terminal("é漢".encode()) == "é漢".encode()
     assert escape_for_terminal(b"\x1b[31m\r\x07\xff") == b"\\x1b[31m\\r\\x07\\xff"
+    # A character and a byte of the same number are told apart.
+    assert escape_for_terminal("\x9b".encode()) == b"\\u009b"
+    assert escape_for_terminal(b"\x9b") == b"\\x9b"
+    assert escape_for_terminal("é".encode(), "ascii") == b"\\u00e9"
+    assert escape_for_terminal(b"\xe9", "ascii") == b"\\xe9"
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,30 @@ def refuse(monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool]) -> Non
     monkeypatch.setattr(LocalDisk, "list", denied)
 
 
+def test_an_internal_topic_is_deleted_or_changed_only_if_that_is_said() -> None:
+    with Broker(settings={"offsets.topic.num.partitions": "2"}) as broker:
+        where = ("--bootstrap", broker.bootstrap)
+        offsets = "__consumer_offsets"
+        tidelog("topic", "create", "a", *where)
+        tidelog("group", "reset-offsets", "billing", "--topic", "a", "--to-earliest", "--execute", *where)
+        ran = tidelog("topic", "delete", "a", offsets, "--yes", *where, code=2)
+        assert (
+            "is internal and contains the committed offsets of every consumer group: nothing was deleted;" in ran.errors
+        )
+        assert "--internal" in ran.errors
+        assert tidelog("topic", "list", "--internal", "--names", *where).text.split() == [offsets, "a"]
+        assert tidelog("group", "lag", "billing", *where, "--json").json()[0]["committed"] == 0
+        ran = tidelog("topic", "add-partitions", offsets, "5", *where, code=2)
+        assert "brokers would not find most of it; nothing was changed; --internal" in ran.errors
+        assert len(tidelog("topic", "describe", offsets, "--json", *where).json()[0]["partitions"]) == 2
+        ran = tidelog("topic", "add-partitions", offsets, "5", "--internal", *where)
+        assert ran.text == "Topic __consumer_offsets now has 5 partitions (it had 2).\n"
+        ran = tidelog("topic", "delete", offsets, "--internal", *where, code=2)
+        assert "add --yes to delete" in ran.errors, "stdin is no terminal"
+        ran = tidelog("topic", "delete", offsets, "--internal", "--yes", *where)
+        assert ran.text == "Deleted topic __consumer_offsets.\n"
+
+
 def test_deleting_what_can_be_deleted() -> None:
     with Broker() as broker:
         where = ("--bootstrap", broker.bootstrap)

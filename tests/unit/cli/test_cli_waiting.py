@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -89,6 +90,20 @@ def test_ctrl_c_ends_produce_during_an_outage() -> None:
             writer.expect("No broker can be reached any more; still trying. Ctrl-C stops.\n")
             writer.process.send_signal(signal.SIGINT)
             assert writer.end() == (130, "1 record not acknowledged, but possibly written.\n")
+
+
+def test_the_question_before_an_internal_topic_is_deleted_names_what_is_lost(environment: dict[str, str]) -> None:
+    offsets = "__consumer_offsets"
+    command = [sys.executable, "-m", "tidelog", "group", "reset-offsets", "g", "--topic", "orders", "--to-earliest"]
+    subprocess.run([*command, "--execute"], env=environment, check=True, timeout=60)
+    command = [sys.executable, "-m", "tidelog", "topic", "delete", offsets, "--internal"]
+    with on_a_terminal(command, environment) as deleting:
+        deleting.expect(
+            f"Delete internal topic {offsets} with \\d+ records?, the committed offsets of every consumer group\\?"
+        )
+        os.write(deleting.leader, b"n\n")
+        deleting.expect("Nothing was deleted.\n")
+        assert deleting.end() == (0, "")
 
 
 def test_a_deletion_that_is_not_wanted(environment: dict[str, str]) -> None:

@@ -11,8 +11,25 @@ import pytest
 
 from tidelog.client.blocking import Client, ClientConfig, parse_bootstrap
 from tidelog.client.cluster import Address
-from tidelog.client.errors import BrokenProtocol, BrokerUnreachable, ClientError, GaveUp, NoBrokerReachable
-from tidelog.client.operations import EARLIEST, THROTTLED, Ask, Backoff, FetchLimits, Pause, Produced, Request
+from tidelog.client.errors import (
+    ApiNotSupported,
+    BrokenProtocol,
+    BrokerUnreachable,
+    ClientError,
+    GaveUp,
+    NoBrokerReachable,
+)
+from tidelog.client.operations import (
+    EARLIEST,
+    THROTTLED,
+    Ask,
+    Backoff,
+    FetchLimits,
+    ListedOffset,
+    Pause,
+    Produced,
+    Request,
+)
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import NotLeaderOrFollower
 from tidelog.wire.message import Message
@@ -20,6 +37,7 @@ from tidelog.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
 from tidelog.wire.messages.list_offsets import (
     ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
@@ -49,6 +67,7 @@ class FakeBroker:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = Address(*self.listener.getsockname())
         self.handle = handle or self.serve
+        self.ranges = RANGES
         self.connections = 0
         self.threads = [threading.Thread(target=self._accept, daemon=True)]
         self.sockets: list[socket.socket] = []
@@ -104,7 +123,7 @@ class FakeBroker:
 
     def _answer(self, peer: socket.socket, frame: bytes) -> bool:
         header, position = decode_request_header(frame, 0)
-        answer = ApiVersionsResponse(api_keys=RANGES) if header.api_key == 18 else None
+        answer = ApiVersionsResponse(api_keys=self.ranges) if header.api_key == 18 else None
         answer = answer or self.handle(header, frame[position:])
         if isinstance(answer, Message):
             pieces = encode_response(answer, header.api_version, header.correlation_id)
@@ -222,10 +241,62 @@ def test_a_peer_that_is_no_broker_does_not_hide_the_answers_of_the_others() -> N
         requests = [Request(peer.address, MetadataRequest(topics=None)) for peer in (other, broker)]
         deadline = time.monotonic() + 30
         odd, good = client.collect(client.send_all(Ask(requests), deadline), deadline)
-        assert isinstance(odd, BrokerUnreachable)
+        assert isinstance(odd, BrokenProtocol), "no attempt is made again"
         assert isinstance(good, MetadataResponse)
-        with pytest.raises(ClientError):
-            client.collect(client.send_all(Ask(requests[:1]), deadline), deadline)
+        [odd] = client.collect(client.send_all(Ask(requests[:1]), deadline), deadline)
+        assert isinstance(odd, BrokenProtocol)
+
+
+def test_a_failure_of_one_of_several_brokers_has_its_own_type() -> None:
+    """The second broker offers no version of ListOffsets that the client has, and the third is not there."""
+    with running() as broker, running() as old:
+        old.ranges = [ApiVersion(3, 0, 13), ApiVersion(2, 99, 99)]
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            closed = Address(*unused.getsockname())
+        with connect(broker, PATIENT) as client:
+            requests = [Request(address, ListOffsetsRequest()) for address in (broker.address, old.address, closed)]
+            deadline = time.monotonic() + 30
+            good, unsupported, unreachable = client.collect(client.send_all(Ask(requests), deadline), deadline)
+            assert isinstance(good, ListOffsetsResponse)
+            assert isinstance(unsupported, ApiNotSupported)
+            assert "supports versions 99 to 99" in str(unsupported)
+            assert isinstance(unreachable, BrokerUnreachable)
+
+
+def test_a_failure_that_no_attempt_can_solve_ends_a_call_at_once() -> None:
+    """The partitions have two leaders, one of which is no broker."""
+    web_server = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    with running(lambda header, body: web_server) as other:
+
+        def handle(header: RequestHeader, body: bytes) -> Message | bytes | None:
+            if header.api_key != 3:
+                return broker.serve(header, body)
+            answer = broker.metadata()
+            answer.brokers.append(MetadataResponseBroker(2, *other.address))
+            answer.topics[0].partitions.append(MetadataResponsePartition(partition_index=1, leader_id=2))
+            return answer
+
+        with running(handle) as broker, connect(broker, PATIENT) as client:
+            partitions = dict.fromkeys((T0, TopicPartition("t", 1)), EARLIEST)
+            began = time.monotonic()
+            with pytest.raises(BrokenProtocol, match="not Kafka's protocol"):
+                client.list_offsets(partitions)
+            assert time.monotonic() - began < 10
+            each = client.list_offsets_each(partitions)
+            assert isinstance(each[TopicPartition("t", 1)], BrokenProtocol)
+            assert each[T0] == ListedOffset(5, -1)
+
+
+def test_a_bootstrap_server_that_is_no_broker_does_not_hide_the_next() -> None:
+    web_server = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    with running(lambda header, body: web_server) as other:
+        with running() as broker, Client(f"{other.address},{broker.address}", PATIENT) as client:
+            assert list(client.all_topics()) == ["t"]
+        with (
+            Client(f"{other.address},{broker.address}", QUICK) as client,
+            pytest.raises(BrokenProtocol, match="not Kafka's protocol"),
+        ):
+            client.all_topics()
 
 
 def test_nobody_there_is_an_error_that_lists_who_was_tried() -> None:

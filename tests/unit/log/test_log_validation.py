@@ -192,12 +192,46 @@ def test_what_takes_long_is_for_a_thread(batch: bytearray, settings: dict[str, A
         check_client_batch(memoryview(batch), header, LogConfig(**settings), NOW_MS, examined)
 
 
-def test_more_records_than_a_thread_should_look_at_are_refused() -> None:
+APPEND_TIME_BIT = 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "base", "largest", "attributes", "reason"),
+    [
+        ({"cleanup_policy": "compact"}, NOW_MS, NOW_MS, 0, "the topic is compacted"),
+        ({"record_validation": "full"}, NOW_MS, NOW_MS, 0, "the topic has record.validation=full"),
+        ({}, NOW_MS, -1, APPEND_TIME_BIT, "an append time, but no timestamp"),
+        ({}, NOW_MS, NOW_MS - 1, 0, "the two timestamps in its header contradict each other"),
+        ({}, -1, NOW_MS, 0, "the two timestamps in its header contradict each other"),
+        ({}, NOW_MS, NOW_MS + 2 * HOUR_MS, 0, "a timestamp in the future"),
+        ({}, 0, NOW_MS, 0, "a timestamp that is 0 or older than retention.ms"),
+        ({}, NOW_MS - 1000 * HOUR_MS, NOW_MS, 0, "a timestamp that is 0 or older than retention.ms"),
+        (
+            {"message_timestamp_before_max_ms": 1000},
+            NOW_MS - 2000,
+            NOW_MS,
+            0,
+            r"that the topic's settings message\.timestamp\.\* do not allow",
+        ),
+        ({}, NOW_MS, NOW_MS, 0, "a timestamp that would begin a new segment"),
+    ],
+)
+def test_more_records_than_a_thread_should_examine_are_refused_with_the_reason_for_the_examination(
+    settings: dict[str, Any], base: int, largest: int, attributes: int, reason: str
+) -> None:
     batch = many(2)
-    for at, value in ((23, EXAMINED_RECORDS_MAX), (57, EXAMINED_RECORDS_MAX + 1)):
-        struct.pack_into(">i", batch, at, value)
-    with pytest.raises(RecordListTooLarge, match="at most 1000000 in a batch"):
-        examine(seal(batch), BatchHeader(batch), LogConfig(cleanup_policy="compact"), NOW_MS)
+    struct.pack_into(">hi", batch, 21, attributes, EXAMINED_RECORDS_MAX)
+    struct.pack_into(">qq", batch, 27, base, largest)
+    struct.pack_into(">i", batch, 57, EXAMINED_RECORDS_MAX + 1)
+    header = BatchHeader(seal(batch))
+    config = LogConfig(**settings)
+    with pytest.raises(
+        RecordListTooLarge,
+        match=f"states 1000001 records, which have to be examined because .*{reason}.*at most 1000000",
+    ):
+        examine(batch, header, config, NOW_MS)
+    with pytest.raises(NotInline):  # the reason is one for which records are examined
+        check_client_batch(memoryview(batch), header, config, NOW_MS, would_roll="new segment" in reason)
 
 
 def test_more_bytes_than_there_is_room_for_are_refused() -> None:

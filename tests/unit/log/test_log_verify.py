@@ -60,7 +60,7 @@ def test_a_flipped_byte_of_a_batch(at: int, reason: str) -> None:
     assert (on.path(0), 6 * BATCH_BYTES) in {(f.path, f.position) for f in findings(on)}
 
 
-@pytest.mark.parametrize("size", [100, 5000, 3 << 20])
+@pytest.mark.parametrize("size", [1, 7, 8, 11, 12, 16, 17, 18, 60, 61, 100, 5000, 3 << 20])
 def test_a_preallocated_end_is_no_damage(size: int) -> None:
     on = written()
     end = on.disk.size(on.path(16))
@@ -71,6 +71,27 @@ def test_a_preallocated_end_is_no_damage(size: int) -> None:
     entries = list(dump(on.disk, on.path(16)))
     assert [entry["kind"] for entry in entries] == ["batch"] * 4 + ["unwritten"]
     assert (entries[-1]["position"], entries[-1]["size"]) == (end, size)
+
+
+@pytest.mark.parametrize("size", [1, 11])
+def test_a_preallocated_end_before_the_next_segment_is_no_damage(size: int) -> None:
+    on = written()
+    end = on.disk.size(on.path(0))
+    on.disk.open(on.path(0)).pwrite(bytes(size), end)
+    reason = f"{size} bytes are not written yet: zeros after the last batch"
+    assert verify(on.disk, DIRECTORY).findings == [Finding(on.path(0), end, NOTE, reason)]
+    # If a record is missing before the next segment, the zeros may be the beginning of its batch.
+    on.disk.open(on.path(0)).truncate(end - BATCH_BYTES + size)
+    on.disk.open(on.path(0)).pwrite(bytes(size), end - BATCH_BYTES)
+    assert (on.path(0), end - BATCH_BYTES, DAMAGE) in {f[:3] for f in findings(on)}
+
+
+@pytest.mark.parametrize("size", [1, 7, 11, 12, 60])
+def test_a_short_end_that_is_not_all_zeros_is_damage(size: int) -> None:
+    on = written()
+    end = on.disk.size(on.path(16))
+    on.disk.open(on.path(16)).pwrite(bytes(size - 1) + b"\1", end)
+    assert [(f.position, f.severity) for f in findings(on)] == [(end, DAMAGE)]
 
 
 def test_zeros_among_batches_or_before_other_bytes_are_damage() -> None:

@@ -1,6 +1,8 @@
 """compression.type: the same records in another codec."""
 
+import json
 import random
+from pathlib import Path
 
 import cramjam
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from tidelog.log.config import LogConfig
 from tidelog.log.recompression import NotInline, Recompression, recompress, recompression
-from tidelog.wire.batches import BatchHeader, Codec, check_produced
-from tidelog.wire.errors import ApiError, ErrorCode, RecordTooLarge
+from tidelog.log.validation import EXAMINED_RECORDS_MAX
+from tidelog.wire.batches import HEADER_BYTES, BatchHeader, Codec, check_produced
+from tidelog.wire.errors import ApiError, ErrorCode, RecordListTooLarge, RecordTooLarge
 from tidelog.wire.records import Record, decode_records, encode_batch
 
 TEXT = b" ".join(b"word-%d" % (number * number % 997) for number in range(4000))
@@ -35,6 +38,39 @@ records = st.lists(
     min_size=1,
     max_size=30,
 )
+
+
+GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "golden" / "damage" / "recompressed.json").read_text())
+"""See PROVENANCE.md there."""
+FLIPS = (0x01, 0x24, 0x80, 0xFF)
+LETTERS = {ErrorCode.INVALID_RECORD: "i", ErrorCode.UNKNOWN_SERVER_ERROR: "b"}
+
+
+@pytest.mark.parametrize("form", GOLDEN["forms"])
+def test_a_changed_byte_is_answered_as_by_kafka(form: str) -> None:
+    payload = bytes.fromhex(GOLDEN["forms"][form]["payload"])
+    codec = Codec[form.partition("-")[0].upper()]
+    target = wanted(Codec.ZSTD if codec is Codec.GZIP else Codec.GZIP)
+    template = encode_batch([Record(None, None, 1_750_000_000_000)] * 4, codec=codec)[:HEADER_BYTES]
+    answers = ""
+    for at in range(len(payload)):
+        for flip in FLIPS:
+            batch = template + payload
+            batch[HEADER_BYTES + at] ^= flip
+            batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+            try:
+                again(batch, target)
+                answers += "0"
+            except ApiError as error:
+                answers += LETTERS[ErrorCode(error.code)]
+    assert answers == GOLDEN["forms"][form]["answers"]
+
+
+def test_a_batch_of_too_many_records_is_refused_before_it_is_decompressed() -> None:
+    batch = encode_batch([Record(None, None, 1_750_000_000_000)], codec=Codec.ZSTD)
+    batch[57:61] = (EXAMINED_RECORDS_MAX + 1).to_bytes(4, "big")
+    with pytest.raises(RecordListTooLarge, match=r"1000001 records, .* recompressed for the topic's compression\.type"):
+        again(batch, wanted(Codec.GZIP))
 
 
 @given(records, st.sampled_from(Codec), st.sampled_from(Codec), st.booleans())

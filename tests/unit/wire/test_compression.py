@@ -94,8 +94,18 @@ def test_a_bomb_is_refused(codec: Codec) -> None:
 
 
 def test_a_bare_snappy_bomb_is_refused_by_its_claim() -> None:
+    claim = bytes.fromhex("ffffffff0f")
     with pytest.raises(TooLargeDecompressed):
-        decompress(Codec.SNAPPY, bytes.fromhex("ffffffff0f") + b"abc", LIMIT)
+        decompress(Codec.SNAPPY, claim + bytes((1 << 32) // 22), LIMIT)
+    with pytest.raises(BrokenStream, match="a chunk of 8 bytes states that it decompresses to 4294967295 bytes"):
+        decompress(Codec.SNAPPY, claim + b"abc", LIMIT)
+
+
+def test_a_bare_snappy_block_of_the_greatest_growth_is_read() -> None:
+    block = bytes(cramjam.snappy.compress_raw(bytes(1 << 20)))
+    assert len(block) * 22 > 1 << 20
+    with pytest.raises(TooLargeDecompressed):
+        decompress(Codec.SNAPPY, block, (1 << 20) - 1)
 
 
 def test_many_snappy_blocks_share_the_limit() -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tidelog.wire.batches import BatchHeader, Codec, TimestampType
+from tidelog.wire.batches import HEADER_BYTES, BatchHeader, Codec, TimestampType
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.compression import compress
 from tidelog.wire.primitives import MalformedMessage, TooLargeDecompressed, varint
-from tidelog.wire.record_facts import RecordFacts, record_facts
+from tidelog.wire.record_facts import RecordFacts, check_records, record_facts
 from tidelog.wire.records import Record, batches_in, decode_records, decompressed_records, encode_batch
 
 RECORDS = [
@@ -186,6 +188,45 @@ def test_facts_of_broken_batches(name: str) -> None:
         batch = rebuilt(ONE, BODY[:-1])
     with pytest.raises(MalformedMessage):
         facts(batch)
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_FRAME, *(n for n in BROKEN if "of headers" in n), "a header without name"])
+def test_the_structure_of_broken_batches(name: str) -> None:
+    batch = BROKEN[name]() if name != "fewer bytes than stated" else rebuilt(ONE, BODY[:-1])
+    header = BatchHeader(batch)
+    with pytest.raises(MalformedMessage):
+        check_records(decompressed_records(batch, header, 1 << 20), header)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Record,
+            st.none() | st.binary(max_size=130),
+            st.none() | st.binary(max_size=130),
+            st.integers(0, 1 << 42),
+            st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3)), max_size=3),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.data(),
+)
+def test_the_structure_is_checked_as_the_facts_are_read(content: list[Record], data: st.DataObject) -> None:
+    """Both accept the same records, also after bytes of them were changed or cut off."""
+    batch = encode_batch(content)
+    header = BatchHeader(batch)
+    body = bytearray(batch[HEADER_BYTES:])
+    for _ in range(data.draw(st.integers(0, 2))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    del body[data.draw(st.just(len(body)) | st.integers(0, len(body))) :]
+    failures: list[str] = []
+    for check in (check_records, lambda records, header: list(record_facts(records, header))):
+        try:
+            check(bytes(body), header)
+        except MalformedMessage as error:
+            failures.append(str(error))
+    assert len(failures) != 1 or "beyond 64 bits" in failures[0] or "is too long" in failures[0], failures
 
 
 def test_facts_of_a_time_that_is_none() -> None:

@@ -17,6 +17,8 @@ _HEADER = _MAGIC + _VERSIONS.pack(1, 1)
 _CHUNK_BYTES = 32 * 1024
 _SIZE = Struct(">i")
 _SIZE_BYTES = _SIZE.size
+_GROWTH_MAX = 22
+"""A block decompresses to at most this many times its size: an element of three bytes copies at most 64 bytes."""
 _HEADER_AS_SIZE = _SIZE.unpack_from(_MAGIC)[0]
 """The first four bytes of the header, read as a chunk size. Instead of a size, they begin a repeated header."""
 
@@ -81,6 +83,8 @@ def _decompress_block(block: memoryview, limit_bytes: int) -> Buffer:
     try:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > limit_bytes:
+            if size > _GROWTH_MAX * len(block):
+                raise _broken(f"a chunk of {len(block)} bytes states that it decompresses to {size} bytes")
             raise too_large(limit_bytes)
         out = bytearray(size)
         return memoryview(out)[: cramjam.snappy.decompress_raw_into(block, out)]
