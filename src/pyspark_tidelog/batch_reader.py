@@ -57,4 +57,4 @@ def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputP
     if isinstance(partition, RangePartition):
         options = options._replace(client=options.client._replace(default_api_timeout_ms=options.poll_timeout_ms))
         with connect(options) as client:
-            yield from RangeReader(client, options, partition.value, columns).record_batches()
+            yield from RangeReader(client, options, partition.value, columns).arrow_batches()

@@ -36,14 +36,16 @@ class Decoded(NamedTuple):
 
 
 class MalformedRecords(ValueError):
-    """The records of a batch do not have the format of KIP-98.
+    """The records of a batch do not have the format of KIP-98. `header` is the header of the batch."""
 
-    `position` is the number of decompressed bytes of the batch's records before the malformed record.
-    """
-
-    def __init__(self, header: BatchHeader, position: int) -> None:
-        super().__init__(f"malformed record at byte {position} of the batch's records")
+    def __init__(self, header: BatchHeader, reason: str) -> None:
+        super().__init__(reason)
         self.header = header
+
+    @classmethod
+    def at(cls, header: BatchHeader, position: int) -> "MalformedRecords":
+        """Return the error for a malformed record after `position` decompressed bytes of the batch's records."""
+        return cls(header, f"malformed record at byte {position} of the batch's records")
 
 
 Decode: TypeAlias = Callable[[list[Payload], int, int, int], Decoded]

@@ -33,19 +33,24 @@ def decode(payloads: list[Payload], low: int, high: int, wanted: int) -> Decoded
     """See `decode.Decode`."""
     for payload in payloads:
         if not 0 <= payload.header.count <= payload.size // RECORD_BYTES_MIN:
-            raise MalformedRecords(payload.header, 0)
+            reason = f"the batch states {payload.header.count} records, but its records have {payload.size} bytes"
+            raise MalformedRecords(payload.header, reason)
     count = sum(payload.header.count for payload in payloads)
     size = sum(payload.size for payload in payloads)
     rows = _allocate_rows(count, size, wanted)
+    # Consecutive payloads in the same buffer are decoded by one call.
     for _, group in groupby(payloads, key=lambda payload: id(payload.data)):
         same_buffer = list(group)
         batches = np.array([_batch_row(payload) for payload in same_buffer], np.int64)
         if walk(same_buffer[0].data, batches, low, high, wanted, rows) != WELL_FORMED:
             raise _malformed(same_buffer, batches, int(rows.filled[FAILED_AT]))
-    return _arrays(rows, wanted)
+    return _decoded(rows, wanted)
 
 
 def _batch_row(payload: Payload) -> tuple[int, int, int, int, int, int]:
+    """Return the kernel's description of a batch: begin, end, number of records, base offset, base timestamp, and the
+    append time (CREATE_TIME if each record has its own timestamp).
+    """
     header = payload.header
     append_time = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else CREATE_TIME
     return payload.begin, payload.end, header.count, header.base_offset, header.base_timestamp, append_time
@@ -56,23 +61,25 @@ def _malformed(same_buffer: list[Payload], batches: Int64s, position: int) -> Ma
     records than the batch holds, `position` is the end of the batch.
     """
     index = int(np.flatnonzero((batches[:, BEGIN] <= position) & (position <= batches[:, END]))[0])
-    return MalformedRecords(same_buffer[index].header, position - same_buffer[index].begin)
+    return MalformedRecords.at(same_buffer[index].header, position - same_buffer[index].begin)
 
 
 def _allocate_rows(count: int, size: int, wanted: int) -> Rows:
-    """Allocate arrays for `count` records in `size` bytes. All of them are as large as they can become: pages of
-    memory that are never written cost nothing.
+    """Allocate arrays for `count` records that have `size` bytes together.
+
+    Each array has the largest size that it may need. This costs no memory: the system provides a page of memory only
+    when it is first written.
     """
-    headers = size // 2 if wanted & WANT_HEADERS else 0  # the smallest header has two bytes
+    headers_max = size // 2 if wanted & WANT_HEADERS else 0  # the smallest header of a record has two bytes
     rows = Rows(
-        offsets=_array(count, np.int64),
-        timestamps_us=_array(count, np.int64),
-        timestamp_types=_array(count, np.int32),
+        offsets=_uninitialized(count, np.int64),
+        timestamps_us=_uninitialized(count, np.int64),
+        timestamp_types=_uninitialized(count, np.int32),
         keys=_column(count, size if wanted & WANT_KEY else 0),
         values=_column(count, size if wanted & WANT_VALUE else 0),
-        header_ends=_array(count + 1 if wanted & WANT_HEADERS else 1, np.int32),
-        header_keys=_column(headers, size if headers else 0),
-        header_values=_column(headers, size if headers else 0),
+        header_ends=_uninitialized(count + 1 if wanted & WANT_HEADERS else 1, np.int32),
+        header_keys=_column(headers_max, size if headers_max else 0),
+        header_values=_column(headers_max, size if headers_max else 0),
         filled=np.zeros(FAILED_AT + 1, np.int64),
     )
     rows.header_ends[0] = 0
@@ -80,17 +87,20 @@ def _allocate_rows(count: int, size: int, wanted: int) -> Rows:
 
 
 def _column(count: int, size: int) -> Column:
-    ends = _array(count + 1, np.int32)
+    """Allocate a column for `count` texts or byte strings with at most `size` bytes together."""
+    ends = _uninitialized(count + 1, np.int32)
     ends[0] = 0
-    return Column(ends, _array(count, np.uint8), _array(size, np.uint8))
+    return Column(ends, _uninitialized(count, np.uint8), _uninitialized(size, np.uint8))
 
 
-def _array(count: int, kind: type) -> Any:
-    """Return an uninitialized array. Arrow's memory pool reuses pages: new pages cost more than the decoding."""
+def _uninitialized(count: int, kind: type) -> Any:
+    """Return an array with undefined content. It comes from Arrow's memory pool, which reuses pages that were written
+    before: to write new pages would cost more than the decoding.
+    """
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 
-def _arrays(rows: Rows, wanted: int) -> Decoded:
+def _decoded(rows: Rows, wanted: int) -> Decoded:
     count, headers = int(rows.filled[ROWS]), int(rows.filled[HEADERS])
     header_columns = None
     if wanted & WANT_HEADERS:

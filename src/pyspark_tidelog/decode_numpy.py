@@ -82,7 +82,7 @@ def _fields(payload: Payload, low: int, high: int) -> Fields:
         rows, header_keys, header_values, at = _header_spans(payload.data, at, ends, counts)
         _require(at == ends, at)
     except _BrokenRecord as error:
-        raise MalformedRecords(header, error.position - payload.begin) from None
+        raise MalformedRecords.at(header, error.position - payload.begin) from None
     offsets = header.base_offset + offset_deltas
     selected = (low <= offsets) & (offsets < high)
     selected_headers = selected[rows]

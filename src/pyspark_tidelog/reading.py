@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FETCH_BYTES_MIN = 64 << 10
 RECORD_BYTES_GUESS = 256
+"""Expected size of a record, in bytes, before the first records have been fetched."""
 ESTIMATE_FACTOR = 1.2
 """The bytes that a fetch requests, divided by the bytes that it is expected to need. An estimate that is too small
 costs one more round trip; one that is too large transfers bytes that are not used."""
@@ -55,17 +56,18 @@ class RangeReader:
         self._rows = ArrowRows(self._partition, columns)
         self._record_bytes = float(RECORD_BYTES_GUESS)
         self._report = loss_reporter(options.fail_on_data_loss)
-        # when the first of the latest consecutive empty answers arrived; None if the latest answer had records
         self._empty_since: float | None = None
+        """When the first of the latest consecutive empty answers arrived. None before the first answer, and if the
+        latest answer had records or was throttled."""
 
-    def record_batches(self) -> "Iterator[pa.RecordBatch]":
+    def arrow_batches(self) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of the range. Raises DataLoss, DamagedBatch, and the errors of the client."""
         started = self._start()
         while started is not None:
             try:
                 fetched = started.result()
             except OffsetOutOfRange:
-                self._skip_deleted_offsets()
+                self._handle_missing_offset()
                 started = self._start()
                 continue
             low = self._position
@@ -102,8 +104,11 @@ class RangeReader:
                 check_crc(self._partition, header)
             yield header
 
-    def _skip_deleted_offsets(self) -> None:
-        """Handle a position that is not in the log: retention has deleted its offset, or the log ends before it."""
+    def _handle_missing_offset(self) -> None:
+        """Handle a position that is not in the log, and report the loss.
+
+        If its offset was deleted, continue at the beginning of the log. If the log ends before it, end the range.
+        """
         isolation = self._options.fetch.isolation
         earliest = self._broker.list_offsets({self._partition: EARLIEST}, isolation)[self._partition].offset
         if self._position < earliest:
@@ -120,9 +125,9 @@ class RangeReader:
         """Handle an answer without a complete batch.
 
         The records existed when the range was planned. Either the next fetches return them, or they were lost, for
-        example in an unclean leader election. If no fetch returns any within the poll timeout, report the loss and
-        end the range. Raises GaveUp if the log continues past the position nevertheless, and DamagedBatch if the
-        answer has bytes but no complete batch.
+        example in an unclean leader election. If no fetch returns any within the client's `default_api_timeout_ms`,
+        which `batch_reader` sets to the poll timeout, report the loss and end the range. Raises GaveUp instead if the
+        log continues past the position, and DamagedBatch if the answer has bytes but no complete batch.
         """
         if len(fetched.records):
             raise damaged(self._partition, self._position, "the broker sent less than one complete record batch")
@@ -135,18 +140,27 @@ class RangeReader:
         timeout_ms = self._options.client.default_api_timeout_ms
         if (now - self._empty_since) * 1000 < timeout_ms:
             return
-        committed = self._options.fetch.isolation == READ_COMMITTED
-        latest = fetched.last_stable_offset if committed else fetched.high_watermark
-        if latest > self._position:  # the log continues, so that the records are not lost
+        read_committed = self._options.fetch.isolation == READ_COMMITTED
+        latest = fetched.last_stable_offset if read_committed else fetched.high_watermark
+        if latest > self._position:  # the log continues, so the records are not lost
             raise GaveUp(
                 f"{self._partition}: no record at or after offset {self._position} was received for {timeout_ms} ms, "
-                f"although the log continues to offset {latest}"
+                f"although the log continues to offset {self._end_text(latest)}"
             )
         self._end_early(latest)
 
     def _end_early(self, latest: int) -> None:
-        """Report the rest of the range as lost, because the log ends at `latest`, and end the range."""
+        """Report the rest of the range as lost, and end the range.
+
+        `latest` is the offset at which the readable part of the log ends: the high watermark, or, with read_committed,
+        the last stable offset.
+        """
         self._report(
-            f"{self._partition}: offsets {self._position} to {self._end - 1} are gone, the log ends at {latest}"
+            f"{self._partition}: offsets {self._position} to {self._end - 1} are gone, "
+            f"the log ends at {self._end_text(latest)}"
         )
         self._position = self._end
+
+    def _end_text(self, latest: int) -> str:
+        is_stable_offset = self._options.fetch.isolation == READ_COMMITTED
+        return f"{latest} (last stable offset)" if is_stable_offset else str(latest)

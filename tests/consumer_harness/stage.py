@@ -134,7 +134,7 @@ def visible_state(groups: DurableGroups) -> dict[str, Any]:
 def _consumer(group: Any) -> Any:
     if group is None:
         return None
-    names = ("epoch", "metadata_hash", "assignment_epoch", "assignment_time_ms", "members", "resolved", "static_ids")
-    counts = ("owners", "topics", "patterns", "assignors", "classic_protocols", "classic_count", "metadata_bytes")
+    names = ("epoch", "metadata_hash", "target_epoch", "target_time_ms", "members", "resolved", "static_ids")
+    counts = ("owners", "topics", "patterns", "assignors", "classic_protocols", "classic_count", "subscriptions_bytes")
     targets = {member_id: target for member_id, target in group.targets.items() if target}
     return {name: getattr(group, name) for name in (*names, *counts)} | {"targets": targets}

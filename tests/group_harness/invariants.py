@@ -91,7 +91,7 @@ def check_consumer_group(group: ConsumerGroup) -> None:
     fresh = ConsumerGroup(group.group_id)
     for member in members:
         fresh._put(member.member_id, member)
-    for name in ("topics", "patterns", "assignors", "classic_protocols", "classic_count", "metadata_bytes"):
+    for name in ("topics", "patterns", "assignors", "classic_protocols", "classic_count", "subscriptions_bytes"):
         assert getattr(group, name) == getattr(fresh, name), name
     owned = [
         (topic_id, partition)
@@ -103,4 +103,4 @@ def check_consumer_group(group: ConsumerGroup) -> None:
     assert len(set(owned)) == len(owned), "a partition has two owners"
     assert sum(map(len, group.owners.values())) == len(owned)
     assert group.owners == fresh.owners
-    assert group.assignment_epoch <= group.epoch
+    assert group.target_epoch <= group.epoch

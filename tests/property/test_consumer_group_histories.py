@@ -168,7 +168,7 @@ class ConsumerHistory(RuleBasedStateMachine):
             assert self.has_members()
             assert self.offsets() == before
         else:
-            assert consumer is None or topic not in consumer.subscribed()
+            assert consumer is None or topic not in consumer.subscribed_topics()
             assert self.offsets() == {place: offset for place, offset in before.items() if place[0] != topic}
 
     @rule()
@@ -194,7 +194,7 @@ class ConsumerHistory(RuleBasedStateMachine):
         """Those of topics that are read never do."""
         core = self.stage.core
         consumer = core.consumers.find(GROUP)
-        read = consumer.subscribed() if consumer is not None else {}
+        read = consumer.subscribed_topics() if consumer is not None else {}
         before, had_members = self.offsets(), self.has_members()
         self.stage.apply_all(core.sweep(core.group_ids(), self.stage.now))
         after = self.offsets()

@@ -51,8 +51,8 @@ def test_a_first_segment_that_is_missing_after_a_clean_stop(caplog: pytest.LogCa
         assert records[0].offset == 0, "the other partitions go on"
         (line,) = [record.message for record in caplog.records if "partition offline" in record.message]
         assert f"/data/{TOPIC}-0/{second:020d}.log" in line
-        assert f"begins at offset {second}, expected 0" in line
-        assert f"state {second} for {TOPIC}-0 in {STARTS}" in line
+        assert f"begins at offset {second}, above its start offset 0" in line
+        assert f"set the offset of {TOPIC}-0 to {second} in {STARTS}" in line
 
     with simulated(1) as world:
         world.run(scenario())
@@ -75,7 +75,7 @@ def test_a_directory_of_kafka_whose_start_offsets_lag_behind_is_taken_as_its_fil
             host.cut_power()  # before anything else was written
         host.disk.remove(f"/data/{TOPIC}-0/{second:020d}.log")
         broker = await boot(host)
-        with pytest.raises(Exception, match=f"begins at offset {third}, expected {second}"):
+        with pytest.raises(Exception, match=f"begins at offset {third}, above its start offset {second}"):
             broker.services.partitions.get(TOPIC, 0)
 
     with simulated(seed) as world:

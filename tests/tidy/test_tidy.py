@@ -210,11 +210,7 @@ def test_nothing_is_defined_that_the_product_does_not_use() -> None:
     found = [name for name in UNDER_CONSTRUCTION if not (ROOT / "src" / name).is_file()]
     for path in PRODUCT:
         relative = _relative(path)
-        if (
-            path not in uses
-            or relative.startswith("tidelog/simulation/")
-            or relative in WHOLE_TABLES
-        ):
+        if path not in uses or relative.startswith("tidelog/simulation/") or relative in WHOLE_TABLES:
             continue
         by_bare_name = {"method": set(), "field": bare, "other": uses[path].by_bare_name}
         for name, line, kind in _definitions(_parse(path)):

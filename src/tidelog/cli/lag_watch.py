@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REDRAW_S = 0.5
-"""Interval in which the message "No answer for N seconds" is updated."""
+"""Interval in which the duration of an outage is updated, as in "No answer from HOST:9092 for 5 s; still trying."."""
 FIXED_LINES = 6
-"""Number of lines besides the rows: title, column titles, two rules, the total, and the line of the cursor."""
+"""Number of lines besides the rows: title, column titles, two horizontal lines, the total, and the cursor's line."""
 
-NUMBERS = (
+NUMBER_COLUMNS = (
     Column("Partition", True, spare=-1),
     *(Column(title, True, spare=4) for title in ("Committed", "End")),
     Column("Lag", True, style="bold", spare=-1),
@@ -30,6 +30,7 @@ NUMBERS = (
     Column("Written/s", True, spare=3),
     Column("Done in", True, spare=1),
 )
+"""The columns after group and topic."""
 
 
 class Progress(NamedTuple):
@@ -39,7 +40,10 @@ class Progress(NamedTuple):
     written_per_s: float
 
     def until_caught_up(self, lag: int) -> str:
-        """Return how long the group needs at these rates to read `lag` records: a time span, "now" or "never"."""
+        """Return the time until a group that is `lag` records behind has caught up at these rates, as text.
+
+        "now" means that it has caught up; "never", that records are written as fast as the group reads, or faster.
+        """
         if lag == 0:
             return "now"
         gain = self.read_per_s - self.written_per_s
@@ -57,7 +61,7 @@ class Row(NamedTuple):
     """Group, topic, partition. For several partitions, the first text describes them, and the others are empty."""
     offsets: tuple[str, str]
     """Committed offset and log end; NO_OFFSETS for several partitions."""
-    numbers: tuple[str, str, str, str, str]
+    lag_cells: tuple[str, str, str, str, str]
     """Lag, age of its oldest record, records read and written per second, time until the group has caught up."""
     style: str = ""
 
@@ -68,19 +72,20 @@ class LagSource(Protocol):
     offline: dict[str, list[int]]
     """Offline partitions that the last call could not read."""
     problems: list[str]
-    """Other failures of the last call, as text."""
+    """One line for each member, partition or broker that the last call could not read, and for each group that the user
+    did not name."""
     failures: dict[str, CommandError]
-    """Failures of groups that the user named."""
+    """The errors of groups that the user named, by group."""
 
     def __call__(self) -> list[Lag]: ...
 
 
 def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) -> None:
-    """Measure and show lag until Ctrl-C. At a terminal, a table is redrawn in place; in a pipe, each measurement is
-    printed as a table or a JSON line.
+    """Measure and show lag until Ctrl-C.
 
-    While no broker answers, a terminal shows the last figures and a notice that says how old they are. Nothing is
-    printed in a pipe.
+    At a terminal, and without `json`, a table is redrawn in place. While no broker answers, it shows the last figures
+    and a notice that says how old they are. In all other cases, each measurement is printed as a table or, with `json`,
+    as a JSON line. The beginning and the end of an outage are then reported on stderr.
     """
     view: LagView
     if sys.stdout.isatty() and not json:
@@ -94,7 +99,7 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
         while True:
             current = poller.next(REDRAW_S)
             if current is not None:
-                # rich prints stderr above the table that is redrawn. A message is printed again only when it changes.
+                # rich prints stderr above the table that is redrawn. A message is printed only when it is new.
                 if current.value.offline != last_offline:
                     last_offline = current.value.offline
                     warn_of_hidden_groups(last_offline)
@@ -113,9 +118,11 @@ class LagSnapshot(NamedTuple):
     lags: list[Lag]
     offline: dict[str, list[int]]
     problems: list[str]
+    """One line for everything else that could not be read."""
 
 
 def take_snapshot(source: LagSource) -> LagSnapshot:
+    """Measure once, and return the result with all messages, including those about groups that the user named."""
     lags = source()
     return LagSnapshot(lags, source.offline, source.problems + [str(failure) for failure in source.failures.values()])
 
@@ -129,7 +136,9 @@ class LagView(Protocol):
         """Show a new measurement."""
 
     def show_outage(self, outage: NoAnswerPeriod | None) -> None:
-        """Show the outage; None means that a broker answers. Called at least every REDRAW_S seconds."""
+        """Show that no broker answers. None means that there is no outage, or no result yet. Called at least every
+        REDRAW_S seconds.
+        """
 
 
 class LineView:
@@ -138,7 +147,7 @@ class LineView:
     def __init__(self, bootstrap: str, json: bool) -> None:
         self._bootstrap = bootstrap
         self._json = json
-        self._outage_reported = False
+        self._has_reported_outage = False
 
     def __enter__(self) -> Self:
         return self
@@ -147,8 +156,8 @@ class LineView:
         sys.stdout.flush()
 
     def show(self, snapshot: LagSnapshot, progress: dict[GroupPartition, Progress]) -> None:
-        if self._outage_reported:
-            self._outage_reported = False
+        if self._has_reported_outage:
+            self._has_reported_outage = False
             print(f"{self._bootstrap} answers again.", file=sys.stderr)
         if self._json:
             measurement = {"time": iso_time(time.time_ns() // 1_000_000), "lag": [*map(lag_json, snapshot.lags)]}
@@ -158,8 +167,8 @@ class LineView:
             print(flush=True)
 
     def show_outage(self, outage: NoAnswerPeriod | None) -> None:
-        if outage is not None and not self._outage_reported:
-            self._outage_reported = True
+        if outage is not None and not self._has_reported_outage:
+            self._has_reported_outage = True
             print(
                 outage.text(self._bootstrap, duration_text(round(time.monotonic() - outage.since_s))), file=sys.stderr
             )
@@ -231,21 +240,24 @@ def rates_between(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -
 
 
 def growth(before: int | None, after: int | None) -> int:
-    """Return the difference; 0 if it is negative, because an offset may be reset to a lower one."""
+    """Return the difference; 0 if it is negative, because an offset may be reset to a lower one. None counts as 0."""
     return max((after or 0) - (before or 0), 0)
 
 
 def whole_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress]) -> Table:
     """Return a table with every partition and every column, for programs."""
     rows = [row(lag, progress) for lag in lags]
-    return Table([Column("Group"), Column("Topic"), *NUMBERS], [[*r.names, *r.offsets, *r.numbers] for r in rows])
+    return Table(
+        [Column("Group"), Column("Topic"), *NUMBER_COLUMNS], [[*r.names, *r.offsets, *r.lag_cells] for r in rows]
+    )
 
 
 def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, height: int) -> Table:
-    """Return a table that has at most `height` lines when it is drawn `width` cells wide.
+    """Return a table that has at most `height` lines when it is drawn `width` cells wide, but always one row, the
+    total and the other FIXED_LINES.
 
     If all rows have the same group or topic, its name is in the title instead of a column. Long names are shortened.
-    If not all rows fit, one row has the sum of the partitions with the least lag.
+    If not all rows fit, one row has the sum of the partitions for which there is no room (see `split_to_fit`).
     """
     table = table_of_rows(lags, progress, width, height - FIXED_LINES)
     note = left_out_text(table, fit(table, width))
@@ -255,20 +267,24 @@ def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], w
 
 
 def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, rows_max: int) -> Table:
-    """Return a table with at most `rows_max` rows (but at least one) and a footer with the total."""
+    """Return a table with at most `rows_max` rows, or one row if that is less than one, and a footer with the total."""
     shown, hidden = split_to_fit(lags, max(rows_max, 1))
     rows = [row(lag, progress) for lag in shown]
     if hidden:
         rows.append(sum_row(f"{len(hidden)} more", hidden, progress))
     rows.append(sum_row("all", lags, progress))
-    common = [
+    kinds_in_title = [
         kind if len({lag.group_partition[index] for lag in lags}) == 1 else ""
         for index, kind in enumerate(("group", "topic"))
     ]
-    names = [Column(title) for title, in_title in zip(("Group", "Topic"), common, strict=True) if not in_title]
-    columns = [*names, *NUMBERS]
+    names = [Column(title) for title, in_title in zip(("Group", "Topic"), kinds_in_title, strict=True) if not in_title]
+    columns = [*names, *NUMBER_COLUMNS]
     cells = [
-        [*(name for name, in_title in zip(r.names, [*common, ""], strict=True) if not in_title), *r.offsets, *r.numbers]
+        [
+            *(name for name, in_title in zip(r.names, [*kinds_in_title, ""], strict=True) if not in_title),
+            *r.offsets,
+            *r.lag_cells,
+        ]
         for r in rows
     ]
     # The name of a sum is in the first column, even if that is the column of partitions.
@@ -276,7 +292,7 @@ def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress],
         if source_row.offsets == NO_OFFSETS:
             cells_of_row[0] = source_row.names[0]
     title = "  ".join(
-        f"{kind} {name_text(str(lags[0].group_partition[index]))}" for index, kind in enumerate(common) if kind
+        f"{kind} {name_text(str(lags[0].group_partition[index]))}" for index, kind in enumerate(kinds_in_title) if kind
     )
     styles = [source_row.style for source_row in rows[:-1]]
     title = shorten(title, width)
@@ -284,10 +300,11 @@ def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress],
 
 
 def split_to_fit(lags: Sequence[Lag], rows_max: int) -> tuple[list[Lag], list[Lag]]:
-    """Split the partitions into those that have their own rows (in the given order), and those that share one row.
+    """Split the partitions into those that have rows of their own, and those that share one row. Both lists are in the
+    given order. The second one is empty if all partitions fit.
 
-    Partitions with the largest lags have their own rows first, then partitions without a commit that have the highest
-    end offsets.
+    Rows of their own go to the partitions with the largest lags; then to those whose lag is unknown, which are mostly
+    partitions without a commit, with the highest end offsets first; and last to those without lag.
     """
     if len(lags) <= rows_max:
         return list(lags), []
@@ -316,16 +333,18 @@ def sum_row(name: str, lags: Sequence[Lag], progress: dict[GroupPartition, Progr
     parts = [progress[lag.group_partition] for lag in lags if lag.group_partition in progress]
     rates = Progress(sum(p.read_per_s for p in parts), sum(p.written_per_s for p in parts)) if parts else None
     sum_of_all = total(lags)
-    numbers = (
+    lag_cells = (
         sum_of_all.text(),
         behind_text(sum_of_all.behind_ms),
         *progress_cells(sum_of_all.records, rates),
     )
-    return Row((name, "", ""), NO_OFFSETS, numbers)
+    return Row((name, "", ""), NO_OFFSETS, lag_cells)
 
 
 def progress_cells(lag: int | None, progress: Progress | None) -> tuple[str, str, str]:
-    """Return the texts for records read per second, written per second, and the time until `lag` is read."""
+    """Return the texts for records read per second, records written per second, and the time until the group has caught
+    up, if it is `lag` records behind. They are empty if the rates or the lag are not known.
+    """
     if progress is None or lag is None:
         return "", "", ""
     return cell(round(progress.read_per_s)), cell(round(progress.written_per_s)), progress.until_caught_up(lag)

@@ -64,7 +64,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "5000",
         AtLeast(1),
-        doc="Heartbeat interval that the broker sends to the members of the consumer group.",
+        doc="Interval between heartbeats that the broker requests from the members of the consumer group.",
         effect=True,
         synonyms=(("group.consumer.heartbeat.interval.ms", 1),),
     ),
@@ -90,7 +90,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "5000",
         AtLeast(1),
-        doc="Heartbeat interval that the broker sends to the members of the share group.",
+        doc="Interval between heartbeats that the broker requests from the members of the share group.",
         synonyms=(("group.share.heartbeat.interval.ms", 1),),
     ),
     Key(
@@ -158,7 +158,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "5000",
         AtLeast(1),
-        doc="Heartbeat interval that the broker sends to the members of the streams group.",
+        doc="Interval between heartbeats that the broker requests from the members of the streams group.",
         synonyms=(("group.streams.heartbeat.interval.ms", 1),),
     ),
     Key(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.config.coordinator_keys import CONSUMER_ASSIGNORS
 from tidelog.coordinator.consumer.settings import (
-    ASSIGNMENT_INTERVAL,
-    HEARTBEAT_INTERVAL,
-    SESSION_TIMEOUT,
+    ASSIGNMENT_INTERVAL_KEY,
+    HEARTBEAT_INTERVAL_KEY,
+    SESSION_TIMEOUT_KEY,
     ConsumerSettings,
     MigrationPolicy,
 )
@@ -249,14 +249,14 @@ class GroupCoordinators:
     @property
     def serves_consumer_groups(self) -> bool:
         """Whether clients may use the consumer protocol (KIP-848)."""
-        return self._settings.consumer.is_served
+        return self._settings.consumer.protocol_enabled
 
     def consumer_heartbeat(
         self, request: "ConsumerGroupHeartbeatRequest", client_id: str, client_host: str, version: int, reply: "Reply"
     ) -> None:
         """Handle ConsumerGroupHeartbeat. The reply is a ConsumerGroupHeartbeatResponse."""
         settings = self._settings.consumer
-        if not settings.is_served:
+        if not settings.protocol_enabled:
             raise UnsupportedVersion("group.coordinator.rebalance.protocols does not include the consumer protocol")
         from tidelog.coordinator.consumer.heartbeats import HeartbeatCall, check_request
 
@@ -508,17 +508,17 @@ def consumer_settings(config: "BrokerConfig") -> ConsumerSettings:
         max_size=config.group_consumer_max_size,
         assignors=_assignors(config.group_consumer_assignors),
         migration=MigrationPolicy(config.group_consumer_migration_policy.lower()),
-        is_served="consumer" in config.group_coordinator_rebalance_protocols,
+        protocol_enabled="consumer" in config.group_coordinator_rebalance_protocols,
         limits={
-            SESSION_TIMEOUT: (
+            SESSION_TIMEOUT_KEY: (
                 config.group_consumer_min_session_timeout_ms,
                 config.group_consumer_max_session_timeout_ms,
             ),
-            HEARTBEAT_INTERVAL: (
+            HEARTBEAT_INTERVAL_KEY: (
                 config.group_consumer_min_heartbeat_interval_ms,
                 config.group_consumer_max_heartbeat_interval_ms,
             ),
-            ASSIGNMENT_INTERVAL: (
+            ASSIGNMENT_INTERVAL_KEY: (
                 config.group_consumer_min_assignment_interval_ms,
                 config.group_consumer_max_assignment_interval_ms,
             ),

@@ -1,4 +1,4 @@
-"""The result of an append."""
+"""The result of an append, or of a repeated append of the same batch."""
 
 from typing import NamedTuple
 

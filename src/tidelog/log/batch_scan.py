@@ -1,7 +1,7 @@
 """Read the batches of a segment file, or only their headers, in sequence.
 
-A batch is sound if its header is complete, states magic 2 and a length that fits into the file, and its offsets are
-above those of the batch before it. Anything else raises CorruptLog with the position of the batch.
+Each header is checked: it must be complete, with magic 2, a length that fits into the file, and offsets above those of
+the batch before it. Otherwise CorruptLog is raised with the position of the batch. CRCs are not checked.
 """
 
 from collections.abc import Iterator
@@ -45,9 +45,10 @@ memory is allocated for it."""
 
 
 def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str | None:
-    """Return what is wrong with this batch header, where `room` bytes are left in the file; None if it is sound.
+    """Return the first defect of a batch header, as text; None if it has none.
 
-    The offsets must be in `next_offset` .. `offset_end` (exclusive).
+    `room` is the number of bytes from the beginning of the batch to the end of the file. The offsets must be in
+    `next_offset` .. `offset_end` (exclusive).
     """
     size = fields[LENGTH] + LENGTH_END
     if fields[LENGTH] < MIN_LENGTH:
@@ -55,7 +56,7 @@ def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str 
     if fields[MAGIC_AT] != MAGIC:
         return f"the batch states magic {fields[MAGIC_AT]}, this log holds magic {MAGIC}"
     if size > room:
-        return f"the batch states {size} bytes, the file has {room} more"
+        return f"the batch states {size} bytes, {room} bytes are left"
     if size > BATCH_BYTES_MAX:
         return f"the batch states {size} bytes, more than any request carries"
     if fields[BASE_OFFSET] < next_offset:
@@ -63,16 +64,17 @@ def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str 
     if fields[LAST_OFFSET_DELTA] < 0 or fields[COUNT] < 0:
         return f"the batch states {fields[COUNT]} records and a last offset delta of {fields[LAST_OFFSET_DELTA]}"
     if fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= offset_end:
-        return f"the batch's base offset is {fields[BASE_OFFSET]}, a segment's offsets lie below {offset_end}"
+        last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
+        return f"the batch's last offset is {last_offset}, a segment's offsets lie below {offset_end}"
     return None
 
 
 def is_unwritten(file: File, position: int, end: int) -> bool:
     """Return whether the bytes from `position` to `end`, the file's end, were never written: they are all zero.
 
-    Kafka gives a new segment its full size (`log.preallocate`). After a crash zeros remain after its last batch. Even a
+    Kafka gives a new segment its full size (`log.preallocate`). After a crash, zeros remain after its last batch. Even a
     single byte may remain, because a segment ends when the next batch does not fit. But fewer bytes than the offset and
-    length fields of a batch have (LENGTH_END) may also be the beginning of a batch.
+    length fields of a batch have (LENGTH_END) may also be the beginning of a batch: the caller must decide.
     """
     if end <= position:
         return False
@@ -88,8 +90,8 @@ def is_unwritten(file: File, position: int, end: int) -> bool:
 def headers(
     file: File, position: int, end: int, base_offset: int, next_offset: int = 0
 ) -> Iterator[tuple[int, int, Fields]]:
-    """Yield (position, size in bytes, header) of every batch between two positions; a batch must begin at
-    `position`.
+    """Yield (position, size in bytes, header) of every batch from `position`, where a batch must begin, to `end`
+    (exclusive).
 
     Offsets must ascend. They must not be below `next_offset` and the segment's `base_offset`, and must be less than
     2^31 above `base_offset`. Raises CorruptLog.
@@ -133,8 +135,8 @@ def headers(
 def batches(
     file: File, position: int, end: int, base_offset: int, next_offset: int = 0
 ) -> Iterator[tuple[int, memoryview, Fields]]:
-    """Yield (position, bytes, header) of every batch. Parameters, checks and errors are those of `headers`, but the
-    whole batch is read. The CRC is not checked.
+    """Yield (position, bytes, header) of every batch. Parameters, checks and errors are those of `headers`. The CRC is
+    not checked.
     """
     next_offset = max(base_offset, next_offset)
     offset_end = base_offset + OFFSETS_MAX

@@ -3,9 +3,9 @@
 After a crash, bytes that were appended since the last sync may be missing, in whole or in part: the file is short,
 or sectors that never reached the disk read as zeros. Such a tail is cut off and logged.
 
-A bad batch is damage, and nothing is cut off, in four cases: it was synced before; it is complete but out of place;
-it has a message format from before Kafka 4.0; or sound batches follow it although none of its sectors reads as
-zeros.
+A bad batch is damage, and nothing is cut off, in four cases: it was synced before; its checksum holds, but its offset
+is wrong; it has a message format from before Kafka 4.0; or sound batches follow it although none of its sectors reads
+as zeros.
 """
 
 from typing import TYPE_CHECKING
@@ -32,15 +32,16 @@ def check_torn_tail(
     next_offset: int,
     problem: CorruptLog,
     *,
-    recovery_point: int,
+    flushed_end: int,
     has_later_records: bool,
 ) -> None:
     """Return if everything from `position` on may be cut off; raise CorruptLog if it may not.
 
-    The batch at `position` should begin with `next_offset`. `has_later_records`: later segments contain records.
+    `problem` is the reason why the batch at `position`, which should begin with `next_offset`, is bad. Everything below
+    the offset `flushed_end` was flushed before the crash. `has_later_records`: later segments contain records.
     """
-    if next_offset < recovery_point:
-        reason = f"{problem.reason}; offset {next_offset} was on the disk, the recovery point is {recovery_point}"
+    if next_offset < flushed_end:
+        reason = f"{problem.reason}; offset {next_offset} was on the disk, as was every offset below {flushed_end}"
         raise CorruptLog(problem.path, position, reason) from problem
     file, end = segment.file, segment.size
     fields = _header_at(file, position, end)
@@ -64,7 +65,10 @@ def check_torn_tail(
 
 
 def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> int | None:
-    """Return the position of the next complete batch with a valid CRC after the bad one at `position`, or None."""
+    """Return the position of the next complete batch with a valid CRC after the bad one at `position`, or None.
+
+    The offsets of that batch must be at or above `offset_min`, and less than 2^31 above it.
+    """
     fields = _header_at(file, position, end)
     if fields is not None and fields[LENGTH] >= HEADER_BYTES - LENGTH_END:
         candidate = position + fields[LENGTH] + LENGTH_END
@@ -86,6 +90,7 @@ def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> 
 
 
 def _header_at(file: "File", position: int, end: int) -> Fields | None:
+    """Return the batch header at `position`, unchecked; None if less than a header lies before `end`."""
     if position + HEADER_BYTES > end:
         return None
     return HEADER.unpack(file.pread(HEADER_BYTES, position))
@@ -109,8 +114,8 @@ def _is_old_message(file: "File", position: int, end: int) -> bool:
 
 
 def _has_lost_sector(file: "File", position: int, end: int) -> bool:
-    """Return whether a sector between `position` and `end` consists of zeros. Of the first and last sector, only the
-    bytes in this range count.
+    """Return whether a sector between `position` and `end` consists of zeros, or the file ends before `end`. Of the
+    first and last sector, only the bytes in this range are compared.
     """
     at = position
     while at < end:

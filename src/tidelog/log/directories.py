@@ -1,7 +1,8 @@
 """The data directories of one broker (`log.dirs`): which are usable, and which one holds each partition.
 
 A directory that fails, at the start or later, is out of use until the next start, and its partitions are offline. A
-partition that is in no usable directory is created only if it is new, or if every directory can be read.
+partition that is in no usable directory is created only if it is new, or if no directory is out of use and none looks
+as if its disk were not mounted.
 """
 
 import logging
@@ -69,8 +70,9 @@ class _UnsettledMove(NamedTuple):
 class DataDirectories:
     """The open data directories.
 
-    `place` and the attributes belong to the event loop. The other methods block and may run on any thread. Those that
-    write checkpoints (`write_...`, `retire`, `remove_retired`, `forget_stale_entries`) must be called one at a time.
+    `place`, `of`, `by_path`, `moved`, `fail`, `forget` and the attributes are used on the event loop. The other
+    methods block and may run on any thread. Those that write checkpoints (`write_...`, `retire`, `remove_retired`,
+    `forget_stale_entries`) must be called one at a time.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class DataDirectories:
         """Paths that do not exist; `acquire` creates the directories."""
         self._unsettled_moves: list[_UnsettledMove] = []
         self.is_acquired = False
-        """Whether `acquire` has begun to change the content of the directories."""
+        """Whether `acquire` has locked every directory, and so may have changed their content."""
 
     @classmethod
     def open(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
@@ -112,8 +114,8 @@ class DataDirectories:
 
     @classmethod
     def inspect(cls, disk: "Disk", paths: Sequence[str], metadata_elsewhere: bool = False) -> "DataDirectories":
-        """Read the existing directories without changing them. A directory that cannot be used is left out and
-        logged.
+        """Read and index the existing directories without changing their content. A directory that cannot be used is
+        left out and logged.
 
         Raises UnusableDirectories and DirectoryInUse. Raises OSError if there is only one configured directory, or
         if the error is temporary.
@@ -137,8 +139,8 @@ class DataDirectories:
         """Create the missing directories, lock all of them, and begin to use them. After a failure the caller must
         call `release`.
 
-        Raises the errors of `inspect`. If it fails before the first directory is in use, the directories that it
-        created are removed.
+        Raises the errors of `inspect`. If it fails before every directory is locked, the directories that it created
+        are removed.
         """
         made = missing_directories(self._disk, self._missing)
         try:
@@ -217,8 +219,8 @@ class DataDirectories:
                     self.interrupted.append(future)
 
     def _check(self) -> None:
-        """Raise UnusableDirectories unless the metadata store is in a usable directory (or no directory was used
-        before) and the directories belong to one broker.
+        """Raise UnusableDirectories if no directory can be used, if the metadata store is possibly in a directory that
+        cannot be used, or if there are two stores or two directories with the same id.
         """
         if not self.online and not self._missing:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
@@ -242,7 +244,9 @@ class DataDirectories:
                 raise UnusableDirectories(f"{path} is a copy of {same_id_path}: both have the same directory.id")
 
     def _choose_moved_copies(self) -> None:
-        """Choose between a log and its copy with the same name, which an interrupted move leaves."""
+        """Choose between a log and its copy with the same name, which an interrupted move leaves. Only the directory of
+        the chosen one stays a holder of the partition.
+        """
         for partition, holders in self._holders.items():
             marked_holders = (
                 [d for d in holders if has_mark(self._disk, f"{d.path}/{partition}")] if len(holders) == 2 else ()
@@ -256,11 +260,13 @@ class DataDirectories:
             holders.remove(discarded)
 
     def _settle_moves(self) -> None:
-        """Rename the log or copy that is not valid, so that only the valid one has the log's name."""
+        """Rename the log or copy that is not used, and remove its checkpoint entries. Only the other one then has the
+        log's name.
+        """
         unsettled, self._unsettled_moves = self._unsettled_moves, []
         for partition, copy, old, discarded in unsettled:
             if copy.path in self.failed or old.path in self.failed:
-                continue  # one of them has failed since; the next start decides again
+                continue  # one of the two directories has failed since; the next start decides again
             discarded.give_up(partition)
             if discarded is old:
                 retire_log(self._disk, old.path, partition, bytes(16))
@@ -269,6 +275,7 @@ class DataDirectories:
                 self.interrupted.append(UnfinishedCopy(partition, copy, rename_back(self._disk, copy.path, partition)))
 
     def _check_duplicates(self) -> None:
+        """Raise UnusableDirectories if two directories hold the same partition of the same topic, or may do so."""
         for partition, holders in self._holders.items():
             if len(holders) < 2:
                 continue
@@ -310,11 +317,11 @@ class DataDirectories:
         return next((directory for directory in self.online if directory.path == path), None)
 
     def place(self, partition: TopicPartition, topic_id: bytes, *, new: bool) -> DataDirectory:
-        """Return the directory that holds the partition. If there is none, choose the directory with the fewest
-        partitions that is not cordoned.
+        """Return the directory that holds the partition. If no directory holds it, choose the one with the fewest
+        partitions that is not cordoned, and record that it holds the partition from now on.
 
-        `new`: the topic is being created. Raises StorageError if the partition may be in a directory that is out of
-        use.
+        `new`: the topic is being created. Raises StorageError if the directory of the partition is out of use, if the
+        partition is possibly in a directory that is out of use or not mounted, or if no directory can be used.
         """
         holders = self._holders.get(partition)
         if holders:
@@ -372,8 +379,8 @@ class DataDirectories:
         return all(directory.path in self.failed for directory in self.online)
 
     def take_failures(self) -> dict[str, str]:
-        """Return the directories in which checkpoints could not be read or written since the last call, with
-        reasons.
+        """Return the directories in which a write of checkpoints or a rename failed permanently since the last call,
+        each with the reason.
         """
         failures, self._newly_failed = self._newly_failed, {}
         return failures
@@ -455,7 +462,7 @@ class DataDirectories:
 
     def write_identity(self, cluster_id: str, node_id: int, new_ids: Sequence[str]) -> None:
         """Write meta.properties in each directory. `new_ids` has one id for each directory, which is used if the
-        directory has no id yet.
+        directory has no id yet. Raises CorruptLog, OSError.
         """
         for directory, directory_id in zip(self.online, new_ids, strict=True):
             directory.write_identity(cluster_id, node_id, directory_id)
@@ -483,7 +490,7 @@ class DataDirectories:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> dict[str, OSError]:
-        """Do as `write_checkpoints`, but return all errors, temporary or not, by directory."""
+        """Write the checkpoints as `write_checkpoints` does, but return all errors, temporary or not, by directory."""
         return self._in_each(
             lambda directory: directory.write_checkpoints(
                 *(self._entries_of(directory, offsets) for offsets in (recovery_points, start_offsets, high_watermarks))

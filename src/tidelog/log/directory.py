@@ -1,8 +1,8 @@
 """One data directory of a broker: its lock, whether its last stop was clean, its checkpoints, its partitions.
 
-Every method blocks. While the broker runs, all methods except `open` and `close_clean` are thread-safe, but methods
-that write checkpoints (`write_...`, `retire`, `remove_retired`, `give_up`, `make_way`, `register_incoming`) must be
-called one at a time.
+Every method blocks. While the broker runs, its methods are thread-safe (`open`, `inspect`, `lock`, `begin` and
+`close_clean` are called before and after). But methods that write checkpoints (`write_...`, `retire`,
+`remove_retired`, `give_up`, `make_way`, `register_incoming`) must be called one at a time.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
 created. Otherwise the new log would look as if it had lost records at its end or start.
@@ -73,7 +73,8 @@ class DataDirectory:
         self._lock = lock
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
-        """Content of the checkpoints on the disk, by file name; missing or damaged ones are absent."""
+        """Content of the checkpoints on the disk, by file name. A missing or damaged one is absent, except
+        CLEANER_OFFSETS, which is then empty."""
         self._latest: dict[str, Mapping[TopicPartition, int]] = {}
         """The newest content of each checkpoint. A full disk may have prevented its write."""
         self._recovery_points = self._read(RECOVERY_POINTS)
@@ -109,8 +110,8 @@ class DataDirectory:
 
     @classmethod
     def inspect(cls, disk: "Disk", path: str) -> "DataDirectory":
-        """Read the directory without changing it. It is locked if it has a lock file. Without a lock file, no broker
-        uses it.
+        """Read the directory without changing its content. Lock it if it has a lock file; without a lock file, no
+        broker uses it.
 
         Raises DirectoryInUse, OSError.
         """
@@ -135,7 +136,11 @@ class DataDirectory:
             self._disk.sync_dir(self.path)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """Read a checkpoint. Without a valid one, logs are recovered as after a crash, but no record is lost."""
+        """Read a checkpoint into `_checkpoints` and return it; empty if it is missing or damaged.
+
+        If it is damaged, the last stop no longer counts as clean: logs are recovered as after a crash. No record is
+        lost.
+        """
         try:
             offsets = read_offsets(self._disk, f"{self.path}/{name}")
         except CorruptLog as error:
@@ -219,10 +224,12 @@ class DataDirectory:
             raise
 
     def _belongs_to_older_topic(self, key: TopicPartition, path: str, *, new: bool) -> bool:
-        """Return whether a directory without a topic id, or a checkpoint entry without a directory, belongs to an
-        older topic.
+        """Return whether files or checkpoint entries under the partition's name belong to an older topic. The partition
+        has no directory, or one without a topic id.
 
-        If not, the partition's directory may have been lost, which must be reported.
+        If the topic is new, or a partition of this name was deleted before, all of them do. Otherwise entries without
+        a directory do only if the directory of a deleted partition of this name still waits for its removal. If it
+        does not, the partition's own directory may have been lost, and the opening of the log reports that.
         """
         path_exists = self._disk.exists(path)
         if new or key in self._retired:
@@ -241,10 +248,10 @@ class DataDirectory:
         return [self._recovery_points, self._start_offsets, *list(self._checkpoints.values())]
 
     def make_way(self, key: TopicPartition, topic_id: bytes) -> None:
-        """Rename a directory of another topic than `topic_id` to `-stray`, after its checkpoint entries were
-        removed.
+        """Remove the partition's checkpoint entries. Then, if its directory belongs to another topic than `topic_id`,
+        rename the directory to `-stray`.
 
-        Call it after InTheWay. Raises OSError.
+        Called after InTheWay. Raises OSError.
         """
         if self.has_entries_of(key):
             self.give_up(key)
@@ -252,8 +259,8 @@ class DataDirectory:
         known_id = self._read_id(path, new=True)
         if known_id != topic_id and self._disk.exists(path):
             stray = self._free_name(key, known_id or topic_id, STRAY_SUFFIX)
-            # It usually belongs to a deleted topic, but a damaged topic id has the same effect, so log it as an
-            # error.
+            # The directory usually belongs to a deleted topic. But a damaged topic id has the same effect, so this is
+            # logged as an error.
             logger.error("partition of another topic put aside path=%s as=%s", path, stray)
             self._disk.rename(path, stray)
             self._disk.sync_dir(self.path)
@@ -268,12 +275,13 @@ class DataDirectory:
     def retire(
         self, logs: Mapping[TopicPartition, tuple[bytes, PartitionLog | None]]
     ) -> tuple[list[str], OSError | None]:
-        """Put partitions of deleted topics aside: remove their checkpoint entries and rename their directories.
+        """Put partitions of deleted topics aside: remove their checkpoint entries, close their logs, and rename their
+        directories.
 
         `logs`: for each partition the topic id, and the log, or None if the log is not open. All partitions are
-        tried. Returns the new paths, for `empty_retired` and `remove_retired`, and the first error. It is not an
-        error if a full disk keeps the old checkpoints: `remove_retired` removes the entries before it removes the
-        directory.
+        tried. Returns the new paths, for `empty_retired` and `remove_retired`, and the first error. A full disk that
+        prevents the write of the checkpoints is not returned as an error: `remove_retired` removes the entries before
+        it removes the directory.
         """
         first_error: OSError | None = None
         try:
@@ -301,8 +309,11 @@ class DataDirectory:
         return retired, first_error
 
     def _put_aside(self, key: TopicPartition, topic_id: bytes, *, is_open: bool) -> str | None:
-        """Rename the directory of a deleted partition. Returns the new path; None if nothing is to be removed.
-        Raises OSError.
+        """Rename the directory of a deleted partition. Returns the new path, or None if it must not be removed. Raises
+        OSError.
+
+        It must not be removed if it belongs to another topic (then it is not renamed) or has an unreadable topic id
+        (then it is renamed to `-stray`).
         """
         path = f"{self.path}/{key}"
         suffix = DELETE_SUFFIX
@@ -359,7 +370,9 @@ class DataDirectory:
     def open_future(
         self, path: str, config: "LogConfig", log_start_offset: int, topic_id: bytes, now_ms: int
     ) -> PartitionLog:
-        """Create a new, empty log in the directory `path`. Raises CorruptLog, OSError."""
+        """Create an empty log in the directory `path`, for the copy of a partition that moves to this data directory.
+        Raises CorruptLog, OSError.
+        """
         self._disk.make_dirs(path)
         self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
         return PartitionLog.open(
@@ -404,9 +417,10 @@ class DataDirectory:
                 self._disk.remove(child)
 
     def remove_retired(self, path: str) -> None:
-        """Remove a retired directory itself, after its checkpoint entries. Raises OSError.
+        """Remove the checkpoint entries of a retired directory, and then the directory itself. Raises OSError.
 
-        While the directory exists, a start knows that the entries do not belong to a missing log.
+        The entries are kept if a new partition has the same name. While the retired directory exists, a start knows
+        that the entries do not belong to a missing log.
         """
         stem = _stem_of_retired(path)
         key = None if stem is None else partition_of(stem)
@@ -419,14 +433,15 @@ class DataDirectory:
     # Checkpoints and identity
 
     def write_identity(self, cluster_id: str, node_id: int, directory_id: str) -> None:
-        """Write meta.properties once, in KRaft's version 1. Raises CorruptLog, OSError.
+        """Write meta.properties in KRaft's version 1, unless the directory has an id, or the file has the form from
+        before KRaft. Raises CorruptLog, OSError.
 
-        `directory_id` is used if the directory has no id yet (KIP-858).
+        `directory_id` is the id that the directory gets (KIP-858).
         """
         path = f"{self.path}/{META_PROPERTIES}"
         properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node_id)}
         if self._disk.exists(path) and read_properties(self._disk.read(path), path) != properties:
-            return  # it has an id, or has Kafka's form from before KRaft, which has none
+            return
         self._disk.write_atomic(path, format_properties({**properties, "directory.id": directory_id}))
 
     def write_checkpoints(
@@ -435,7 +450,9 @@ class DataDirectory:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> None:
-        """Persist the checkpoints; unchanged files are not written. Partitions that did not open keep their entries."""
+        """Persist the checkpoints; unchanged files are not written. Partitions that did not open keep their entries.
+        Raises OSError.
+        """
         for key in [key for key in list(self._preserved) if key in recovery_points]:
             del self._preserved[key]
         self._write(RECOVERY_POINTS, {**self._preserved_entries(self._recovery_points), **recovery_points})
@@ -449,7 +466,9 @@ class DataDirectory:
         return self._high_watermarks.get(key, 0)
 
     def clean_offset(self, key: TopicPartition) -> int | None:
-        """Return the offset up to which the partition is compacted, by the checkpoint on the disk."""
+        """Return the offset up to which the partition is compacted, by the checkpoint on the disk; None if it has no
+        entry.
+        """
         return self._checkpoints[CLEANER_OFFSETS].get(key)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:

@@ -29,9 +29,9 @@ class Durability:
         "_durable_offset",
         "_generation",
         "_roll_snapshots",
-        "_sealed",
         "_segments",
-        "_snapshot_at",
+        "_segments_to_sync",
+        "_snapshot_position",
         "directory",
         "directory_unsynced",
         "recovery_point",
@@ -54,11 +54,12 @@ class Durability:
         self._generation = 0
         self._roll_snapshots: dict[int, tuple[str, bytes]] = {}
         """Snapshots that were taken when a segment was rolled and are not written yet."""
-        self._sealed: list[Segment] = [segment for segment in segments.items[:-1] if segment.unsynced_beside_records]
-        """Closed segments whose indexes may not be durable yet."""
+        self._segments_to_sync: list[Segment] = [s for s in segments.items[:-1] if s.has_unsynced_indexes]
+        """Closed segments whose indexes are possibly not durable. After `put_back`, the active segment may be among
+        them."""
         has_snapshot_at_end = snapshots.offsets[-1:] == [recovery_point]
-        self._snapshot_at = segments.active.size if has_snapshot_at_end else 0
-        """Position in the active segment of the newest snapshot."""
+        self._snapshot_position = segments.active.size if has_snapshot_at_end else 0
+        """Position of the newest snapshot in the active segment; 0 if it is before that segment."""
 
     @property
     def durable_offset(self) -> int:
@@ -75,17 +76,18 @@ class Durability:
             self._disk.sync_dir(self.directory.rpartition("/")[0])
             self._segments.active.entry_unsynced = False
 
-    def note_roll(self, sealed: "Segment", base_offset: int, producers: "ProducerState") -> None:
-        """Note that `sealed` is complete. A snapshot at each segment's base offset is the starting point for
-        truncations.
+    def note_roll(self, closed: "Segment", base_offset: int, producers: "ProducerState") -> None:
+        """Record that the segment `closed` is complete and that the next one begins at `base_offset`.
+
+        Takes a snapshot at `base_offset`: truncations start from a snapshot at a segment's base offset.
         """
-        self._sealed.append(sealed)
+        self._segments_to_sync.append(closed)
         self._roll_snapshots[base_offset] = (self.snapshots.path(base_offset), encode_snapshot(producers))
-        self._snapshot_at = 0
+        self._snapshot_position = 0
 
     def before_cut(self, end_offset: int) -> None:
-        """Lower everything that claims a longer log, before the log is cut at or above `end_offset`. The cut itself
-        removes the snapshots.
+        """Lower the recovery point before the log is cut at or above `end_offset`. Plans that were made before have no
+        effect. The cut itself removes the snapshots above `end_offset`.
         """
         self._generation += 1
         self.recovery_point = min(self.recovery_point, end_offset)
@@ -93,23 +95,26 @@ class Durability:
         self._roll_snapshots = {
             offset: snapshot for offset, snapshot in self._roll_snapshots.items() if offset <= end_offset
         }
-        self._snapshot_at = 0
+        self._snapshot_position = 0
 
     def snapshot_due(self) -> bool:
-        return self._segments.active.size - self._snapshot_at >= SNAPSHOT_INTERVAL_BYTES
+        """Return whether enough was appended since the newest snapshot that the next plan must include one."""
+        return self._segments.active.size - self._snapshot_position >= SNAPSHOT_INTERVAL_BYTES
 
     def is_settled(self, end_offset: int, epochs: "LeaderEpochs") -> bool:
         """Return whether a clean stop has nothing left to write."""
         newest = self.snapshots.offsets[-1] if self.snapshots.offsets else self._segments.items[0].base_offset
         return newest == end_offset == self.recovery_point and not (
-            self._roll_snapshots or self._sealed or epochs.dirty or self.directory_unsynced
+            self._roll_snapshots or self._segments_to_sync or epochs.dirty or self.directory_unsynced
         )
 
     def plan(
         self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs", *, with_snapshot: bool
     ) -> FlushPlan:
-        """Return a plan that makes everything below `end_offset`, the log's end, durable. The caller must run the
-        plan.
+        """Return a plan that makes everything below `end_offset`, the log's end, durable.
+
+        The work of the plan counts as done from now on. So the caller must run the plan, and then call `flushed` or
+        `put_back`.
         """
         plan = FlushPlan(self._disk, end_offset, self._generation)
         active = self._segments.active
@@ -121,13 +126,13 @@ class Durability:
             # if entries are still pending, the disk is full; a later plan writes the snapshot
             with_snapshot = not (active.index.pending or active.times.pending)
         segments = self._segments.items[self._segments.floor(self.recovery_point) :]
-        sealed, self._sealed = self._sealed, []
+        segments_to_sync, self._segments_to_sync = self._segments_to_sync, []
         for segment in segments:
             if segment.synced_size < segment.size:
                 plan.segments.append((segment, segment.size))
             if segment.entry_unsynced:
                 plan.directories = [self.directory, self.directory.rpartition("/")[0]]
-        for segment in [*sealed, active] if with_snapshot else sealed:
+        for segment in [*segments_to_sync, active] if with_snapshot else segments_to_sync:
             self.directory_unsynced |= segment.transactions.unsynced  # the file may be new
             plan.indexes.extend((segment, index) for index in segment.take_unsynced())
         if epochs.dirty:
@@ -140,7 +145,7 @@ class Durability:
         plan.snapshots, self._roll_snapshots = self._roll_snapshots, {}
         if with_snapshot:
             plan.snapshots[end_offset] = (self.snapshots.path(end_offset), encode_snapshot(producers))
-            self._snapshot_at = active.size
+            self._snapshot_position = active.size
         if plan.snapshots:
             for offset in plan.snapshots:
                 self.snapshots.add(offset)
@@ -165,7 +170,7 @@ class Durability:
             raise plan.small_files_error
 
     def put_back(self, plan: FlushPlan) -> None:
-        """Take a plan back that could not run because file descriptors ran out. The next plan includes its work."""
+        """Take back a plan that did not run to its end. The next plan includes its work."""
         indexed_segments = [
             segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items
         ]
@@ -175,7 +180,10 @@ class Durability:
             else:
                 segment.indexes_unsynced = True
         # The active segment is included, since a snapshot inside it is written after its indexes.
-        self._sealed = [*indexed_segments, *(segment for segment in self._sealed if segment not in indexed_segments)]
+        self._segments_to_sync = [
+            *indexed_segments,
+            *(segment for segment in self._segments_to_sync if segment not in indexed_segments),
+        ]
         self.directory_unsynced |= bool(plan.directories)
         self._postpone_small_files(plan)
         self.snapshots.give_back(plan.obsolete)
@@ -187,7 +195,11 @@ class Durability:
             plan.leader_epochs.dirty = True
 
     def flushed(self, plan: FlushPlan) -> None:
-        """Process the end of a plan. A plan from before a cut has no effect."""
+        """Record that a plan has run: its segments are synced, and the recovery point moves to its end.
+
+        If the disk was too full for the small files, only the durable offset moves. A plan from before a cut has no
+        effect.
+        """
         if plan.generation == self._generation:
             for segment, size in plan.segments:
                 segment.synced_size = max(segment.synced_size, size)

@@ -42,7 +42,8 @@ class FlushPlan:
 
     The order matters: records, indexes, epochs, directory entries, and last the producer snapshot. Recovery treats
     the existence of a snapshot as proof that everything below it is on the disk. On a full disk, epochs and
-    snapshots are postponed. The loop may append during `run`, so the plan uses only the state that it contains.
+    snapshots are postponed (see `small_files_error`). The loop may append during `run`, so the plan uses only the state
+    that it contains.
     """
 
     __slots__ = (
@@ -64,28 +65,33 @@ class FlushPlan:
         self._disk = disk
         self.end_offset = end_offset
         self.generation = generation
-        """The log's count of truncations; a plan from before a truncation is void."""
+        """Number of cuts of the log when the plan was made. A plan from before a cut has no effect."""
         self.error: OSError | None = None
         """The error, if making the plan failed."""
         self.segments: list[tuple[Segment, int]] = []
         """Each segment to sync, with its size."""
         self.indexes: list[tuple[Segment, Syncable]] = []
+        """Each index to sync, with its segment."""
         self.snapshots: dict[int, tuple[str, bytes]] = {}
+        """Path and content of each producer snapshot to write, by offset."""
         self.epochs: tuple[str, bytes] | None = None
+        """Path and content of the checkpoint of leader epochs, if it must be written."""
         self.leader_epochs: LeaderEpochs | None = None
-        """The object whose content `epochs` is."""
+        """The object that `epochs` was made from."""
         self.small_files_error: OSError | None = None
         """The error that postponed the small files (epochs and snapshots), since the disk is full. The records are
         durable nevertheless."""
         self.directories: list[str] = []
+        """Directories to sync."""
         self.obsolete: list[str] = []
         """Snapshot files that are no longer needed after this plan."""
 
     def run(self, directories: "DirectorySyncs | None" = None) -> None:
         """Run the plan. Blocks.
 
-        Raises OSError. Then the log must be taken offline, since the content of the disk is unknown. The exception
-        is an error in NOT_OPENED: a file could not be opened, and nothing is lost (see `put_back`).
+        Raises OSError. Then the log must be taken offline, since the content of the disk is unknown. But after an error
+        in NOT_OPENED, which means that a file could not be opened, the plan may be put back (see
+        `Durability.put_back`).
 
         `directories` may be shared by plans that were all made before the first of them runs.
         """
@@ -114,7 +120,7 @@ class FlushPlan:
                 self._disk.remove(path)
 
     def _write(self, files: list[tuple[str, bytes]]) -> None:
-        """Write small files; postpone them if the disk is full."""
+        """Write small files. If the disk is full, or was full before, they are postponed."""
         try:
             for path, data in files if self.small_files_error is None else ():
                 self._disk.write_atomic(path, data)

@@ -10,8 +10,10 @@ from tidelog.wire.errors import CorruptMessage
 
 
 def checked_batches(data: memoryview, next_offset: int) -> Iterator[tuple[memoryview, Fields]]:
-    """Yield each complete batch of `data` with its header. The first begins at `next_offset` or later. Raises
-    CorruptMessage.
+    """Yield each batch of `data` with its header.
+
+    Raises CorruptMessage for the first batch that is incomplete or damaged, or that begins below `next_offset` or below
+    the end of the batch before it.
     """
     position = 0
     while position < len(data):

@@ -55,7 +55,7 @@ def unfinished_copy(directory: "DataDirectory", name: str) -> UnfinishedCopy | N
 def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartition) -> None:
     """Rename the finished and synced copy to the log's name, durably. Blocks.
 
-    Raises OSError. Then the copy has either name, and the log in `source` is still the valid one.
+    Raises OSError. Then the copy has its old or its new name, and the log in `source` is still the valid one.
     """
     target = future.rpartition("/")[0]
     stale = f"{source}/{partition}/{TAKES_OVER}"

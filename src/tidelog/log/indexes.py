@@ -85,6 +85,7 @@ class SparseIndex:
 
     @property
     def pending(self) -> int:
+        """Number of rows that are not in the file yet."""
         return max(self.count, 0) - self.written
 
     @property
@@ -139,9 +140,9 @@ class SparseIndex:
             file.close()
 
     def use_cache(self, cache: "IndexCache | None") -> None:
-        """Account for the memory in `cache` from now on. The index must be used on the loop only after this call.
+        """Count the memory in `cache` from now on. After this call, the index may only be used on the loop.
 
-        With None, a thread may use it instead.
+        With None, the memory is not counted, and a thread may use the index instead.
         """
         self._cache = cache
         self.unload()
@@ -162,8 +163,10 @@ class SparseIndex:
         self._values = array("I")
 
     def check_rows(self) -> None:
-        """Raise CorruptIndex unless both columns ascend. Offsets of a time index may repeat."""
-        if not (all(map(lt, self._keys, self._keys[1:])) and self._values_ascend()):
+        """Raise CorruptIndex unless both columns ascend and the offsets fit into 31 bits. Offsets of a time index may
+        repeat.
+        """
+        if not (all(map(lt, self._keys, self._keys[1:])) and self._has_valid_rows()):
             raise CorruptIndex(f"{self.path}: entries are not in order")
 
     def rows(self) -> list[tuple[int, int]]:
@@ -185,7 +188,9 @@ class SparseIndex:
             self._has_padding = False
 
     def _read_count(self) -> None:
-        """Determine the number of rows. A large file is read only if it ends with preallocated zeros."""
+        """Determine the number of rows, and load the last row. A large file is read as a whole only if it ends with
+        preallocated zeros or with part of an entry.
+        """
         size = self._disk.size(self.path)
         if not size:
             self.count = 0
@@ -229,7 +234,8 @@ class SparseIndex:
     def _empty_keys(cls) -> "array[int]":
         return array(cls.key_code)
 
-    def _values_ascend(self) -> bool:
+    def _has_valid_rows(self) -> bool:
+        """Return whether the values ascend and the offsets fit into 31 bits."""
         raise NotImplementedError
 
     @staticmethod
@@ -275,7 +281,7 @@ class OffsetIndex(SparseIndex):
         self.load_all()
         self._cut_to(bisect_left(self._keys, max(offset - self.base_offset, 0)))
 
-    def _values_ascend(self) -> bool:
+    def _has_valid_rows(self) -> bool:
         return all(map(lt, self._values, self._values[1:])) and not (self._keys and self._keys[-1] > INT32_MAX)
 
     @staticmethod
@@ -333,7 +339,7 @@ class TimeIndex(SparseIndex):
         self.load_all()
         self._cut_to(bisect_left(self._values, max(offset - self.base_offset, 0)))
 
-    def _values_ascend(self) -> bool:
+    def _has_valid_rows(self) -> bool:
         return all(map(le, self._values, self._values[1:])) and not (self._values and self._values[-1] > INT32_MAX)
 
     @staticmethod
@@ -373,7 +379,7 @@ class IndexCache:
         self.bytes_held = 0
 
     def touch(self, index: SparseIndex) -> None:
-        """Note that `index` was used and that its size may have changed."""
+        """Record that `index` was used and that its size may have changed. Unload other indexes above the limit."""
         bytes_by_index = self._bytes_by_index
         index_bytes = index.memory_bytes
         self.bytes_held += index_bytes - bytes_by_index.pop(index, 0)

@@ -10,8 +10,9 @@ UNDEFINED_OFFSET = -1
 
 
 class EpochEnd(NamedTuple):
-    """The largest known epoch that is not above the requested one, and its exclusive end offset; (-1, -1) if
-    unknown.
+    """The largest known epoch that is not above the requested one, and its exclusive end offset; (-1, -1) if unknown.
+
+    If the requested epoch is below all known ones, it is `leader_epoch` itself.
     """
 
     leader_epoch: int
@@ -43,7 +44,10 @@ class LeaderEpochs:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Begin `epoch` at `start_offset`. Older entries that contradict it are removed."""
+        """Begin `epoch` at `start_offset`. Older entries that contradict it are removed.
+
+        A negative epoch is ignored, and so is the latest epoch if it began at or before `start_offset`.
+        """
         if epoch < 0 or (self._epochs and self._epochs[-1] == epoch and self._starts[-1] <= start_offset):
             return
         while self._epochs and (self._epochs[-1] >= epoch or self._starts[-1] >= start_offset):

@@ -1,7 +1,7 @@
 """Classify the files of a partition's directory when the log is opened, and finish interrupted deletions and swaps.
 
 .deleted, .cleaned, .tmp    incomplete, or no longer needed: removed
-.swap                       files of a compacted segment whose swap had begun: the swap is finished
+.swap                       files of a compacted segment: its swap is finished; or they are removed if it had not begun
 """
 
 import logging
@@ -18,8 +18,9 @@ logger = logging.getLogger("tidelog.log")
 
 SWAP_SUFFIX = ".swap"
 CLEANED_SUFFIX = ".cleaned"
-UNWANTED = (DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")
-UNSETTLED = (SWAP_SUFFIX, *UNWANTED)
+REMOVED_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")
+TEMPORARY_SUFFIXES = (SWAP_SUFFIX, *REMOVED_SUFFIXES)
+"""Endings of the names that no file has after `settle_files`."""
 
 
 class DirectoryFiles(NamedTuple):
@@ -34,18 +35,18 @@ class DirectoryFiles(NamedTuple):
 
 
 def settle_files(disk: "Disk", directory: str) -> DirectoryFiles:
-    """Create the directory if it is missing, finish interrupted deletions and swaps, and classify the files that
-    remain. Raises OSError.
+    """Create the directory if it is missing, finish interrupted deletions and swaps, remove indexes without a segment,
+    and classify the files that remain. Raises OSError, and CorruptLog if a `.swap` log file is damaged.
     """
     try:
         names = disk.list(directory)
     except FileNotFoundError:
         disk.make_dirs(directory)
         return DirectoryFiles([], [], [], has_epochs=False)
-    if any(name.endswith(UNSETTLED) for name in names):
+    if any(name.endswith(TEMPORARY_SUFFIXES) for name in names):
         _finish_swaps(disk, directory, names)
         for name in disk.list(directory):
-            if name.endswith(UNWANTED):
+            if name.endswith(REMOVED_SUFFIXES):
                 disk.remove(f"{directory}/{name}")
         disk.sync_dir(directory)
         names = disk.list(directory)

@@ -21,9 +21,8 @@ NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000
 """Maximum number of producer ids in one partition. Beyond it, the producers that were silent longest are forgotten,
 except those with an open transaction."""
-FORGET_SHARE = 10
-"""At the limit, this fraction (1/N) of the producers is forgotten at once, so that the search for the oldest is
-rare."""
+FORGOTTEN_DIVISOR = 10
+"""At the limit, 1/N of PRODUCERS_MAX producers are forgotten at once, so that the search for the oldest is rare."""
 
 ABORT = 0
 COMMIT = 1
@@ -91,7 +90,7 @@ class ProducerState:
         self.open_transactions: dict[int, int] = {}
         """Producer ids of open transactions by first offset, ascending."""
         self._replicating: list[CompletedTransaction] = []
-        """Completed transactions whose marker may not be below the high watermark yet."""
+        """Completed transactions whose marker is possibly not below the high watermark yet."""
         self.producers_max = producers_max
 
     def check(self, header: "BatchHeader") -> ProducedBatch | None:
@@ -153,9 +152,7 @@ class ProducerState:
         timestamp: int,
         attributes: int,
     ) -> None:
-        """Update the state for an appended batch of records. Live appends and recovery both change the state only
-        here.
-        """
+        """Update the state for an appended batch of records. Live appends and recovery both call this method."""
         entry = self.entries.get(producer_id)
         if entry is None:
             if len(self.entries) >= self.producers_max:
@@ -234,7 +231,7 @@ class ProducerState:
             for producer_id, entry in self.entries.items()
             if entry.transaction_start < 0
         )
-        for _, producer_id in silent[: max(1, self.producers_max // FORGET_SHARE)]:
+        for _, producer_id in silent[: max(1, self.producers_max // FORGOTTEN_DIVISOR)]:
             del self.entries[producer_id]
 
 

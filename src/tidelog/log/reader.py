@@ -52,7 +52,7 @@ class Slice(NamedTuple):
 
 
 class TimestampOffset(NamedTuple):
-    """A record's offset, its timestamp in ms, and the leader epoch that wrote it."""
+    """A record's offset, its timestamp in ms, and the leader epoch of its batch."""
 
     offset: int
     timestamp: int
@@ -60,7 +60,7 @@ class TimestampOffset(NamedTuple):
 
 
 class LogChanged(Exception):
-    """A segment was removed from the log during a search, which must be repeated."""
+    """A segment was removed from the log during a search. The search must be repeated."""
 
 
 class ColdRead:
@@ -94,7 +94,7 @@ class LogReader:
         """Segment and position of the batch that begins, or will begin, with the offset that is the key."""
 
     def forget_positions(self) -> None:
-        """Forget all remembered positions, since segments were cut or removed."""
+        """Forget all remembered positions. Must be called after segments were cut, removed or replaced."""
         self._positions.clear()
 
     def empty_at(self, offset: int) -> Slice:
@@ -106,7 +106,8 @@ class LogReader:
     def slice(self, start: int, bytes_max: int, end_offset: int, log_end_offset: int) -> Slice:
         """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`.
 
-        Raises CorruptLog, OSError.
+        If compaction has removed `start`, the first batch after it is the first. Empty if no batch from there on is
+        below `end_offset`. Raises CorruptLog, OSError.
         """
         remembered = self._positions.get(start)
         if remembered is not None:
@@ -143,7 +144,7 @@ class LogReader:
         return Slice(segment.file, position, size, first, readable)
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return a read to run on a thread if a read of `start` would wait for the disk; None if it would not."""
+        """Return a read to run on a thread if `slice` would wait for the disk; None if it would not wait."""
         remembered = self._positions.get(start)
         if remembered is not None:
             segment, position = remembered
@@ -162,17 +163,19 @@ class LogReader:
         return ColdRead(segment, position, size)
 
     def _find(self, offset: int) -> tuple[Segment, int, int] | None:
-        """Return (segment, position, base offset) of the first batch that ends at or after `offset`. Raises
-        CorruptLog.
+        """Return (segment, position, base offset) of the first batch that ends at or after `offset`, or None.
+
+        Raises CorruptLog, also if the batch begins after `offset` although compaction has removed no offsets.
         """
         items = self._segments.items
         for index in range(self._segments.floor(offset), len(items)):
-            found = items[index].find(offset)
-            if found is not None:
-                base_offset = found[2][BASE_OFFSET]
+            batch = items[index].find(offset)
+            if batch is not None:
+                position, _, fields = batch
+                base_offset = fields[BASE_OFFSET]
                 if base_offset > offset and not self.may_have_holes:
-                    raise self._hole_error(items[index], found[0], offset, base_offset)
-                return items[index], found[0], base_offset
+                    raise self._hole_error(items[index], position, offset, base_offset)
+                return items[index], position, base_offset
         return None
 
     def _hole_error(self, segment: Segment, position: int, offset: int, base_offset: int) -> CorruptLog:
@@ -180,9 +183,9 @@ class LogReader:
         return CorruptLog(
             segment.path,
             position,
-            f"offsets {offset} to {base_offset - 1} are missing before this batch; put the segment's files back, or, "
-            "to go on without its records, or if the log was compacted, "
-            f"state {self._segments.items[0].base_offset} for {name} in {parent}/{CLEANER_OFFSETS}",
+            f"offsets {offset} to {base_offset - 1} are missing before this batch; put the missing files back, "
+            "or, if the log was compacted, or to continue without the missing records, set the offset of "
+            f"{name} to {self._segments.items[0].base_offset} in {parent}/{CLEANER_OFFSETS}",
         )
 
     def _end_position(self, segment: Segment, end_offset: int) -> int:
@@ -194,8 +197,8 @@ class LogReader:
         remembered = self._positions.get(end_offset)
         if remembered is not None and remembered[0] is segment:
             return remembered[1]
-        found = segment.find(end_offset)
-        return found[0] if found else segment.size
+        batch = segment.find(end_offset)
+        return batch[0] if batch else segment.size
 
     def _base_offset_at(self, segment: Segment, position: int) -> int:
         return int.from_bytes(segment.file.pread(8, position))
@@ -207,7 +210,10 @@ class LogReader:
         positions[offset] = (segment, position)
 
     def aborted_transactions(self, start: int, end_offset: int) -> list[AbortedTransaction]:
-        """Return aborted transactions with records from `start` to `end_offset`, by first offset. Raises CorruptLog."""
+        """Return the aborted transactions with records from `start` to `end_offset` (exclusive), by first offset.
+
+        Raises CorruptLog.
+        """
         transactions: list[AbortedTransaction] = []
         for segment in self._segments.items[self._segments.floor(start) :]:
             for aborted in segment.transactions.read():
@@ -221,20 +227,20 @@ class LogReader:
     # segment is removed between two steps.
 
     def offset_for_timestamp(self, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
-        """Return the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`. Raises
-        CorruptLog.
+        """Return the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`, or None.
+        Raises CorruptLog.
         """
         for segment in self._segments.items[self._segments.floor(start_offset) :]:
             yield from self._step(segment)
             if segment.latest_timestamp() >= timestamp_ms:
-                found = yield from self._search_time(segment, timestamp_ms, start_offset)
-                if found is not None:
-                    return found
+                record = yield from self._search_time(segment, timestamp_ms, start_offset)
+                if record is not None:
+                    return record
         return None
 
     def max_timestamp_offset(self, start_offset: int) -> Steps[TimestampOffset | None]:
-        """Return the first record with the largest timestamp of the log, by the headers of batches; None without
-        records.
+        """Return the first record with the largest timestamp at or after `start_offset`, by the headers of batches;
+        None if there are no records.
 
         If no record has a timestamp, the result is the first record, with timestamp -1, as in Kafka. Raises
         CorruptLog.
@@ -250,10 +256,10 @@ class LogReader:
         latest, offset, segment = best
         if segment.deleted:
             raise LogChanged
-        found = segment.find(offset)
-        if found is None:
+        batch = segment.find(offset)
+        if batch is None:
             return None
-        position, size, fields = found
+        position, size, fields = batch
         largest = TimestampOffset(0, NO_TIMESTAMP - 1, 0)
         for record_offset, timestamp in _records(segment, position, size, start_offset):
             if timestamp > largest.timestamp:
@@ -264,15 +270,15 @@ class LogReader:
 
     def _latest(self, segment: Segment, start_offset: int) -> Steps[tuple[int, int]]:
         """Return the largest timestamp from `start_offset` on, and the last offset of the first batch that has it.
-        The offset is -1 if there are no records.
+        The offset is -1 if there are no records from `start_offset` on.
         """
         latest = segment.latest_timestamp()
         if segment.base_offset >= start_offset and latest > 0:  # a timestamp of 0 may come from a wrong header
             return latest, segment.max_timestamp_offset
-        found = segment.find(max(start_offset, segment.base_offset)) if segment.size else None
+        first_batch = segment.find(max(start_offset, segment.base_offset)) if segment.size else None
         latest, offset = NO_TIMESTAMP - 1, -1
-        if found is not None:
-            batch_headers = headers(segment.file, found[0], segment.size, segment.base_offset)
+        if first_batch is not None:
+            batch_headers = headers(segment.file, first_batch[0], segment.size, segment.base_offset)
             for count, (at, size, fields) in enumerate(batch_headers, 1):
                 if count % HEADERS_PER_STEP == 0:
                     yield from self._step(segment)
@@ -287,7 +293,7 @@ class LogReader:
                 if timestamp > latest:
                     latest, offset = timestamp, last_offset
                 if segment.max_timestamp == NO_TIMESTAMP:
-                    break  # no other batch of this segment has a larger one
+                    break  # no batch of this segment has a timestamp
         return latest, offset
 
     def _search_time(self, segment: Segment, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
@@ -316,8 +322,8 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
     """Yield (offset, timestamp) of the records of one batch from `start_offset` on. Raises CorruptLog for a damaged
     batch.
 
-    The payload is what a producer sent: it may not be decodable, or too large to decode here. Then the batch is
-    treated as one record with the timestamp in its header.
+    The broker stores the records as a producer sent them. If they cannot be decoded, or are too large to be decoded
+    here, although the batch's checksum holds, the batch is treated as one record with the timestamp in its header.
     """
     batch = segment.file.pread(size, position)
     header = BatchHeader(batch)

@@ -67,7 +67,7 @@ def recompress(batch: Buffer, header: "BatchHeader", target: Recompression, inli
 
     Raises RecordTooLarge, RecordListTooLarge, and the ApiError of `undecodable` if the records cannot be decompressed,
     are malformed, or their number is not the one in the header. Raises NotInline if they have more than
-    `inline_bytes_max` bytes decompressed (0: no limit).
+    `inline_bytes_max` bytes decompressed, unless `inline_bytes_max` is 0.
     """
     from tidelog.wire.compression import compress, decompress
 

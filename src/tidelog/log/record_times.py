@@ -52,11 +52,11 @@ def contradicts_itself(header: BatchHeader) -> bool:
 
 
 def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
-    """Return whether `count` uncompressed records of equal size fill `batch` from `start` on, all with the timestamp
-    delta 0.
+    """Return whether `count` uncompressed records of equal size fill `batch` from position `start` on, all with the
+    timestamp delta 0.
 
-    Records of different sizes give False: they have to be read one after the other. Every produced batch of old
-    records passes here, so the records' first bytes are compared in a single call.
+    The result is False for records of different sizes, which would have to be read one after the other. This function
+    is called for every produced batch of old records, so it compares the records' first bytes in a single call.
     """
     size = len(batch) - start
     if count == 1:
@@ -75,7 +75,9 @@ def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
 
 
 class _EqualRecords(NamedTuple):
-    """How records of equal size begin: `unpack` takes the first bytes of each out of a batch."""
+    """How records of equal size begin: `unpack` reads the first bytes of each record; `first_bytes` are the bytes that
+    they must be.
+    """
 
     unpack: "Callable[[memoryview, int], tuple[bytes, ...]]"
     first_bytes: tuple[bytes, ...]
@@ -97,7 +99,7 @@ def _equal_records(size: int, count: int) -> _EqualRecords | None:
 
 
 def _have_base_timestamp_by_column(batch: memoryview, start: int, count: int) -> bool:
-    """Do as `have_base_timestamp`, for many records: compare the bytes at equal distances."""
+    """Return the result of `have_base_timestamp` for many records: compare the bytes at equal distances."""
     size = len(batch) - start
     if size % count or size // count < RECORD_BYTES_MIN:
         return False
@@ -155,7 +157,8 @@ def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
 
 
 def latest_timestamp_at(file: "File", position: int, size: int, fields: Fields) -> int:
-    """Return the largest timestamp of a batch in a file: the header's, or the records' if the header must be wrong.
+    """Return the largest timestamp of a batch in a file: the header's, or, if the header must be wrong, the result of
+    `latest_record_timestamp_at`.
 
     Kafka and Tidelog correct the header before they write a batch. Earlier versions of Tidelog did not.
     """
@@ -175,7 +178,7 @@ def latest_record_timestamp_at(file: "File", position: int, size: int, fields: F
 
 
 def latest_timestamp_of(batch: "Buffer", fields: Fields) -> int:
-    """Do as `latest_timestamp_at`, for a batch in memory."""
+    """Return the largest timestamp of a batch in memory, by the rules of `latest_timestamp_at`."""
     latest = _latest_of_records(batch, INLINE_BYTES_MAX) if _header_is_wrong(fields) else None
     return fields[MAX_TIMESTAMP] if latest is None else latest
 

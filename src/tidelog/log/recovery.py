@@ -1,9 +1,12 @@
-"""Open a log. Files of a clean stop are trusted; after a crash, everything that may be unflushed is scanned.
+"""Open a log. Files of a clean stop are trusted; after a crash, everything that was possibly not flushed is scanned.
 
 Recovery starts at the newest producer snapshot, which is written only after the records and indexes below it are
 durable. From there, batch headers are replayed. From the recovery point on (or from the snapshot, if that is later),
 CRCs are checked. The module `damage` classifies the first bad batch: a torn tail is cut off and logged; anything
 else raises CorruptLog.
+
+In this module, a closed segment is any segment but the last one, and "flushed" means: durable when the last process
+ended.
 """
 
 import logging
@@ -43,7 +46,9 @@ logger = logging.getLogger("tidelog.log")
 
 
 class RecoveryReport(NamedTuple):
-    """The work of opening a log: number of bytes whose CRCs were checked, and number of bytes cut off."""
+    """Counts from the opening of a log: bytes whose CRCs were checked, and bytes that were cut off or were in removed
+    segments.
+    """
 
     scanned_bytes: int
     truncated_bytes: int
@@ -71,48 +76,55 @@ class LogOpener:
         self._epochs = LeaderEpochs()
         self._producers = ProducerState()
         self._snapshots = Snapshots(disk, directory, [])
-        self._recovery_point = 0
+        self._flushed_end = 0
+        """Everything below this offset was flushed. It is the recovery point, or the offset of a snapshot if that is
+        later."""
         self._replayed_from = 0
-        """From this offset on, leader epochs come from the scanned batches."""
+        """Leader epochs below this offset come from their checkpoint. After a crash, epochs from this offset on come
+        from the batches; after a clean stop, this is the log's end."""
         self._scanned = self._truncated = self._removed = 0
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
-        """Open the log. `recovery_point` -1 means unknown; then closed segments count as flushed.
+        """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes.
 
-        Raises CorruptLog for damage below the recovery point, and for damage that a crash cannot cause. For example,
-        records are missing between `log_start_offset` and the first file, although the start offset is persisted
-        before files below it are removed.
+        `clean`: the last process stopped cleanly. `recovery_point` -1 means unknown; then all closed segments count as
+        flushed.
+
+        Raises CorruptLog if flushed records are damaged or missing, and for damage that a crash cannot cause. An
+        example is a first segment that begins above `log_start_offset`: a start offset is always persisted before the
+        segments below it are removed. Raises OSError.
         """
         files = settle_files(self._disk, self._directory)
         self._snapshots = Snapshots(self._disk, self._directory, files.snapshots)
         self._load_segments(files, log_start_offset)
-        start = max(log_start_offset, 0)
-        self._check_first(start)
+        start_offset = max(log_start_offset, 0)
+        self._check_first(start_offset)
         if recovery_point < 0:
             recovery_point = self._segments.active.base_offset
-        self._recovery_point = recovery_point
+        self._flushed_end = recovery_point
         epochs_known = self._load_epochs(files)
-        end = self._open_clean(start) if clean else None
+        end = self._open_clean(start_offset) if clean else None
         if end is None:
-            end = self._recover(start)
-        elif start > end:
+            end = self._recover(start_offset)
+        elif start_offset > end:
             active = self._segments.active
-            raise CorruptLog(active.path, active.size, f"the log ends at offset {end}, below its start offset {start}")
-        if max(end, start) < self._recovery_point:
-            raise self._cut_short_error(max(end, start))
-        if start > end:
-            if end > self._recovery_point:
-                raise self._below_start_error(start, end)
-            self._restart_at(start)
-            end = start
-        if not epochs_known and self._replayed_from > start:
+            reason = f"the log ends at offset {end}, below its start offset {start_offset}"
+            raise CorruptLog(active.path, active.size, reason)
+        if max(end, start_offset) < self._flushed_end:
+            raise self._cut_short_error(start_offset, end)
+        if start_offset > end:
+            if end > self._flushed_end:
+                raise self._below_start_error(start_offset, end)
+            self._restart_at(start_offset)
+            end = start_offset
+        if not epochs_known and self._replayed_from > start_offset:
             self._rebuild_epochs()
         self._epochs.truncate_from_end(end)
-        self._epochs.truncate_from_start(start)
+        self._epochs.truncate_from_start(start_offset)
         self._snapshots.remove_after(end)
         self._segments.active.configure(self._config)
         report = RecoveryReport(self._scanned, self._truncated)
-        return OpenedLog(self._segments, self._epochs, self._producers, self._snapshots, start, end, report)
+        return OpenedLog(self._segments, self._epochs, self._producers, self._snapshots, start_offset, end, report)
 
     # Files
 
@@ -127,7 +139,7 @@ class LogOpener:
                 has_transactions=base_offset in files.transaction_indexes,
             )
             segment.created_ms = self._now_ms
-            # its directory entry may not be durable, since an empty file was never synced
+            # The directory entry of an empty file is possibly not durable, since an empty file was never synced.
             segment.entry_unsynced = not size
             segment.set_index_interval(self._config)
             self._segments.add(segment)
@@ -141,42 +153,43 @@ class LogOpener:
             raise CorruptLog(
                 first.path,
                 0,
-                f"the log begins at offset {first.base_offset}, expected {log_start_offset}: segment files before it "
-                f"are missing; put them back, or, to go on without their records, {remedy}",
+                f"the log begins at offset {first.base_offset}, above its start offset {log_start_offset}: earlier "
+                f"segment files are missing; put them back, or, to continue without their records, {remedy}",
             )
 
-    def _cut_short_error(self, end: int) -> CorruptLog:
-        """Return the error of a log that ends below its recovery point, at the end of a batch: bytes or files are
-        missing.
-        """
+    def _cut_short_error(self, start_offset: int, end: int) -> CorruptLog:
+        """Return the error of a log whose sound batches end at `end`, while flushed records above it are missing."""
         active = self._segments.active
-        remedy = self._remedy(RECOVERY_POINTS, end)
-        later_snapshots = [self._snapshots.path(offset) for offset in self._snapshots.offsets if offset > end]
+        next_end = max(start_offset, end)  # the log's end at the next start, if the user accepts the loss
+        remedy = self._remedy(RECOVERY_POINTS, next_end)
+        later_snapshots = [self._snapshots.path(offset) for offset in self._snapshots.offsets if offset > next_end]
         return CorruptLog(
             active.path,
             active.size,
-            f"the log ends at offset {end}, {self._recovery_point} was on the disk: the end of this file, or files "
-            f"after it, are missing; put them back, or, to go on without their records, "
+            f"the log ends at offset {end}, but every offset below {self._flushed_end} was on the disk: the end of "
+            f"this file, or files after it, are missing; put them back, or, to continue without their records, "
             f"{' and remove '.join([remedy, *later_snapshots])}",
         )
 
-    def _below_start_error(self, start: int, end: int) -> CorruptLog:
-        """Return the error of a log that ends below its start offset.
+    def _below_start_error(self, start_offset: int, end: int) -> CorruptLog:
+        """Return the error of a log that ends below its start offset, but above its flushed part.
 
-        A start offset is persisted only up to the durable offset, so it belongs to another log.
+        A start offset is persisted only after every record below it is durable. Either files are missing, or the
+        start offset belongs to another log.
         """
         active = self._segments.active
         remedy = self._remedy(LOG_START_OFFSETS, self._segments.items[0].base_offset)
         return CorruptLog(
             active.path,
             active.size,
-            f"the log ends at offset {end}, below its start offset {start}, with records that are newer than the "
-            f"recovery point {self._recovery_point}: put back the missing files, or, to go on without them, {remedy}",
+            f"the log ends at offset {end}, below its start offset {start_offset}, although it has batches that are "
+            f"newer than offset {self._flushed_end}, the end of its flushed part: put back the missing files, or, to "
+            f"continue without them, {remedy}",
         )
 
     def _remedy(self, checkpoint: str, offset: int) -> str:
         parent, _, name = self._directory.rpartition("/")
-        return f"state {offset} for {name} in {parent}/{checkpoint}"
+        return f"set the offset of {name} to {offset} in {parent}/{checkpoint}"
 
     def _add_empty(self, base_offset: int) -> None:
         segment = Segment.create(self._disk, self._directory, base_offset, self._now_ms)
@@ -184,7 +197,7 @@ class LogOpener:
         self._segments.add(segment)
 
     def _load_epochs(self, files: DirectoryFiles) -> bool:
-        """Load the leader epochs. Returns whether the checkpoint exists and is valid."""
+        """Load the leader epochs from their checkpoint. Returns whether it exists and is valid."""
         path = f"{self._directory}/{LEADER_EPOCHS}"
         if not files.has_epochs:
             return False
@@ -203,25 +216,28 @@ class LogOpener:
                 if fields[LEADER_EPOCH] > self._epochs.latest:
                     self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
 
-    def _restart_at(self, start: int) -> None:
-        """Begin an empty log at `start`. All records in the log are below the start offset, and were durable when
-        the start offset was persisted.
+    def _restart_at(self, start_offset: int) -> None:
+        """Remove every segment, and begin an empty log at `start_offset`. The caller has checked that all records are
+        below it.
         """
         for segment in self._segments.take_from(0):
             self._truncated += segment.size
             self._removed += 1
             logger.warning(
-                "segment dropped path=%s bytes=%d reason=below log start %d", segment.path, segment.size, start
+                "segment dropped path=%s bytes=%d reason=below log start %d", segment.path, segment.size, start_offset
             )
             segment.remove()
-        self._add_empty(start)
+        self._add_empty(start_offset)
 
     # After a clean stop
 
-    def _open_clean(self, start: int) -> int | None:
-        """Return the log's end offset, or None if this log was not closed cleanly.
+    def _open_clean(self, start_offset: int) -> int | None:
+        """Load the log after a clean stop, and return its end offset; None if the log must be recovered.
 
-        A log that was offline at the stop is not closed; the snapshot at its end is then missing.
+        It must be recovered if batches at its end are damaged, or if it has batches but no producer snapshot at its
+        end. The snapshot is missing if the log was offline at the stop, since an offline log is not flushed. Repairs
+        the end of the active segment (see `_walk_tail`). Raises CorruptLog if batches after an older snapshot are
+        damaged, and OSError.
         """
         try:
             end = self._replayed_from = self._end_of_active()
@@ -231,11 +247,14 @@ class LogOpener:
         if self._segments.size_bytes and self._snapshots.offsets[-1:] != [end]:
             logger.warning("log is recovered, it has no producer snapshot at its end path=%s", self._directory)
             return None
-        self._producers = restore_producers(self._snapshots, self._segments, start, end)
+        self._producers = restore_producers(self._snapshots, self._segments, start_offset, end)
         return end
 
     def _end_of_active(self) -> int:
-        """Return the log's end offset, by reading the batch headers after the last index entry."""
+        """Return the log's end offset. Rebuild the active segment's indexes if `_walk_tail` finds them wrong.
+
+        Raises CorruptLog if the log file is damaged.
+        """
         segment = self._segments.active
         try:
             return self._walk_tail(segment)
@@ -244,20 +263,25 @@ class LogOpener:
             return self._walk_tail(segment)
 
     def _walk_tail(self, segment: Segment) -> int:
-        """Return where the segment ends, by reading the batch headers from its last index entry on.
+        """Read the batch headers from the segment's last index entry on, and return the offset at which the segment
+        ends.
 
-        Raises CorruptIndex, FileNotFoundError, CorruptLog.
+        Sets the segment's largest timestamp, and cuts off an unwritten end (zeros). Raises CorruptIndex or
+        FileNotFoundError for an index that is wrong or missing, and CorruptLog for a bad batch.
         """
         last, last_time = segment.index.last(), segment.times.last()
-        start = last[1] if last else 0
+        start_position = last[1] if last else 0
         end_offset = segment.base_offset
         segment.max_timestamp, relative = last_time if last_time else (NO_TIMESTAMP, 0)
         segment.max_timestamp_offset = segment.base_offset + relative
         try:
-            for position, _, fields in headers(segment.file, start, segment.size, segment.base_offset):
+            for position, _, fields in headers(segment.file, start_position, segment.size, segment.base_offset):
                 last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
-                if last and position == start and last_offset != segment.base_offset + last[0]:
-                    raise CorruptIndex(f"{segment.index.path}: the batch at {start} ends with offset {last_offset}")
+                if last and position == start_position and last_offset != segment.base_offset + last[0]:
+                    raise CorruptIndex(
+                        f"{segment.index.path}: the last entry has offset {segment.base_offset + last[0]}, but the "
+                        f"batch at its position {position} ends with offset {last_offset}"
+                    )
                 latest = segment.latest_in(position, fields)
                 if latest > segment.max_timestamp and fields[COUNT]:
                     segment.max_timestamp = latest
@@ -267,55 +291,74 @@ class LogOpener:
             if not self._cut_unwritten(segment, problem.position, end_offset):
                 raise
         if end_offset <= segment.max_timestamp_offset and segment.size:
-            raise CorruptIndex(f"{segment.times.path}: an entry lies past the segment's end, offset {end_offset}")
+            raise CorruptIndex(
+                f"{segment.times.path}: the last entry has offset {segment.max_timestamp_offset}, but the segment ends "
+                f"at offset {end_offset}"
+            )
         if last and end_offset == segment.base_offset:
-            raise CorruptIndex(f"{segment.index.path}: position {start} is not in the log")
-        segment.sound_from = start
+            raise CorruptIndex(
+                f"{segment.index.path}: the last entry has position {start_position}, but the log file has "
+                f"{segment.size} bytes"
+            )
+        segment.sound_from = start_position
         return end_offset
 
     # After a crash
 
-    def _recover(self, start: int) -> int:
+    def _recover(self, start_offset: int) -> int:
+        """Restore the producers and leader epochs, repair the segments, and return the log's end offset."""
         snapshot = self._snapshots.load(1 << 63)
-        replay_from = start
+        replay_from = start_offset
         if snapshot is not None:
-            replay_from = max(start, snapshot[0])
+            replay_from = max(start_offset, snapshot[0])
             self._producers.restore(snapshot[1])
-            self._recovery_point = max(self._recovery_point, snapshot[0])
+            self._flushed_end = max(self._flushed_end, snapshot[0])
         self._replayed_from = replay_from
-        # Later epochs come from the batches: after a cut, the checkpoint may still describe removed batches.
+        # Epochs from here on come from the batches: the checkpoint may describe batches that the crash removed.
         self._epochs.truncate_from_end(replay_from)
         first = self._segments.floor(replay_from)
-        for segment in self._segments.items[self._segments.floor(start) : first]:
-            self._check_sealed(segment)
+        for segment in self._segments.items[self._segments.floor(start_offset) : first]:
+            self._check_closed(segment)
         end = self._segments.items[first].base_offset
         index = first
         while index < len(self._segments.items):
             segment = self._segments.items[index]
-            if index > first and not self._follows(segment, index, end):
+            if index > first and not self._continue_with(segment, index, end):
                 break
             end = self._recover_segment(segment, index, replay_from)
             index += 1
-        if end > self._recovery_point or self._removed:  # removed files must not reappear either
+        if end > self._flushed_end or self._removed:
+            # The directory entries of new files must be durable, and removed files must not reappear after a power cut.
             self._disk.sync_dir(self._directory)
             self._disk.sync_dir(self._directory.rpartition("/")[0])
         else:
             self._segments.active.entry_unsynced = True
         return end
 
-    def _follows(self, segment: Segment, index: int, end: int) -> bool:
-        """Return whether `segment` continues a log that ends at `end`. If not, remove it and all later segments."""
+    def _continue_with(self, segment: Segment, index: int, end: int) -> bool:
+        """Return True if recovery continues with `segment`; `end` is the offset at which the segment before it ends.
+
+        A gap between the two is accepted if the topic is compacted, or if the gap begins in the flushed part, where no
+        crash can have caused it; reads report such a gap unless compaction explains it. Any other gap was caused by a
+        crash: remove `segment` and all later segments, and return False. Raises CorruptLog if `segment` begins below
+        `end`.
+        """
         if segment.base_offset < end:
-            raise CorruptLog(segment.path, 0, f"the segment begins below offset {end}, where the one before it ends")
-        if segment.base_offset > end and end >= self._recovery_point and not self._config.compacts:
+            reason = f"the segment begins at offset {segment.base_offset}, the segment before it ends at offset {end}"
+            raise CorruptLog(segment.path, 0, reason)
+        if segment.base_offset > end and end >= self._flushed_end and not self._config.compacts:
             previous = self._segments.items[index - 1]
-            self._drop_from(index, f"{previous.path} ends at offset {end}: its last unflushed batches are gone")
+            reason = (
+                f"{previous.path} ends at offset {end}, the next segment begins at offset {segment.base_offset}: "
+                "unflushed batches between them were lost"
+            )
+            self._drop_from(index, reason)
             return False
         return True
 
-    def _check_sealed(self, segment: Segment) -> None:
-        """Check the end of a closed segment below the scanned part against its indexes. Rebuild the indexes if they
-        disagree.
+    def _check_closed(self, segment: Segment) -> None:
+        """Compare the indexes of a closed segment, which recovery does not scan, with the end of its log file. Rebuild
+        the indexes if they disagree. Cut off an unwritten end.
 
         Raises CorruptLog if the log file itself is damaged.
         """
@@ -325,10 +368,14 @@ class LogOpener:
             segment.rebuild_indexes(str(error))
 
     def _recover_segment(self, segment: Segment, index: int, replay_from: int) -> int:
-        """Scan one segment from `replay_from` on, and cut off a torn tail. Returns the offset at which it ends."""
+        """Scan one segment from `replay_from` on, and return the offset at which it ends.
+
+        The scan writes the index entries again. A torn tail is cut off, and all later segments are then removed. Makes
+        the log file durable if part of it was not flushed. Raises CorruptLog for damage that is not a torn tail.
+        """
         segment.transactions.truncate_to(replay_from)
-        start, indexes_wrong = segment.keep_indexes_below(replay_from)
-        position, end = self._replay_flushed(segment, start, replay_from)
+        start_position, indexes_wrong = segment.keep_indexes_below(replay_from)
+        position, end = self._replay_flushed(segment, start_position, replay_from)
         try:
             for at, batch, fields in batches(segment.file, position, segment.size, segment.base_offset, end):
                 if crc32c(batch[21:]) != fields[CRC]:
@@ -345,86 +392,91 @@ class LogOpener:
                     problem.position,
                     end,
                     problem,
-                    recovery_point=self._recovery_point,
+                    flushed_end=self._flushed_end,
                     has_later_records=has_later_records,
                 )
-                self._cut(segment, index, problem)
-        segment.sound_from = start
+                self._cut_torn_tail(segment, index, problem)
+        segment.sound_from = start_position
         if indexes_wrong:
             segment.times.rewrite()
             segment.index.rewrite()
         if index + 1 < len(self._segments.items):
             segment.finish()
-        if end > self._recovery_point:
+        if end > self._flushed_end:
             segment.file.sync()
         return end
 
     def _replay_flushed(self, segment: Segment, position: int, replay_from: int) -> tuple[int, int]:
-        """Replay the headers of flushed batches. Returns (position, offset) of the first batch that may not be
-        flushed.
+        """Replay the headers of the flushed batches from `position` on.
 
-        Raises CorruptLog if a flushed batch is missing or bad.
+        Returns the position of the first batch after them, and the lowest offset with which that batch may begin.
+        Raises CorruptLog for a bad batch in the flushed part. If the file ends within the flushed part, nothing is
+        raised here; `open` checks the end of the log.
         """
         end = segment.base_offset
-        if end >= self._recovery_point:
+        if end >= self._flushed_end:
             return position, end
         try:
             for at, size, fields in headers(segment.file, position, segment.size, segment.base_offset):
-                if fields[BASE_OFFSET] >= self._recovery_point:
+                if fields[BASE_OFFSET] >= self._flushed_end:
                     break
                 segment.note_batch(at, fields)
                 self._replay(segment, at, size, fields, replay_from)
                 position = at + size
                 end = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
         except CorruptLog as problem:
-            if end < self._recovery_point:
-                reason = f"{problem.reason}; offset {end} was on the disk, the recovery point is {self._recovery_point}"
+            if end < self._flushed_end:
+                reason = (
+                    f"{problem.reason}; offset {end} was on the disk, as was every offset below {self._flushed_end}"
+                )
                 raise CorruptLog(problem.path, problem.position, reason) from problem
         return position, end
 
     def _replay(self, segment: Segment, position: int, size: int, fields: Fields, replay_from: int) -> None:
-        """Apply one batch to the leader epochs and producers."""
+        """Apply one batch to the leader epochs, and to the producers unless it ends before `replay_from`."""
         if fields[LEADER_EPOCH] > self._epochs.latest:
             self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
-        # A log may start in the middle of a batch.
+        # Replay may start in the middle of a batch.
         if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= replay_from:
             replay_batch(self._producers, segment, position, size, fields)
 
     def _cut_unwritten(self, segment: Segment, position: int, end_offset: int) -> bool:
-        """Cut off the rest of the segment, after the last batch, if it was never written. Returns whether it was cut
-        off.
+        """Cut off the segment's bytes from `position` on if they were never written. Returns whether they were cut off.
 
-        It was never written if it consists of zeros and no record is missing: the next segment begins with
-        `end_offset`; or, if there is no next segment, `end_offset` is not below the recovery point.
+        `end_offset` is the offset at which the batches before `position` end. The bytes were never written if they
+        are all zero and no record is missing: the next segment begins with `end_offset`, or, if there is no next
+        segment, `end_offset` is not below the flushed end.
         """
         index = self._segments.items.index(segment) + 1
         if index < len(self._segments.items):
             is_complete = self._segments.items[index].base_offset == end_offset
         else:
-            is_complete = end_offset >= self._recovery_point
-        unwritten = segment.size - position
+            is_complete = end_offset >= self._flushed_end
+        unwritten_bytes = segment.size - position
         # Fewer zeros may be the beginning of a batch. They are cut off, too, but reported as a torn tail.
-        if not is_complete or unwritten < LENGTH_END or not is_unwritten(segment.file, position, segment.size):
+        if not is_complete or unwritten_bytes < LENGTH_END or not is_unwritten(segment.file, position, segment.size):
             return False
-        logger.info("unwritten end cut off path=%s position=%d bytes=%d", segment.path, position, unwritten)
-        self._truncated += unwritten
+        logger.info("unwritten end cut off path=%s position=%d bytes=%d", segment.path, position, unwritten_bytes)
+        self._truncated += unwritten_bytes
         segment.cut(position)
         return True
 
-    def _cut(self, segment: Segment, index: int, problem: CorruptLog) -> None:
-        cut = segment.size - problem.position
+    def _cut_torn_tail(self, segment: Segment, index: int, problem: CorruptLog) -> None:
+        """Cut the segment off at `problem.position`, and remove all later segments."""
+        cut_bytes = segment.size - problem.position
         logger.warning(
             "torn tail cut off path=%s position=%d bytes=%d reason=%s",
             segment.path,
             problem.position,
-            cut,
+            cut_bytes,
             problem.reason,
         )
-        self._truncated += cut
+        self._truncated += cut_bytes
         segment.cut(problem.position)
         self._drop_from(index + 1, f"{segment.path} was cut at {problem.position}")
 
     def _drop_from(self, index: int, reason: str) -> None:
+        """Remove all segments from `index` on, with their files."""
         for segment in self._segments.take_from(index):
             logger.warning("segment dropped path=%s bytes=%d reason=%s", segment.path, segment.size, reason)
             self._truncated += segment.size

@@ -56,7 +56,10 @@ def end_marker(batch: "Buffer") -> tuple[int, int] | None:
 def replay_producer(
     producers: "ProducerState", transactions: "TransactionIndex", fields: Fields, read_batch: Callable[[], "Buffer"]
 ) -> None:
-    """Apply one batch of a producer id. Only a control batch's bytes are read. Raises ValueError, OSError."""
+    """Apply one batch of a producer id. The marker of an aborted transaction adds an entry to `transactions`.
+
+    `read_batch` is called only for a control batch. Raises ValueError if that batch cannot be decoded, and OSError.
+    """
     producer_id, epoch, base_offset = fields[PRODUCER_ID], fields[PRODUCER_EPOCH], fields[BASE_OFFSET]
     if not fields[ATTRIBUTES] & CONTROL_BIT:
         producers.appended(
@@ -90,8 +93,8 @@ def replay_batch(producers: "ProducerState", segment: "Segment", position: int, 
 def check_producer(
     producers: "ProducerState", batch: memoryview, header: "BatchHeader", log_start_offset: int
 ) -> Appended | None:
-    """Return the answer to a repeated batch, or None if the batch may be appended. Raises ApiError if it is out of
-    order.
+    """Return the answer to a repeated batch, or None if the batch may be appended. Raises ApiError if its sequence, its
+    producer epoch or its transaction state is wrong.
     """
     if header.attributes & CONTROL_BIT:
         marker = end_marker(batch)

@@ -26,8 +26,9 @@ TEMPORARY_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, *NOT_OPENED)
 """Errors after which a retry may succeed."""
 NO_TIMESTAMP = -1
 UNKNOWN = -2
-"""Not determined yet."""
+"""Value of `max_timestamp` before it is determined."""
 NEVER = 1 << 62
+"""A limit or time that is never reached."""
 LOG_SUFFIX = ".log"
 SUFFIXES = (LOG_SUFFIX, ".index", ".timeindex", ".txnindex")
 DELETED_SUFFIX = ".deleted"
@@ -104,7 +105,8 @@ class Segment:
         self.times = TimeIndex(disk, stem + ".timeindex", base_offset)
         self.transactions = TransactionIndex(disk, stem + ".txnindex", exists=has_transactions)
         self.max_timestamp = UNKNOWN
-        """The largest timestamp in the headers of its batches; NO_TIMESTAMP if there is none."""
+        """The largest timestamp in the headers of the segment's batches (in the records of a batch whose header is
+        wrong). NO_TIMESTAMP if there is none, UNKNOWN if it is not determined yet."""
         self.max_timestamp_offset = base_offset
         self.age: SegmentAge | None = None
         """The age, after retention needed it and determined it; None before."""
@@ -122,13 +124,13 @@ class Segment:
         self.clock_confirmed = False
         """Whether the records of the first batch were examined for `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
-        """Limit of `next_offset`: offsets are stored relative to the base offset in 31 bits."""
+        """Upper bound on the end offset of the segment: offsets are stored relative to the base offset in 31 bits."""
         self.synced_size = size
         """Number of bytes from the start of the log file that are durable."""
         self.entry_unsynced = False
-        """Whether the log file's directory entry may not be durable."""
+        """Whether the log file's directory entry is possibly not durable."""
         self.indexes_unsynced = False
-        """Whether the index files may not be durable."""
+        """Whether the files of `index` and `times` are possibly not durable."""
 
     @classmethod
     def create(cls, disk: "Disk", directory: str, base_offset: int, now_ms: int) -> "Segment":
@@ -194,7 +196,9 @@ class Segment:
         self._interval = config.index_interval_bytes
 
     def configure(self, config: "LogConfig") -> None:
-        """Apply the settings that decide when to roll and where to add index entries."""
+        """Apply the settings that decide when to roll and where to add index entries. The next append computes again
+        when the segment's time is over.
+        """
         self._interval = config.index_interval_bytes
         self._entries_max = config.segment_index_bytes // OffsetIndex.entry_bytes
         # one entry is reserved for the one that `finish` adds at the roll
@@ -230,16 +234,16 @@ class Segment:
             self.roll_now_ms = self.created_ms + segment_ms
 
     def first_timestamp(self) -> int:
-        """Return the largest timestamp in the first batch's header; NO_TIMESTAMP if there is no batch. Raises
-        CorruptLog.
+        """Return the largest timestamp of the first batch, by its header unless that is wrong; NO_TIMESTAMP if there
+        is no batch. Raises CorruptLog.
         """
         for header_at in headers(self.file, 0, self.size, self.base_offset):
             return latest_timestamp_at(self.file, *header_at)
         return NO_TIMESTAMP
 
     def first_records_time(self) -> int:
-        """Return the largest timestamp of the first batch's records; the header's if there are too many. Raises
-        CorruptLog.
+        """Return the largest timestamp of the first batch's records; the header's if there are too many records, or if
+        they cannot be decoded. Raises CorruptLog.
         """
         for header_at in headers(self.file, 0, self.size, self.base_offset):
             return latest_record_timestamp_at(self.file, *header_at)
@@ -285,7 +289,8 @@ class Segment:
                 raise
 
     @property
-    def unsynced_beside_records(self) -> bool:
+    def has_unsynced_indexes(self) -> bool:
+        """Whether the file of an index, including the transaction index, is possibly not durable."""
         return self.indexes_unsynced or self.transactions.unsynced
 
     def take_unsynced(self) -> "list[Syncable]":
@@ -305,15 +310,17 @@ class Segment:
         self.write_indexes()
 
     def _check_full(self) -> None:
+        """Make the next append roll the segment if an index is full."""
         if self.index.count >= self._entries_max or self.times.count >= self._time_entries_max:
             self.size_limit = -1
 
-    # Search by offset and time
+    # Search by offset and time. An index that is missing or wrong is rebuilt from the log, except in
+    # `read_latest_timestamp`.
 
     def find(self, offset: int) -> tuple[int, int, Fields] | None:
         """Return (position, size, header) of the first batch that ends at or after `offset`; None if there is none.
 
-        A wrong index is rebuilt from the log. Raises CorruptLog.
+        Raises CorruptLog.
         """
         start = self.indexed_position(offset) if offset > self.base_offset else 0
         try:
@@ -397,7 +404,10 @@ class Segment:
             last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
             if last_offset >= offset:
                 if position == start and start and last_offset > offset:
-                    raise CorruptIndex(f"{self.index.path}: the batch at {start} does not end where the index says")
+                    raise CorruptIndex(
+                        f"{self.index.path}: the batch at {start} ends with offset {last_offset}, its entry states an "
+                        f"offset of at most {offset}"
+                    )
                 return header_at
         return None
 
@@ -406,10 +416,10 @@ class Segment:
     def end_of_whole_batches(self, position: int, first_offset: int, size_max: int, end: int) -> tuple[int, int]:
         """Return the end of the whole batches from `position` on that fit into `size_max` bytes before `end`.
 
-        The result is (position, next offset or -1 if unknown). At least one batch is included, whatever its size.
-        The first batch must begin with `first_offset` or later. Batches that this process neither wrote nor checked
-        are checked now, at most `WALK_BATCHES_MAX` of them, so that a broken sequence is never served. Raises
-        CorruptLog.
+        The result is (position, next offset or -1 if unknown). At least one batch is included, even if it is larger. A
+        batch must begin at `position`, and its base offset must not be below `first_offset`. Batches that this process
+        neither wrote nor checked are checked now, at most `WALK_BATCHES_MAX` of them, so that a broken sequence is
+        never served. Raises CorruptLog.
         """
         limit = min(position + size_max, end)
         is_checked = position > self.sound_from or (self._checked_from <= position and limit <= self._checked_to)
@@ -419,7 +429,7 @@ class Segment:
             stop = self.boundary(limit)
             if stop > position:
                 return stop, -1
-        stop, next_offset = self._end_of_checked(position, first_offset, limit, end)
+        stop, next_offset = self._check_batches(position, first_offset, limit, end)
         if not is_checked:
             if self._checked_from <= position == self._checked_to and first_offset >= self._checked_offset:
                 self._checked_to = stop
@@ -428,7 +438,8 @@ class Segment:
             self._checked_offset = next_offset
         return stop, next_offset
 
-    def _end_of_checked(self, position: int, first_offset: int, limit: int, end: int) -> tuple[int, int]:
+    def _check_batches(self, position: int, first_offset: int, limit: int, end: int) -> tuple[int, int]:
+        """Check the headers of the batches from `position` on. Returns the result of `end_of_whole_batches`."""
         stop, next_offset = position, -1
         chain = headers(self.file, position, end, self.base_offset, first_offset)
         for at, size, fields in islice(chain, WALK_BATCHES_MAX):
@@ -443,7 +454,7 @@ class Segment:
     # Repair and truncation
 
     def rebuild_indexes(self, reason: str) -> None:
-        """Rebuild both indexes from the batch headers. Raises CorruptLog, OSError."""
+        """Rebuild both indexes and the largest timestamp from the batch headers. Raises CorruptLog, OSError."""
         logger.warning("index rebuilt path=%s reason=%s", self.index.path, reason)
         limit = self.size_limit
         self.index.clear()
@@ -491,6 +502,7 @@ class Segment:
         return position, is_wrong
 
     def _check_entry(self, last_offset: int, position: int) -> None:
+        """Raise CorruptIndex unless a batch at `position` ends with `last_offset`; CorruptLog for a bad header."""
         for _, _, fields in headers(self.file, position, self.size, self.base_offset):
             if fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] == last_offset:
                 return

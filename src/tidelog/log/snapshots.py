@@ -25,7 +25,7 @@ truncations start from them."""
 
 
 class Snapshots:
-    """The snapshot files in a partition's directory, by offset."""
+    """The snapshot files in a partition's directory. `offsets` are their offsets, ascending."""
 
     __slots__ = ("_directory", "_disk", "offsets")
 
@@ -66,7 +66,9 @@ class Snapshots:
             self.remove(later)
 
     def take_obsolete(self, segments: "SegmentList") -> list[str]:
-        """Return the paths of snapshots that are no longer needed. The caller removes them."""
+        """Remove the snapshots that are no longer needed from the list, and return their paths. The caller removes the
+        files.
+        """
         kept = {segment.base_offset for segment in segments.items}
         kept.update(self.offsets[-NEWEST_KEPT:])
         obsolete = [offset for offset in self.offsets if offset not in kept]
@@ -74,16 +76,16 @@ class Snapshots:
         return [self.path(offset) for offset in obsolete]
 
     def give_back(self, obsolete: list[str]) -> None:
-        """Take back paths of `take_obsolete` whose files could not be removed."""
+        """Add the paths of `take_obsolete` to the list again, since their files were not removed."""
         for path in obsolete:
             self.add(int(path.rpartition("/")[2][: -len(SUFFIX)]))
 
 
 def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> ProducerState:
-    """Restore the producers of a log whose batches are sound from `start` to `end`: load the newest snapshot and
-    replay the batches after it.
+    """Restore the producers of a log from `start` to `end`: load the newest snapshot and replay the batches after it.
 
-    Raises CorruptLog, OSError.
+    Replayed batches write the transaction indexes again. Batches are not checked, but raise CorruptLog if they cannot
+    be read. Raises OSError.
     """
     producers = ProducerState()
     snapshot = snapshots.load(end)

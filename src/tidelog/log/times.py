@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def find_timestamp(log: "PartitionLog", timestamp_ms: int) -> Steps[TimestampOffset | None]:
-    """Return the first record whose timestamp is at least `timestamp_ms`; None if there is none. Raises
+    """Return the first record whose timestamp is at least `timestamp_ms`; None if no record has one. Raises
     StorageError.
     """
     return _in_steps(log, lambda start: log.reader.offset_for_timestamp(timestamp_ms, start))

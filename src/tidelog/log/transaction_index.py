@@ -1,4 +1,5 @@
-"""The aborted transactions of a segment, in Kafka's `.txnindex` format: 34 bytes per entry, big-endian.
+"""The aborted transactions whose markers are in a segment, in Kafka's `.txnindex` format: 34 bytes per entry,
+big-endian.
 
     version (int16, 0) | producer id (int64) | first offset | last offset (of the marker) | last stable offset
 
@@ -60,7 +61,9 @@ class TransactionIndex:
         self.unsynced = True
 
     def read(self) -> list[AbortedTransaction]:
-        """Return all entries. Raises CorruptLog for an unknown version or offsets out of order, and OSError."""
+        """Return all entries. Part of an entry at the end of the file is ignored. Raises CorruptLog for an unknown
+        version or offsets out of order, and OSError.
+        """
         return list(self.entries())
 
     def entries(self) -> Iterator[AbortedTransaction]:
@@ -80,7 +83,9 @@ class TransactionIndex:
             previous_last = last
 
     def truncate_to(self, offset: int) -> None:
-        """Remove transactions whose marker is at `offset` or later, and entries that cannot be read."""
+        """Remove the transactions whose marker is at `offset` or later. Also remove the first entry that cannot be
+        read, and all entries after it. Raises OSError.
+        """
         if not self.exists:
             return
         kept = 0

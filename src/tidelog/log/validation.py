@@ -169,7 +169,7 @@ def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
 
 
 def retention_time_ms(config: "LogConfig") -> int:
-    """Return how long the topic's retention keeps records by time."""
+    """Return how long retention keeps the topic's records, in ms; INT64_MAX if it does not delete them by their age."""
     return config.retention_ms if config.deletes and config.retention_ms >= 0 else INT64_MAX
 
 

@@ -207,9 +207,11 @@ class _Verifier:
                 self._result.add_finding(f"{directory}/{name}", 0, "an index without its segment", NOTE)
 
     def _may_have_holes(self, directory: str, offset: int) -> bool:
-        """Return whether the missing offsets before `offset` may be no damage: compaction removed them, or they are
-        below the log start offset. In a data directory of Kafka this is always possible, since its checkpoints may
-        be behind.
+        """Return whether it is possible that the missing offsets before `offset` are no damage: compaction removed
+        them, or they are below the log start offset.
+
+        The result is True if the directory has no metadata store beside it, as in Kafka, whose checkpoints may be
+        behind. It is also True if the checkpoint of compaction is damaged.
         """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)
@@ -217,7 +219,7 @@ class _Verifier:
             return True
         path = f"{parent}/{CLEANER_OFFSETS}"
         if self._disk.exists(path) and self._checkpoint_offset(path, key) is None:
-            return True  # the checkpoint is damaged, which is reported when the file itself is verified
+            return True  # the damage is reported when the checkpoint itself is verified
         is_compacted = key in (self._checkpoints.get(path) or {})
         return is_compacted or offset <= (self._checkpoint_offset(f"{parent}/{LOG_START_OFFSETS}", key) or 0)
 
@@ -247,7 +249,8 @@ class _Verifier:
         if recovery_point is not None and end_offset != UNKNOWN_END and max(end_offset, start or 0) < recovery_point:
             path = f"{directory}/{segments[-1]}" if segments else directory
             reason = (
-                f"the log ends at offset {end_offset}, {RECOVERY_POINTS} says that {recovery_point} was on the disk"
+                f"the log ends at offset {end_offset}, {RECOVERY_POINTS} says that every offset below "
+                f"{recovery_point} was on the disk"
             )
             self._result.add_finding(path, self._disk.size(path) if segments else 0, reason)
 
@@ -335,12 +338,14 @@ class _Verifier:
                 self._result.add_finding(
                     path,
                     0,
-                    f"a batch at offset {offset} lies before the first epoch of the list: its records were deleted",
+                    f"a batch at offset {offset} lies before the first epoch of the checkpoint, which begins at offset "
+                    f"{entries[0][1]}: its records were deleted",
                     NOTE,
                 )
             elif starts.get(epoch, offset + 1) > offset:
+                stated = f"begins it at offset {starts[epoch]}" if epoch in starts else "does not have it"
                 self._result.add_finding(
-                    path, 0, f"a batch at offset {offset} in {segment} is of epoch {epoch}, the checkpoint disagrees"
+                    path, 0, f"a batch at offset {offset} in {segment} is of epoch {epoch}, but the checkpoint {stated}"
                 )
 
     # Segments

@@ -37,6 +37,7 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._current_token: object | None = None
         self.calls = 0
+        """Number of calls that have begun."""
         drop_when_forked(self)
 
     def call(self, token: object, work: ChildWork, request: bytes, report: Callable[[bytes], None]) -> None:
@@ -52,7 +53,7 @@ class ChildProcess:
 
     def _exchange(self, work: ChildWork, request: bytes, report: Callable[[bytes], None]) -> None:
         if len(request) > REQUEST_BYTES_MAX:
-            raise WorkEnded(f"a request of {len(request)} bytes is too large")
+            raise WorkEnded(f"a request of {len(request)} bytes is too large, the limit is {REQUEST_BYTES_MAX}")
         requests, results = self._pipes()
         content = f"{work.__module__}:{work.__qualname__}\n".encode() + request
         requests.write(FRAME.pack(CALL, len(content)) + content)
@@ -130,6 +131,7 @@ class ChildProcess:
                     pipe.raw.close()
 
     def _how_it_ended(self) -> str:
+        """Return why the process does not answer, as text. Waits up to END_S for its exit."""
         process = self._process
         if process is None:
             return "the process could not be started"

@@ -18,8 +18,8 @@ from tidelog.runtime.forks import drop_when_forked
 log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
-"""Upper bound on the descriptors that are examined when one has to be closed. It bounds the cost of an open when
-nearly all files are dirty."""
+"""Upper bound on the descriptors that are examined in vain when some have to be closed. It bounds the cost of an open
+when nearly all files are dirty."""
 
 RESERVED_FOR_SYNCS = 8
 """Descriptors reserved for syncs. A sync makes a file clean, and only a clean file's descriptor may be closed; without
@@ -68,11 +68,12 @@ class PooledFile(Protocol):
     """One element for each call that uses the descriptor at this moment."""
 
     @property
-    def dirty(self) -> bool: ...
+    def dirty(self) -> bool:
+        """Whether the file was changed since its last sync."""
 
 
 class DescriptorPool:
-    """At most `descriptors_max` open file descriptors; more only while all of them are dirty or in use.
+    """At most `descriptors_max` open file descriptors; more only if no clean and unused one is found (see SCAN_MAX).
 
     Eviction is second chance: a clean descriptor that was not used lately is closed first. A descriptor with unsynced
     bytes is never closed: the kernel reports a failed write-back only to descriptors that were open at the time, so
@@ -88,8 +89,10 @@ class DescriptorPool:
         self._lock = threading.Lock()
         self._order: OrderedDict[PooledFile, None] = OrderedDict()
         self._retiring: list[tuple[PooledFile, int]] = []
+        """Closed files with the descriptors that a call was still using."""
         self._exceeded = False
         self._reserved: list[int] = []
+        """Descriptors that are reserved for syncs."""
         drop_when_forked(self)
 
     def open(self, file: PooledFile, flags: int, *, to_sync: bool = False) -> int:
@@ -114,7 +117,10 @@ class DescriptorPool:
             return descriptor
 
     def open_unpooled(self, path: str, flags: int) -> int:
-        """Open a descriptor that the pool does not count, for a sync; end it by `close_unpooled`. Raises OSError."""
+        """Open a descriptor that the pool does not count, for an atomic write or the sync of a directory.
+
+        The caller must close it with `close_unpooled`. Raises OSError.
+        """
 
         def open_it() -> int:
             return os.open(path, flags | os.O_CLOEXEC, 0o644)
@@ -132,7 +138,9 @@ class DescriptorPool:
                 self._refill_reserve()
 
     def _reopen_after(self, failure: OSError, open_it: Callable[[], int], *, to_sync: bool) -> int:
-        """Retry after EMFILE or ENFILE: close clean descriptors, then use reserved ones. Raises OSError."""
+        """Try again after EMFILE or ENFILE: close clean descriptors first, and then, if `to_sync`, the reserved ones.
+        Raises OSError.
+        """
         if failure.errno not in OUT_OF_DESCRIPTORS:
             raise failure
         for freed in chain(

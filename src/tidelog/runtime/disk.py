@@ -45,8 +45,8 @@ class LocalFile:
         "_failure",
         "_holds",
         "_pool",
-        "_synced",
-        "_writes",
+        "_synced_count",
+        "_write_count",
         "descriptor",
         "path",
         "pins",
@@ -60,15 +60,18 @@ class LocalFile:
         self.pins: list[None] = []
         self._disk: LocalDisk | None = disk
         self._pool = pool
-        self._writes = 0
-        self._synced = 0
+        self._write_count = 0
+        """Number of writes and truncations."""
+        self._synced_count = 0
+        """Value of `_write_count` when the last successful sync began."""
         self._failure: OSError | None = None
+        """The first error of a sync."""
         self._holds = 0
         self._closing = False
 
     @property
     def dirty(self) -> bool:
-        return self._writes != self._synced
+        return self._write_count != self._synced_count
 
     def pread(self, size: int, position: int) -> bytes:
         self.pins.append(None)
@@ -101,7 +104,7 @@ class LocalFile:
                 while written < len(data):  # a nearly full disk accepts a part; the next write raises ENOSPC
                     written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
             finally:
-                self._writes += 1
+                self._write_count += 1
         finally:
             self.pins.pop()
 
@@ -109,7 +112,7 @@ class LocalFile:
         self.pins.append(None)
         try:
             os.ftruncate(self.descriptor if self.descriptor >= 0 else self._open(), size)
-            self._writes += 1
+            self._write_count += 1
         finally:
             self.pins.pop()
 
@@ -122,7 +125,8 @@ class LocalFile:
             self.pins.pop()
         if self._disk is None:
             raise OSError(errno.EBADF, "the file is closed", self.path)
-        return os.stat(self.path).st_size  # a start calls this for every file, so do not open a descriptor
+        # A broker calls this for every file when it starts, so do not open a descriptor.
+        return os.stat(self.path).st_size
 
     def sync(self) -> None:
         if self._failure is not None:
@@ -130,20 +134,21 @@ class LocalFile:
         self.pins.append(None)
         try:
             descriptor = self.descriptor if self.descriptor >= 0 else self._open(to_sync=True)
-            seen = self._writes
+            write_count = self._write_count
             try:
                 _sync_descriptor(descriptor)
             except OSError as error:
                 self._failure = error
                 raise OSError(error.errno, error.strerror, self.path) from error
-            self._synced = seen
+            self._synced_count = write_count
         finally:
             self.pins.pop()
 
     def resident(self, position: int, size: int) -> bool:
         """Read one byte of every 128 KiB, and the last one, without waiting (RWF_NOWAIT).
 
-        Returns True where the kernel does not support such reads.
+        Returns False if one of these reads would wait for the disk. Returns True if none would, and also where the
+        kernel does not support such reads.
         """
         if not _RWF_NOWAIT or size <= 0:
             return True
@@ -322,12 +327,12 @@ class LocalDisk:
             self._files.pop(directory, None)
 
     def read(self, path: str) -> bytes:
-        # The builtin open() makes twice as many system calls, and a start reads many small files.
+        # The builtin open() makes twice as many system calls, and a broker reads many small files when it starts.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(descriptor).st_size
             data = os.read(descriptor, size + 1)
-            while len(data) != size and (more := os.read(descriptor, READ_STEP_BYTES)):  # the file grew meanwhile
+            while len(data) != size and (more := os.read(descriptor, READ_STEP_BYTES)):  # more than one read is needed
                 data += more
             return data
         finally:

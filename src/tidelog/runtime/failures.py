@@ -24,8 +24,9 @@ def explain(error: Exception, directory: str, address: str, remedies: Remedies) 
     """Return one line for `error`, which a broker with this data directory and address HOST:PORT raised at its
     start.
 
-    Exceptions of Tidelog contain their own text, and errors of the operating system are explained by their number.
-    Any other exception is a defect of Tidelog; its traceback is logged.
+    The line is the exception's own text for exceptions of Tidelog and of SQLite. Errors of the operating system are
+    explained by their number if `system_error` knows it. Any other exception is reported as an internal error, and its
+    traceback is logged.
     """
     if isinstance(error, OSError) and (explanation := system_error(error, directory, address, remedies)):
         return explanation
@@ -39,17 +40,23 @@ def explain(error: Exception, directory: str, address: str, remedies: Remedies) 
 
 
 def system_error(error: OSError, directory: str, address: str, remedies: Remedies) -> str | None:
+    """Return one line for an error of the operating system at a broker's start; None if its cause is not known and it
+    names no file.
+    """
     where = error.filename if isinstance(error.filename, str) else None
-    elsewhere, other_directory = remedies.another_address, remedies.another_directory
+    other_address, other_directory = remedies.another_address, remedies.another_directory
     match error.errno:
         case errno.EADDRINUSE:
             return (
-                f"{address} is in use: stop the program that listens there, or {elsewhere} (port 0 chooses a free port)"
+                f"{address} is in use: stop the program that listens there, or {other_address} "
+                "(port 0 chooses a free port)"
             )
         case errno.EADDRNOTAVAIL:
-            return f"{address} is not an address of this machine: {elsewhere}"
+            return f"{address} is not an address of this machine: {other_address}"
         case errno.EACCES | errno.EPERM if where is None:
-            return f"no permission to listen on {address} (ports below 1024 are reserved for the system): {elsewhere}"
+            return (
+                f"no permission to listen on {address} (ports below 1024 are reserved for the system): {other_address}"
+            )
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return f"{where or directory} cannot be written ({error.strerror}): {other_directory}"
         case errno.ENOSPC | errno.EDQUOT:
@@ -59,7 +66,7 @@ def system_error(error: OSError, directory: str, address: str, remedies: Remedie
         case errno.ENOENT if where is not None:
             return f"{where} cannot be created ({error.strerror}): {other_directory}"
         case errno.EEXIST | errno.ENOTDIR if where is not None:
-            # Below something that is no directory, the system names the file that was looked for.
+            # If a parent of a path is not a directory, the error names the whole path and not the parent.
             path = directory if where.startswith(f"{directory}/") else where
             return f"{path} is not a directory: {other_directory}"
         case errno.EWOULDBLOCK:

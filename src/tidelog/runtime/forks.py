@@ -11,7 +11,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 
-class Inherited(Protocol):
+class InheritedResource(Protocol):
     """A resource that a forked child inherits and must not use."""
 
     def drop_in_forked_child(self) -> None:
@@ -22,10 +22,10 @@ class Inherited(Protocol):
         """
 
 
-_registered: WeakSet[Inherited] = WeakSet()
+_registered: WeakSet[InheritedResource] = WeakSet()
 
 
-def drop_when_forked(resource: Inherited) -> None:
+def drop_when_forked(resource: InheritedResource) -> None:
     """Call `resource.drop_in_forked_child` in every process that is forked from this one from now on."""
     _registered.add(resource)
 

@@ -18,10 +18,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Wall-clock time, milliseconds since the Unix epoch. May step backwards."""
+        """Return the wall-clock time in milliseconds since the Unix epoch. It may step backwards."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary origin; never goes back."""
+        """Return the seconds since an arbitrary origin. The value never decreases."""
 
 
 class Random(Protocol):
@@ -105,7 +105,7 @@ class Disk(Protocol):
     """A file system. Paths are absolute `str`. Errors are `OSError`."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file for reading and writing. Raises FileNotFoundError if it is absent and `create` is false."""
+        """Open a file for reading and writing. Raises FileNotFoundError if it is missing and `create` is false."""
 
     def read(self, path: str) -> bytes: ...
 
@@ -141,9 +141,9 @@ class Disk(Protocol):
         """Make earlier creations, renames and removals in this directory durable."""
 
     def lock(self, path: str) -> Lock:
-        """Acquire an exclusive advisory lock on a file, which is created if absent.
+        """Acquire an exclusive advisory lock on a file, which is created if it is missing.
 
-        Raises BlockingIOError when another process holds the lock.
+        Raises BlockingIOError if this process or another one holds the lock.
         """
 
     def free_bytes(self, path: str) -> int:
@@ -169,7 +169,9 @@ ChildWork: TypeAlias = Callable[[ChildResources, bytes, Callable[[bytes], None]]
 
 
 class WorkEnded(Exception):
-    """The child process ended before its work was complete."""
+    """The work in the child process was not completed: the process ended early or could not be started, or the work
+    raised an exception.
+    """
 
 
 class TimerHandle(Protocol):
@@ -192,7 +194,7 @@ class Tasks(Protocol):
     def sleep(self, delay_s: float) -> Awaitable[None]: ...
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """Run a function that waits for a disk or a database on a thread (in simulation: inline after a virtual delay).
+        """Run on a thread a function that waits for a disk or a database (in simulation: inline after a virtual delay).
 
         The call starts at once, whether the future is awaited or not. Calls with the same named `lane` run one at a
         time, in order, on a thread of that lane (SQLite needs this). Calls without a lane share a few threads and run
@@ -205,8 +207,8 @@ class Tasks(Protocol):
         """Run a long computation in a child process of low priority, one call at a time.
 
         `report` is called on the loop with each result, in order, before the future is done. Cancelling the future
-        ends the child process. The future fails with WorkEnded when the process died or `work` raised. In simulation
-        `work` runs on `disk` after a virtual delay; in reality the child opens the real disk by itself.
+        ends the child process. The future fails with WorkEnded if the process ended early or `work` raised. In
+        simulation `work` runs on `disk` after a virtual delay; in reality the child opens the real disk by itself.
         """
 
     def defer_collection(self, deferred: bool) -> None:
@@ -310,8 +312,8 @@ class Network(Protocol):
     async def bind(self, host: str, port: int) -> Listener:
         """Bind an address, without listening yet. Raises OSError (EADDRINUSE ...).
 
-        A host name is resolved once, now, and every address of it is bound with the same port. "" means every
-        address of the machine.
+        A host name is resolved once, now. Every address of it that this machine has is bound, all with the same port.
+        "" means every address of the machine.
         """
 
     async def connect(self, host: str, port: int, receiver: Receiver) -> Stream:

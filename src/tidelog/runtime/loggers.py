@@ -29,7 +29,7 @@ def set_level(name: str, level: str) -> None:
 
 
 def follow_root(name: str) -> None:
-    """Remove the logger's own level, so that it inherits the level of `root`. `name` is not the root."""
+    """Remove the logger's own level, so that it inherits the level of its parent. `name` must not be `root`."""
     _logger(name).setLevel(logging.NOTSET)
 
 
@@ -38,5 +38,6 @@ def _logger(name: str) -> logging.Logger:
 
 
 def _level(logger: logging.Logger) -> str:
+    """Return the name of the lowest of LEVELS that is at or above the logger's effective level."""
     number = logger.getEffectiveLevel()
     return next((level for level, value in LEVELS.items() if number <= value), "FATAL")

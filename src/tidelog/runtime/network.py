@@ -25,9 +25,11 @@ delay the requests of open connections."""
 
 LISTEN_BACKLOG = 4096
 RETRY_SECONDS = 0.5
-"""Wait after a failed accept. It ends early when one of this process's connections closes and frees a descriptor."""
+"""Delay after a failed accept. It ends early when one of this process's connections closes and frees a descriptor."""
 
 PORT_ATTEMPTS = 16
+"""Upper bound on the tries to bind several addresses to one free port, which the kernel chooses for the first address.
+"""
 
 _CONNECTION_FAILED = (
     errno.ECONNABORTED,
@@ -56,6 +58,7 @@ class SocketListener:
         self._sockets = sockets
         self._receiver: Callable[[], Receiver] | None = None
         self._starved_since: float | None = None
+        """Loop time of the first failed accept; None if the last accepts were successful."""
         self._retry: asyncio.Handle | None = None
         self._paused = False
 
@@ -97,7 +100,7 @@ class SocketListener:
         for listening in self._sockets:
             listening.close()
 
-    def descriptor_freed(self) -> None:
+    def retry_accept(self) -> None:
         """Accept again in the next turn of the loop if an accept failed because no descriptor was free."""
         if self._retry is not None and not self._paused:
             self._retry.cancel()
@@ -218,10 +221,10 @@ class SocketNetwork:
         return stream
 
     def forget(self, stream: SocketStream) -> None:
-        """Forget a closed stream; its descriptor is free now."""
+        """Forget a closed stream. Its descriptor is free now, so listeners that ran out of descriptors accept again."""
         self._streams.pop(stream, None)
         for listener in self._listeners:
-            listener.descriptor_freed()
+            listener.retry_accept()
 
     def forget_listener(self, listener: SocketListener) -> None:
         self._listeners.pop(listener, None)
@@ -250,8 +253,8 @@ def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> lis
                 try:
                     # If "::" is the only address, its socket also accepts IPv4. Otherwise each socket accepts only
                     # its own family.
-                    dual = len(addresses) == 1 and address[0] == "::"
-                    sockets.append(_bind(family, (address[0], bound_port, *address[2:]), dual=dual))
+                    accepts_ipv4 = len(addresses) == 1 and address[0] == "::"
+                    sockets.append(_bind(family, (address[0], bound_port, *address[2:]), accepts_ipv4=accepts_ipv4))
                     bound_port = sockets[0].getsockname()[1]
                 except OSError as error:
                     if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -268,8 +271,10 @@ def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> lis
     raise failure or OSError(errno.EADDRNOTAVAIL, "no address to listen on")
 
 
-def _bind(family: int, address: tuple[object, ...], *, dual: bool) -> socket.socket:
-    """Return a socket that has the address exclusively, even before it listens.
+def _bind(family: int, address: tuple[object, ...], *, accepts_ipv4: bool) -> socket.socket:
+    """Return a socket that has the address exclusively, even before it listens. Raises OSError.
+
+    `accepts_ipv4`: an IPv6 socket also accepts IPv4 connections.
 
     With SO_REUSEADDR two sockets could bind the same address, and only the later `listen` of the second one would
     fail. Therefore the option is set only after a bind has failed without it: closed connections of an earlier
@@ -279,7 +284,7 @@ def _bind(family: int, address: tuple[object, ...], *, dual: bool) -> socket.soc
     try:
         bound.setblocking(False)
         if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if accepts_ipv4 else 1)
         try:
             bound.bind(address)
         except OSError as error:

@@ -1,8 +1,8 @@
 """Detect resets of connections whose peer has shut its sending side.
 
 The event loop can only report that such a socket is readable, and the socket remains readable after the end of its
-input. An epoll that is registered for no events reports only errors, and is itself readable while it has an error to
-report.
+input. An epoll in which the socket is registered for no events reports only errors of the socket. The epoll is itself
+readable while it has an error to report.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ JOIN_BYTES_MAX = 16 * 1024
 """Pieces of at most this total size are joined, since one send() of a copy is cheaper than sendmsg()."""
 
 READ_BYTES_MAX = 64 * 1024
-"""File regions up to this size are read and joined with their neighbours. sendfile() is faster only from about 100
+"""Pieces with file regions, of at most this total size, are read and joined. sendfile() is faster only from about 100
 KB on."""
 
 GATHER_MAX = 64
@@ -47,7 +47,7 @@ COPY_BYTES = 256 * 1024
 """File regions that sendfile() cannot send are read in parts of this size."""
 
 LINGER_SECONDS = 1.0
-"""Time that a finished connection waits for the peer to close, since a reset could destroy the last response."""
+"""Maximum time that a finished connection waits for the peer to close it. A reset could destroy the last response."""
 
 LINGER_BYTES_MAX = 4 << 20
 """Upper bound on the bytes that a finished connection reads and discards in that time."""
@@ -179,7 +179,9 @@ class SocketStream:
             self._close(error)
 
     def _join_pieces(self, pieces: Sequence[Piece]) -> bytes | None:
-        """Join small pieces, reading file regions. Returns None if they are too large or a file cannot be read."""
+        """Join small pieces, reading file regions. Returns None if they are too large, or if a file cannot be read or
+        ends too early.
+        """
         size = 0
         limit = JOIN_BYTES_MAX
         for piece in pieces:
@@ -202,6 +204,7 @@ class SocketStream:
         return joined if len(joined) == size else None
 
     def _add_to_backlog(self, pieces: Sequence[Piece]) -> None:
+        """Add `pieces` to the backlog, and send what the socket accepts if nothing waited before."""
         backlog = self._backlog
         had_backlog = bool(backlog)
         for piece in pieces:
@@ -380,6 +383,9 @@ class SocketStream:
             self._receiver_failed()
 
     def _check_end_while_paused(self) -> None:
+        """End the input if the peer has ended it. Otherwise bytes have arrived: wait for no further events until
+        reading is resumed.
+        """
         try:
             ended = not self._socket.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):

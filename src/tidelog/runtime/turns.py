@@ -16,7 +16,8 @@ from tidelog.runtime.interfaces import Clock, Tasks
 R = TypeVar("R")
 
 FIRST_TURN_S = 0.001
-"""Time that a computation gets inside the call that begins it. Most end within it and never wait for a loop turn."""
+"""Time that a computation gets inside the call that begins it. Most computations end within this time and never wait
+for a loop turn."""
 FIRST_TURNS_S = 0.004
 """Upper bound on the sum of all first turns between two loop turns: one loop turn may bring hundreds of requests."""
 TURN_S = 0.004
@@ -113,7 +114,8 @@ class _WeightClass:
         self.weight += work.weight
         return work
 
-    def ended(self, work: Work[Any]) -> None:
+    def remove(self, work: Work[Any]) -> None:
+        """Subtract a computation that no longer takes turns."""
         self.running -= 1
         self.weight -= work.weight
 
@@ -178,6 +180,7 @@ class Turns:
             self._renew_soon()
 
     def _renew_soon(self) -> None:
+        """Schedule a turn, which renews the time for first turns, if less than half of that time is left."""
         if self._first_turns_s < FIRST_TURNS_S / 2:
             self._schedule_turn()
 
@@ -185,7 +188,7 @@ class Turns:
         return self._light if work.weight <= LIGHT_WEIGHT_MAX else self._heavy
 
     @property
-    def _idle(self) -> bool:
+    def _is_idle(self) -> bool:
         return not (self._running or self._light.waiting or self._heavy.waiting)
 
     async def run(self, steps: Steps[R]) -> R:
@@ -217,7 +220,7 @@ class Turns:
 
     async def wait_until_idle(self, timeout_s: float) -> None:
         """Return when no computation is left, or after `timeout_s`, whichever comes first."""
-        if not self._idle:
+        if not self._is_idle:
             self._idle_future = self._tasks.future()
             deadline = self._tasks.call_later(timeout_s, self._end_wait)
             await self._idle_future
@@ -231,7 +234,7 @@ class Turns:
         """Remove the cancelled `work` from its queue, or from the computations that take turns."""
         if work in self._running:
             self._running.remove(work)
-            self._class_of(work).ended(work)
+            self._class_of(work).remove(work)
         else:
             waiting = self._class_of(work).waiting
             if work in waiting:
@@ -251,7 +254,7 @@ class Turns:
             self._take_turns()
         finally:
             self._resume_collection_when_due()
-            if not self._idle:
+            if not self._is_idle:
                 self._schedule_turn()
 
     def _take_turns(self) -> None:
@@ -269,7 +272,7 @@ class Turns:
             finally:
                 if work.ended:
                     self._running.remove(work)
-                    self._class_of(work).ended(work)
+                    self._class_of(work).remove(work)
                 else:
                     self._running.rotate(-1)
             left_s = until_s - self._monotonic()
@@ -286,11 +289,14 @@ class Turns:
             self._tasks.defer_collection(True)
 
     def _resume_collection_when_due(self) -> None:
+        """Enable the garbage collector again if no computation is left or it was disabled for too long. If no
+        computation is left, also end `wait_until_idle`.
+        """
         until_s = self._deferred_until_s
-        if until_s is not None and (self._idle or self._monotonic() >= until_s):
+        if until_s is not None and (self._is_idle or self._monotonic() >= until_s):
             self._deferred_until_s = None
             self._tasks.defer_collection(False)
-        if self._idle_future is not None and self._idle:
+        if self._idle_future is not None and self._is_idle:
             self._end_wait()
 
 

@@ -1,6 +1,6 @@
-"""Facts about messages: the schema table's line for each field, and the rules that follow from it.
+"""Parse the lines that describe the fields of Kafka's messages: name, type, versions, default.
 
-One line of the table is one field:
+One line describes one field:
 
     TopicData []TopicProduceData 0+ nullable=1+ tag=0 default=null ignorable rigid
 
@@ -26,7 +26,7 @@ FIXED_FORMATS = {
     "float64": "d",
     "uuid": "16s",
 }
-"""Types of fixed size, with their format characters of `struct`."""
+"""The format character of Python's module `struct` for each type of fixed size."""
 
 FIXED_BYTES = {
     "bool": 1,
@@ -39,6 +39,7 @@ FIXED_BYTES = {
     "float64": 8,
     "uuid": 16,
 }
+"""Encoded size in bytes of each type of fixed size."""
 
 SIMPLE_TYPES = frozenset(FIXED_FORMATS) | {"string", "bytes", "records"}
 
@@ -46,7 +47,7 @@ Default = bool | int | float | str | bytes | None
 
 
 class Versions(NamedTuple):
-    """A closed range of versions; empty when first > last."""
+    """A range of versions from `first` to `last`, both included; empty when first > last."""
 
     first: int
     last: int
@@ -63,7 +64,7 @@ class Versions(NamedTuple):
 
 
 NEWEST = 32767
-"""The last version of an open range such as `3+`."""
+"""The value of `last` in a range without an upper bound, such as `3+`."""
 NO_VERSIONS = Versions(0, -1)
 
 
@@ -97,7 +98,9 @@ class Field(NamedTuple):
 
     @property
     def is_optional_struct(self) -> bool:
-        """Whether this is a tagged struct that is never null on the wire; in Python, None stands for its default."""
+        """Whether this is a tagged struct that is never null on the wire. In Python it may be None, which means the
+        struct with default values.
+        """
         return self.is_struct and not self.is_array and self.tag is not None and self.nullable == NO_VERSIONS
 
 
@@ -107,25 +110,25 @@ def snake_case(name: str) -> str:
 
 
 def field_from_line(line: str) -> Field:
-    """Parse one line of the table. Raises ValueError if it is malformed."""
-    name, kind, versions, *options = line.split()
+    """Parse the line of one field. Raises ValueError if it is malformed."""
+    name, kind, versions, *words = line.split()
     is_array = kind.startswith("[]")
     kind = kind.removeprefix("[]")
-    facts = dict(option.partition("=")[::2] for option in options)
-    unknown = facts.keys() - {"nullable", "tag", "default", "ignorable", "rigid"}
+    options = dict(word.partition("=")[::2] for word in words)
+    unknown = options.keys() - {"nullable", "tag", "default", "ignorable", "rigid"}
     if unknown:
-        raise ValueError(f"unknown facts {sorted(unknown)} in {line!r}")
+        raise ValueError(f"unknown options {sorted(unknown)} in {line!r}")
     return Field(
         name=name,
         attribute=snake_case(name),
         type=kind,
         is_array=is_array,
         versions=versions_from_text(versions),
-        nullable=versions_from_text(facts.get("nullable", "none")),
-        tag=int(facts["tag"]) if "tag" in facts else None,
-        default=_default(kind, is_array, facts.get("default")),
-        ignorable="ignorable" in facts,
-        rigid="rigid" in facts,
+        nullable=versions_from_text(options.get("nullable", "none")),
+        tag=int(options["tag"]) if "tag" in options else None,
+        default=_default(kind, is_array, options.get("default")),
+        ignorable="ignorable" in options,
+        rigid="rigid" in options,
     )
 
 

@@ -453,7 +453,7 @@ def test_a_log_of_kafka_with_transactions_and_other_kinds(caplog: pytest.LogCapt
     }
     consumer = by_id["kip848-group"].consumer
     assert consumer is not None
-    assert (consumer.epoch, consumer.assignment_epoch, consumer.members) == (3, 2, {})
+    assert (consumer.epoch, consumer.target_epoch, consumer.members) == (3, 2, {})
     assert caplog.text == ""
     static = stage.led.core.groups["classic-group"].members
     assert list(static.static_ids) == ["instance-1"]

@@ -135,7 +135,7 @@ def test_a_partition_that_did_not_open_keeps_its_recovery_point(disk: SimDisk) -
     disk.remove_tree("/data/orders-0")
     for _ in range(2):
         directory = DataDirectory.open(disk, "/data")
-        with pytest.raises(CorruptLog, match="2 was on the disk"):
+        with pytest.raises(CorruptLog, match="every offset below 2 was on the disk"):
             open_orders(directory)
         other = directory.open_partition("payments", 0, OTHER_ID, LogConfig(), NOW_MS)
         checkpoint(directory, other)
@@ -272,8 +272,8 @@ def test_a_first_segment_that_is_gone_takes_the_partition_offline_with_a_remedy(
         with pytest.raises(CorruptLog) as found:
             open_orders(directory)
         assert found.value.path == segment(2)
-        assert "the log begins at offset 2, expected 0" in found.value.reason
-        assert f"state 2 for orders-0 in {STARTS}" in found.value.reason
+        assert "the log begins at offset 2, above its start offset 0" in found.value.reason
+        assert f"set the offset of orders-0 to 2 in {STARTS}" in found.value.reason
         checkpoint(directory)
         directory.release()
     restored = disk.power_cut(random.Random(1))
@@ -294,7 +294,7 @@ def test_a_first_segment_below_a_start_offset_inside_the_log_is_missed_too(disk:
     assert read_records(open_orders(directory)) == [(3, b"d"), (4, b"e")]
     directory.release()
     disk.remove(segment(2))
-    with pytest.raises(CorruptLog, match="begins at offset 4, expected 3"):
+    with pytest.raises(CorruptLog, match="begins at offset 4, above its start offset 3"):
         open_orders(DataDirectory.open(disk, "/data"))
 
 
@@ -312,8 +312,8 @@ def test_a_log_cut_between_two_batches_after_a_clean_stop_is_noticed(disk: SimDi
     with pytest.raises(CorruptLog) as found:
         open_orders(directory)
     assert found.value.path == segment(0)
-    assert f"the log ends at offset {3 - lost}, 3 was on the disk" in found.value.reason
-    assert f"state {3 - lost} for orders-0 in /data/recovery-point-offset-checkpoint" in found.value.reason
+    assert f"the log ends at offset {3 - lost}, but every offset below 3 was on the disk" in found.value.reason
+    assert f"set the offset of orders-0 to {3 - lost} in /data/recovery-point-offset-checkpoint" in found.value.reason
     assert (f"and remove {end_snapshot}" in found.value.reason) == (snapshots == "kept")
     directory.release()
     disk.write_atomic("/data/recovery-point-offset-checkpoint", b"0\n1\norders 0 %d\n" % (3 - lost))
@@ -337,7 +337,7 @@ def test_without_the_start_offsets_logs_begin_with_their_files_once(disk: SimDis
     stop(directory, log)
     assert read_offsets(disk, STARTS) == {KEY: 2}
     disk.remove(segment(2))
-    with pytest.raises(CorruptLog, match="begins at offset 4, expected 2"):
+    with pytest.raises(CorruptLog, match="begins at offset 4, above its start offset 2"):
         open_orders(DataDirectory.open(disk, "/data"))
 
 
@@ -358,7 +358,7 @@ def test_kafkas_start_offsets_may_lag_behind_its_files_until_they_are_adopted(
     assert open_orders(directory).log_start_offset == expected
     directory.release()
     disk.remove(segment(2))
-    with pytest.raises(CorruptLog, match=f"begins at offset 4, expected {expected}"):
+    with pytest.raises(CorruptLog, match=f"begins at offset 4, above its start offset {expected}"):
         open_orders(DataDirectory.open(disk, "/data"))
 
 
@@ -531,7 +531,7 @@ def test_a_log_is_not_read_across_a_missing_segment(disk: SimDisk, start: int) -
     with pytest.raises(StorageError, match=rf"offsets {start} to 3 are missing before this batch"):
         log.read(start, 1000, 6)
     assert log.failure is not None
-    assert "state 0 for orders-0 in /data/cleaner-offset-checkpoint" in log.failure
+    assert "set the offset of orders-0 to 0 in /data/cleaner-offset-checkpoint" in log.failure
     with pytest.raises(StorageError):
         log.read(4, 1000, 6)
 

@@ -150,7 +150,7 @@ def test_zeros_in_place_of_what_was_on_the_disk_are_damage() -> None:
     on.flush()
     cut_file(on, on.path(0), 19 * BATCH_BYTES)
     extend_file(on, on.path(0), bytes(BATCH_BYTES))
-    with pytest.raises(CorruptLog, match="offset 19 was on the disk"):
+    with pytest.raises(CorruptLog, match="offset 19 was on the disk, as was every offset below 20"):
         on.kill()
     assert on.disk.size(on.path(0)) == 20 * BATCH_BYTES
 
@@ -191,7 +191,7 @@ def test_a_bad_batch_that_was_on_the_disk_is_damage_even_at_the_end() -> None:
     on = filled(20)
     on.flush()
     on.flip(on.path(0), 19 * BATCH_BYTES + 8)
-    with pytest.raises(CorruptLog, match="offset 19 was on the disk") as found:
+    with pytest.raises(CorruptLog, match="offset 19 was on the disk, as was every offset below 20") as found:
         on.kill()
     assert found.value.position == 19 * BATCH_BYTES
 
@@ -200,7 +200,7 @@ def test_a_log_that_ends_before_its_recovery_point_is_damage() -> None:
     on = filled(20)
     on.flush()
     cut_file(on, on.path(0), 15 * BATCH_BYTES)
-    with pytest.raises(CorruptLog, match="ends at offset 15, 20 was on the disk"):
+    with pytest.raises(CorruptLog, match="ends at offset 15, but every offset below 20 was on the disk"):
         on.kill()
 
 
@@ -209,7 +209,7 @@ def test_a_log_whose_files_are_gone_is_damage() -> None:
     on.flush()
     on.disk = on.disk.kill()
     on.disk.remove_tree(DIRECTORY)
-    with pytest.raises(CorruptLog, match="20 was on the disk"):
+    with pytest.raises(CorruptLog, match="every offset below 20 was on the disk"):
         on.open(clean=False)
 
 
@@ -250,7 +250,7 @@ def test_segments_that_overlap_are_damage() -> None:
     on.log.close(clean=False)
     copy = on.disk.open(on.path(3), create=True)
     copy.pwrite(on.disk.read(on.path(0))[3 * BATCH_BYTES :], 0)
-    with pytest.raises(CorruptLog, match="begins below offset 5"):
+    with pytest.raises(CorruptLog, match="the segment before it ends at offset 5"):
         on.open(clean=False)
 
 
@@ -407,7 +407,7 @@ def test_records_above_the_recovery_point_are_not_dropped_for_a_start_offset_pas
     on.log.close(clean=False)
     with pytest.raises(CorruptLog, match="ends at offset 5, below its start offset 9") as found:
         on.open(clean=False, recovery_point=recovery_point, log_start_offset=9)
-    assert "state 0 for orders-0 in /data/log-start-offset-checkpoint" in found.value.reason
+    assert "set the offset of orders-0 to 0 in /data/log-start-offset-checkpoint" in found.value.reason
     on.open(clean=False, recovery_point=recovery_point, log_start_offset=0)
     assert on.records() == expected(5)
 

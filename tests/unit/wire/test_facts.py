@@ -86,5 +86,5 @@ def test_optional_struct() -> None:
 
 
 def test_unknown_fact_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown facts"):
+    with pytest.raises(ValueError, match="unknown options"):
         field_from_line("A int32 0+ mapKey")

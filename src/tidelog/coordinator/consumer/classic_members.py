@@ -90,11 +90,11 @@ def _apply_join(
     changed = step.update_member(current, updated, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
     owned = reported_partitions(subscription, context.image_now())
     if downgrades:
-        is_current = group.assignment_epoch >= step.epoch
+        is_current = group.target_epoch >= step.epoch
         after = updated
         if is_current:
             target = group.targets.get(replaced or updated.member_id, NO_TARGET)
-            after = step.reconcile(updated, replaced, group.assignment_epoch, target, owned, subscription_changed=False)
+            after = step.reconcile(updated, replaced, group.target_epoch, target, owned, subscription_changed=False)
         downgrade(step, [], after, replaced, rebalance=not is_current)
         return after
     target_epoch, target = step.target(updated, replaced)
@@ -200,7 +200,7 @@ def _check_sync(context: GroupContext, group: ConsumerGroup, request: SyncGroupR
         raise InconsistentGroupProtocol
     if request.protocol_name not in (None, member.classic.protocols[0][0]):
         raise InconsistentGroupProtocol
-    if group.assignment_epoch > member.epoch and member.state is not MemberState.UNREVOKED:
+    if group.target_epoch > member.epoch and member.state is not MemberState.UNREVOKED:
         _expect_join(context, group, member, now)
         raise RebalanceInProgress
     return member
@@ -213,7 +213,7 @@ def heartbeat(context: GroupContext, group: ConsumerGroup, request: HeartbeatReq
         raise IllegalGeneration
     _renew_session(context, group, member, now)
     if (
-        member.epoch < group.assignment_epoch
+        member.epoch < group.target_epoch
         or member.state is MemberState.UNREVOKED
         or (member.state is MemberState.UNRELEASED and not _waits_for_others(group, member))
     ):

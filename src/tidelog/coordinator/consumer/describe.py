@@ -19,7 +19,7 @@ def describe(group: ConsumerGroup, default_assignor: str, image: "MetadataImage"
         group_id=group.group_id,
         group_state=group.state.value,
         group_epoch=group.epoch,
-        assignment_epoch=group.assignment_epoch,
+        assignment_epoch=group.target_epoch,
         assignor_name=group.preferred_assignor(default_assignor),
         members=[_member(group, member, image) for member in group.members.values()],
     )

@@ -1,7 +1,7 @@
 """Remove members that leave or time out. Their partitions are then assigned to the other members."""
 
 from tidelog.coordinator.consumer.group_context import GroupContext
-from tidelog.coordinator.consumer.member import STATIC_LEAVING_EPOCH, Member, end_records
+from tidelog.coordinator.consumer.member import STATIC_LEAVING_EPOCH, Member, member_tombstones
 from tidelog.coordinator.consumer.migration import downgrade, may_downgrade
 from tidelog.coordinator.consumer.state import ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
@@ -23,7 +23,7 @@ def remove(step: Step, member_ids: list[str]) -> None:
         return
     leaving = [group.members[member_id] for member_id in member_ids]
     for member_id in member_ids:
-        step.out.records += end_records(group.group_id, member_id)
+        step.out.records += member_tombstones(group.group_id, member_id)
     names = _names_without(step, group, leaving)
     step.out.records.append(group.epoch_record(group.epoch + 1, metadata_hash(context.image_now(), names)))
     step.on_finish(lambda: _forget_timers(context, group.group_id, member_ids))

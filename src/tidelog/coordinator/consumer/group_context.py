@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tidelog.coordinator.consumer.settings import (
-    ASSIGNMENT_INTERVAL,
-    HEARTBEAT_INTERVAL,
-    SESSION_TIMEOUT,
+    ASSIGNMENT_INTERVAL_KEY,
+    HEARTBEAT_INTERVAL_KEY,
+    SESSION_TIMEOUT_KEY,
     ConsumerSettings,
 )
 from tidelog.coordinator.consumer.state import ConsumerGroup
@@ -68,14 +68,14 @@ class GroupContext:
     # Settings of one group
 
     def session_timeout_ms(self, group_id: str) -> int:
-        return self._setting_of(group_id, SESSION_TIMEOUT, self.consumer.session_timeout_ms)
+        return self._setting_of(group_id, SESSION_TIMEOUT_KEY, self.consumer.session_timeout_ms)
 
     def heartbeat_interval_ms(self, group_id: str) -> int:
-        return self._setting_of(group_id, HEARTBEAT_INTERVAL, self.consumer.heartbeat_interval_ms)
+        return self._setting_of(group_id, HEARTBEAT_INTERVAL_KEY, self.consumer.heartbeat_interval_ms)
 
     def assignment_interval_ms(self, group_id: str) -> int:
-        return self._setting_of(group_id, ASSIGNMENT_INTERVAL, self.consumer.assignment_interval_ms)
+        return self._setting_of(group_id, ASSIGNMENT_INTERVAL_KEY, self.consumer.assignment_interval_ms)
 
-    def _setting_of(self, group_id: str, setting: str, default: int) -> int:
+    def _setting_of(self, group_id: str, key: str, default: int) -> int:
         own: Mapping[str, str] | None = self.image_now().group_configs.get(group_id)
-        return default if own is None else self.consumer.of_group(setting, own, default)
+        return default if own is None else self.consumer.value_for_group(key, own, default)

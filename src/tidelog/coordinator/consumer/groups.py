@@ -87,7 +87,9 @@ class ConsumerGroups:
             if group is None:
                 continue
             self.resolver.topics_changed(group, changed, now.monotonic_ms)
-            if group_id in self.context.groups_with_current_epoch and not group.subscribed().keys().isdisjoint(changed):
+            if group_id not in self.context.groups_with_current_epoch:
+                continue
+            if not group.subscribed_topics().keys().isdisjoint(changed):
                 del self.context.groups_with_current_epoch[group_id]
 
     def _remove_timed_out_member(self, subject: TimerSubject, out: Decision, now: Moment) -> None:

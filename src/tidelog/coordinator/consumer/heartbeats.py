@@ -12,7 +12,7 @@ from tidelog.coordinator.consumer.member import (
     STATIC_LEAVING_EPOCH,
     Member,
     Owned,
-    end_records,
+    member_tombstones,
     target_record,
 )
 from tidelog.coordinator.consumer.migration import open_group
@@ -131,7 +131,7 @@ def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None
         current.pattern,
         current.classic,
     )
-    if subscription_changed and group.metadata_bytes + subscription_bytes(updated) > METADATA_BYTES_MAX:
+    if subscription_changed and group.subscriptions_bytes + subscription_bytes(updated) > METADATA_BYTES_MAX:
         raise GroupMaxSizeReached("the subscriptions of the group's members need too much memory")
 
 
@@ -202,7 +202,7 @@ def replace_static(step: Step, member: Member, member_id: str) -> Member:
     """Replace a static member that joins again with a new member id. It retains its subscription and its partitions."""
     group = step.group
     replacement = member._replace(member_id=member_id, epoch=0, previous_epoch=0)
-    step.out.records += end_records(group.group_id, member.member_id)
+    step.out.records += member_tombstones(group.group_id, member.member_id)
     step.out.records.append(replacement.metadata_record(group.group_id))
     step.out.records.append(target_record(group.group_id, member_id, group.targets.get(member.member_id, {})))
     step.out.records.append(replacement.assignment_record(group.group_id))

@@ -168,7 +168,7 @@ def target_of(value: ConsumerGroupTargetAssignmentMemberValue) -> Target:
     return {lists.topic_id: tuple(sorted(lists.partitions)) for lists in value.topic_partitions if lists.partitions}
 
 
-def end_records(group: str, member_id: str) -> list[ConsumerRecord]:
+def member_tombstones(group: str, member_id: str) -> list[ConsumerRecord]:
     """Return tombstones for all records of the member. The tombstone of its metadata is the last one."""
     return [
         ConsumerRecord(CURRENT_ASSIGNMENT, group, member_id, None),

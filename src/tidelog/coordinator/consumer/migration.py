@@ -76,7 +76,7 @@ def _upgrade(step: Step, classic: ClassicGroup) -> None:
     except MalformedMessage as error:
         raise GroupIdNotFound(f"group {group_id!r} cannot be upgraded: {error}") from None
     step.out.records.append(GroupRecord(group_id, None))
-    step.out.records += upgraded.records()
+    step.out.records += upgraded.records_of_upgrade()
     step.group = upgraded
     step.epoch = upgraded.epoch
     step.on_finish(lambda: _finish_upgrade(step, classic, upgraded))
@@ -188,7 +188,7 @@ def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: 
     for pattern, resolved in group.resolved.items():
         after.replay(group.expression_record(pattern, resolved))
     after.has_partition_metadata = group.has_partition_metadata
-    step.out.records += after.end_records()
+    step.out.records += after.tombstones()
     members = [member for member_id, member in after.members.items() if member_id not in leaving]
     classic = _to_classic(step, members, joining, replaced)
     step.out.records.append(classic.record())

@@ -5,10 +5,11 @@ from enum import Enum
 
 from tidelog.coordinator.consumer.assignors import ASSIGNORS
 
-SESSION_TIMEOUT = "consumer.session.timeout.ms"
-HEARTBEAT_INTERVAL = "consumer.heartbeat.interval.ms"
-ASSIGNMENT_INTERVAL = "consumer.assignment.interval.ms"
+SESSION_TIMEOUT_KEY = "consumer.session.timeout.ms"
+HEARTBEAT_INTERVAL_KEY = "consumer.heartbeat.interval.ms"
+ASSIGNMENT_INTERVAL_KEY = "consumer.assignment.interval.ms"
 PATTERN_LENGTH_MAX = 4096
+"""Upper bound on the characters of a regular expression."""
 PATTERNS_MAX = 1000
 """Upper bound on the different regular expressions in one group."""
 
@@ -31,16 +32,18 @@ class MigrationPolicy(Enum):
 
 
 class ConsumerSettings:
-    """The values of Kafka's settings `group.consumer.*`."""
+    """The broker's settings of consumer groups: `group.consumer.*`, and whether the protocol is enabled. A group may
+    have other values for some of them (see `value_for_group`).
+    """
 
     __slots__ = (
         "assignment_interval_ms",
         "assignors",
         "heartbeat_interval_ms",
-        "is_served",
         "limits",
         "max_size",
         "migration",
+        "protocol_enabled",
         "session_timeout_ms",
     )
 
@@ -53,7 +56,7 @@ class ConsumerSettings:
         max_size: int = 2**31 - 1,
         assignors: tuple[str, ...] = tuple(ASSIGNORS),
         migration: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL,
-        is_served: bool = True,
+        protocol_enabled: bool = True,
         limits: Mapping[str, tuple[int, int]] = {},
     ) -> None:
         self.session_timeout_ms = session_timeout_ms
@@ -61,17 +64,24 @@ class ConsumerSettings:
         self.assignment_interval_ms = assignment_interval_ms
         """Minimum time between two computations of a group's target assignment; 0 for no minimum."""
         self.max_size = max_size
+        """Upper bound on the members of one group."""
         self.assignors = assignors
         """The supported assignors. The first one is used if no member prefers another."""
         self.migration = migration
-        self.is_served = is_served
+        self.protocol_enabled = protocol_enabled
+        """Whether `group.coordinator.rebalance.protocols` includes the consumer protocol."""
         self.limits = limits
-        """Minimum and maximum by name of the group setting (`group.consumer.min.*`, `group.consumer.max.*`)."""
+        """Minimum and maximum (`group.consumer.min.*`, `group.consumer.max.*`) of a group's own value, by the key of
+        the group setting."""
 
-    def of_group(self, setting: str, own: Mapping[str, str], default: int) -> int:
-        """Return the value of `setting` for a group with the settings `own`, within the broker's current limits."""
-        text = own.get(setting)
+    def value_for_group(self, key: str, own_settings: Mapping[str, str], default: int) -> int:
+        """Return the value of a setting for a group.
+
+        If the group has a value in `own_settings`, it is raised or lowered to the broker's current limits. Otherwise
+        the result is `default`, even if it is outside the limits.
+        """
+        text = own_settings.get(key)
         if text is None:
             return default
-        minimum, maximum = self.limits.get(setting, (0, 2**31 - 1))
+        minimum, maximum = self.limits.get(key, (0, 2**31 - 1))
         return min(max(int(text), minimum), maximum)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from tidelog.coordinator.consumer.member import Member, Target, end_records, target_of, target_record
+from tidelog.coordinator.consumer.member import Member, Target, member_tombstones, target_of, target_record
 from tidelog.coordinator.consumer.records import (
     CURRENT_ASSIGNMENT,
     GROUP_METADATA,
@@ -48,7 +48,7 @@ class MatchedTopics(NamedTuple):
 
 
 class ConsumerGroup:
-    """One consumer group. To replay a record does not take time proportional to the number of members.
+    """One consumer group. The time to replay a record does not depend on the number of members.
 
     Records with different keys may be replayed in any order, because a load replays them in another order than they
     were written.
@@ -56,8 +56,6 @@ class ConsumerGroup:
 
     __slots__ = (
         "_replay_by_kind",
-        "assignment_epoch",
-        "assignment_time_ms",
         "assignors",
         "classic_count",
         "classic_protocols",
@@ -66,12 +64,14 @@ class ConsumerGroup:
         "has_epoch",
         "has_partition_metadata",
         "members",
-        "metadata_bytes",
         "metadata_hash",
         "owners",
         "patterns",
         "resolved",
         "static_ids",
+        "subscriptions_bytes",
+        "target_epoch",
+        "target_time_ms",
         "targets",
         "topics",
     )
@@ -82,10 +82,12 @@ class ConsumerGroup:
         self.has_epoch = False
         """Whether a record states the epoch."""
         self.metadata_hash = 0
-        """Hash of the subscribed topics at the time when the epoch began; see `topics.metadata_hash`."""
-        self.assignment_epoch = 0
-        """The epoch in which `targets` was computed."""
-        self.assignment_time_ms = 0
+        """Hash of the subscribed topics at the time when the epoch began; see `metadata_hash` in the module `topics`.
+        """
+        self.target_epoch = 0
+        """The epoch in which `targets` was computed; 0 if it was never computed."""
+        self.target_time_ms = 0
+        """When `targets` was computed."""
         self.members: dict[str, Member] = {}
         self.targets: dict[str, Target] = {}
         """Target assignment by member id. If it is missing for a member, it is empty."""
@@ -108,7 +110,7 @@ class ConsumerGroup:
         """Number of classic members that support each protocol."""
         self.classic_count = 0
         """Number of members that speak the classic protocol."""
-        self.metadata_bytes = 0
+        self.subscriptions_bytes = 0
         """Estimated memory of the members' subscriptions, in bytes."""
         self._replay_by_kind: dict[int, Callable[[ConsumerRecord], None]] = {
             GROUP_METADATA: self._replay_group,
@@ -127,23 +129,26 @@ class ConsumerGroup:
         """Kafka's state of the group. Takes time proportional to the number of members."""
         if not self.members:
             return ConsumerGroupState.EMPTY
-        if self.epoch > self.assignment_epoch:
+        if self.epoch > self.target_epoch:
             return ConsumerGroupState.ASSIGNING
-        if all(member.is_settled(self.assignment_epoch) for member in self.members.values()):
+        if all(member.is_settled(self.target_epoch) for member in self.members.values()):
             return ConsumerGroupState.STABLE
         return ConsumerGroupState.RECONCILING
 
     @property
     def is_blank(self) -> bool:
-        """Whether the group has no records any more, apart from committed offsets."""
-        return not (self.has_epoch or self.members or self.targets or self.resolved or self.assignment_epoch)
+        """Whether the group has no records any more, apart from committed offsets and PARTITION_METADATA."""
+        return not (self.has_epoch or self.members or self.targets or self.resolved or self.target_epoch)
 
     def owner(self, topic_id: bytes, partition: int) -> str | None:
+        """Return the id of the member that has the partition or must give it up; None if no member has it."""
         partitions = self.owners.get(topic_id)
         return None if partitions is None else partitions.get(partition)
 
-    def subscribed(self) -> dict[str, None]:
-        """Return the names of all topics that any member subscribes to, including topics that do not exist."""
+    def subscribed_topics(self) -> dict[str, None]:
+        """Return the names of all topics that any member subscribes to, including topics that do not exist. The topics
+        of a regular expression are those that its last search matched.
+        """
         names = dict.fromkeys(self.topics)
         for pattern in self.patterns:
             if (resolved := self.resolved.get(pattern)) is not None:
@@ -169,29 +174,32 @@ class ConsumerGroup:
             value = ConsumerGroupRegularExpressionValue(list(resolved.topics), resolved.version, resolved.time_ms)
         return ConsumerRecord(REGULAR_EXPRESSION, self.group_id, pattern, value)
 
-    def records(self) -> list[ConsumerRecord]:
-        """Return the records that create the group, in Kafka's order."""
+    def records_of_upgrade(self) -> list[ConsumerRecord]:
+        """Return the records that create the group when it is converted from a classic group, in Kafka's order.
+
+        Such a group has no regular expressions, so their records are not included.
+        """
         group_id = self.group_id
         return [
             *(member.metadata_record(group_id) for member in self.members.values()),
             self.epoch_record(self.epoch, self.metadata_hash),
             *(target_record(group_id, member_id, self.targets.get(member_id, {})) for member_id in self.members),
-            self.target_metadata_record(self.assignment_epoch, self.assignment_time_ms),
+            self.target_metadata_record(self.target_epoch, self.target_time_ms),
             *(member.assignment_record(group_id) for member in self.members.values()),
         ]
 
-    def end_records(self) -> list[ConsumerRecord]:
-        """Return tombstones for all records of the group except its offsets."""
+    def tombstones(self) -> list[ConsumerRecord]:
+        """Return tombstones for all records of the group except its offsets, in Kafka's order."""
         group_id = self.group_id
-        ends = [end_records(group_id, member_id) for member_id in self.members]
-        # When Kafka deletes a group, it always writes the tombstone of PARTITION_METADATA. When it converts a group, it
-        # writes that tombstone only if the record exists.
-        ends_partition_metadata = self.has_partition_metadata or not self.members
-        kinds = [PARTITION_METADATA, GROUP_METADATA] if ends_partition_metadata else [GROUP_METADATA]
+        by_member = [member_tombstones(group_id, member_id) for member_id in self.members]
+        # When Kafka deletes a group, which has no members then, it always writes the tombstone of PARTITION_METADATA.
+        # When it converts a group with members, it writes that tombstone only if the record exists.
+        includes_partition_metadata = self.has_partition_metadata or not self.members
+        kinds = [PARTITION_METADATA, GROUP_METADATA] if includes_partition_metadata else [GROUP_METADATA]
         return [
-            *(record for records in ends for record in records[:2]),
+            *(record for records in by_member for record in records[:2]),
             ConsumerRecord(TARGET_METADATA, group_id, "", None),
-            *(records[2] for records in ends),
+            *(records[2] for records in by_member),
             *(self.expression_record(pattern, None) for pattern in self.resolved),
             *(ConsumerRecord(kind, group_id, "", None) for kind in kinds),
         ]
@@ -226,9 +234,9 @@ class ConsumerGroup:
     def _replay_target_metadata(self, record: ConsumerRecord) -> None:
         value: ConsumerGroupTargetAssignmentMetadataValue | None = record.value
         if value is None:
-            self.assignment_epoch = self.assignment_time_ms = 0
+            self.target_epoch = self.target_time_ms = 0
         else:
-            self.assignment_epoch, self.assignment_time_ms = value.assignment_epoch, value.assignment_timestamp
+            self.target_epoch, self.target_time_ms = value.assignment_epoch, value.assignment_timestamp
 
     def _replay_target(self, record: ConsumerRecord) -> None:
         if record.value is None:
@@ -243,7 +251,7 @@ class ConsumerGroup:
         else:
             self.resolved[record.name] = MatchedTopics(tuple(value.topics), value.version, value.timestamp)
 
-    # Counts
+    # Members, and the maps and counts derived from them
 
     def _put(self, member_id: str, new: Member | None) -> None:
         old = self.members.get(member_id)
@@ -252,11 +260,12 @@ class ConsumerGroup:
         else:
             self.members[member_id] = new
         if old is not None:
-            self._remove_counts(old, new)
+            self._remove_derived(old, new)
         if new is not None:
-            self._add_counts(old, new)
+            self._add_derived(old, new)
 
-    def _remove_counts(self, old: Member, new: Member | None) -> None:
+    def _remove_derived(self, old: Member, new: Member | None) -> None:
+        """Remove the instance id, the subscription and the partitions of `old`, as far as `new` differs."""
         instance_id = old.instance_id
         stays = new is not None and new.instance_id == instance_id
         if instance_id is not None and not stays and self.static_ids.get(instance_id) == old.member_id:
@@ -268,7 +277,8 @@ class ConsumerGroup:
                 for topic_id, partitions in part.items():
                     self._release(topic_id, partitions, old.member_id)
 
-    def _add_counts(self, old: Member | None, new: Member) -> None:
+    def _add_derived(self, old: Member | None, new: Member) -> None:
+        """Add the instance id, the subscription and the partitions of `new`, as far as `old` differs."""
         if new.instance_id is not None:
             self.static_ids[new.instance_id] = new.member_id
         if old is None or not _same_subscription(old, new):
@@ -301,10 +311,11 @@ class ConsumerGroup:
             self.classic_count += change
             for name in protocols_to_vote_for(member.classic.protocols):
                 _count(self.classic_protocols, name, change)
-        self.metadata_bytes += change * subscription_bytes(member)
+        self.subscriptions_bytes += change * subscription_bytes(member)
 
 
 def subscription_bytes(member: Member) -> int:
+    """Return the estimated memory of the member's subscription, in bytes."""
     size = MEMBER_OVERHEAD_BYTES + len(member.pattern)
     size += sum(TOPIC_OVERHEAD_BYTES + len(topic) for topic in member.topics)
     if member.classic is not None:

@@ -98,8 +98,8 @@ class Step:
         """
         group = self.group
         before = group.targets.get(replaced or updated.member_id, NO_TARGET)
-        if group.assignment_epoch >= self.epoch or not self._may_assign():
-            return group.assignment_epoch, before
+        if group.target_epoch >= self.epoch or not self._may_assign():
+            return group.target_epoch, before
         members = self._assignor_input(updated, replaced)
         image = self.context.image_now()
         counts: dict[bytes, int] = {
@@ -117,7 +117,7 @@ class Step:
 
     def _may_assign(self) -> bool:
         interval_ms = self.context.assignment_interval_ms(self.group.group_id)
-        last_ms = self.group.assignment_time_ms
+        last_ms = self.group.target_time_ms
         return not last_ms or not interval_ms or self.now.wall_ms >= last_ms + interval_ms
 
     def _assignor_input(self, updated: Member, replaced: str | None) -> dict[str, AssigningMember]:

@@ -122,7 +122,7 @@ class GroupCore:
         if group.members or group.members.pending:
             self.groups[group_id] = group
             if consumer is not None:  # a consumer group without members may be replaced by a classic group
-                out.records += consumer.end_records()
+                out.records += consumer.tombstones()
                 self.consumers.forget(group_id)
             if is_new:
                 out.records.append(_empty_group_record(group_id, now))
@@ -374,7 +374,7 @@ class GroupCore:
             del self.groups[group_id]
         if durable is not None and durable.consumer is not None:
             self.consumers.forget(group_id)
-            out.records += durable.consumer.end_records()
+            out.records += durable.consumer.tombstones()
         else:
             out.records.append(GroupRecord(group_id, None))
 

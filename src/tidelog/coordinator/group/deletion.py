@@ -40,7 +40,7 @@ def is_subscribed(topic: str, durable: DurableGroup | None, group: ClassicGroup 
     subscribe to every topic.
     """
     if durable is not None and durable.consumer is not None:
-        return topic in durable.consumer.subscribed()
+        return topic in durable.consumer.subscribed_topics()
     if group is None:
         return False
     topics = group.subscribed_topics()

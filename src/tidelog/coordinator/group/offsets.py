@@ -133,7 +133,7 @@ def expired_offsets(
     empty_since_ms = None
     metadata = durable.metadata
     if durable.consumer is not None:
-        subscribed = frozenset(durable.consumer.subscribed())
+        subscribed = frozenset(durable.consumer.subscribed_topics())
     elif group is not None and group.state is not GroupState.EMPTY:
         has_known_subscriptions = group.state is GroupState.STABLE and group.protocol_type == CONSUMER_PROTOCOL_TYPE
         topics = group.subscribed_topics() if has_known_subscriptions else None

@@ -1,10 +1,12 @@
 """Decide by Kafka's rules which records of a batch a compaction pass keeps. Pure.
 
-A record with a key is kept if no later record with this key is known. A tombstone that is the last record of its key
-gets a delete horizon in the first pass that reads it, and is removed by the first pass after that time (KIP-534). The
-marker of a transaction gets a delete horizon in the first pass that finds no records of the transaction, and is removed
-in the same way. A batch without records is removed, with two exceptions: the last batch of a producer, whose sequence
-number a restart needs, and the last batch of the pass, which preserves the end offset.
+A record with a key is kept if the offset map has no later record with this key. A record without a key, and a record
+of an aborted transaction, is removed. Records after the part of the log that the map covers are kept. A tombstone that
+is the last record of its key gets a delete horizon in the first pass that reads it, and is removed by the first pass
+after that time (KIP-534). The marker of a transaction gets a delete horizon in the first pass that finds no records of
+the transaction, and is removed in the same way. A batch without records is removed, with two exceptions: the last
+batch of a producer, whose sequence number a restart needs, and the last batch of the pass, which preserves the end
+offset.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -69,19 +71,21 @@ class BatchFilter:
         self._new_horizon_ms = now_ms + delete_retention_ms
 
     def apply(self, batch: "Buffer", fields: Fields) -> FilterResult:
-        """Filter one batch, which must be complete and have a valid checksum."""
+        """Filter one batch, which must be complete and have a valid checksum. Batches must come in the order of the
+        log. Raises ValueError.
+        """
         records_before = fields[COUNT]
         if fields[ATTRIBUTES] & CONTROL_BIT:
             return self._apply_control(batch, fields)
-        if self._transactions.data_is_aborted(fields):
+        if self._transactions.track_records(fields):
             return self._without_records(fields)
         if not records_before:
             return self._without_records(fields)
-        kept, tombstones, data = self._records_to_keep(batch, fields)
+        kept, has_tombstones, data = self._records_to_keep(batch, fields)
         if not kept:
             return self._without_records(fields)
         horizon_ms = delete_horizon(fields)
-        gets_horizon = tombstones and horizon_ms is None
+        gets_horizon = has_tombstones and horizon_ms is None
         if gets_horizon:
             horizon_ms = self._new_horizon_ms
         elif len(kept) == records_before:
@@ -90,7 +94,7 @@ class BatchFilter:
 
     def _apply_control(self, batch: "Buffer", fields: Fields) -> FilterResult:
         count = fields[COUNT]
-        is_removable = self._transactions.marker_is_removable(fields, batch)
+        is_removable = self._transactions.track_marker(fields, batch)
         horizon_ms = delete_horizon(fields)
         if not count or (is_removable and horizon_ms is not None and horizon_ms <= self._now_ms):
             return self._without_records(fields)
@@ -112,7 +116,7 @@ class BatchFilter:
         tombstones_expired = horizon_ms is not None and horizon_ms <= self._now_ms
         last_offset_of = self._map.last_offset_of
         kept = []
-        tombstones = False
+        has_tombstones = False
         for record in raw_records(data, fields[COUNT], fields[LAST_OFFSET_DELTA]):
             offset = base_offset + record[3]
             if offset <= latest:
@@ -120,20 +124,20 @@ class BatchFilter:
                 if key is None or offset < last_offset_of(key) or (tombstones_expired and not record[5]):
                     continue
             kept.append(record)
-            tombstones = tombstones or not record[5]
-        return kept, tombstones, data
+            has_tombstones = has_tombstones or not record[5]
+        return kept, has_tombstones, data
 
     def _without_records(self, fields: Fields) -> FilterResult:
         """Return an empty result, or the batch without its records if its header must be preserved."""
         producer = self._producers.get(fields[PRODUCER_ID]) if fields[PRODUCER_ID] >= 0 else None
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
-        last_of_producer = False
+        is_last_of_producer = False
         if producer is not None:
             last_data_offset, epoch = producer
             if last_data_offset >= 0:
-                last_of_producer = last_offset == last_data_offset
+                is_last_of_producer = last_offset == last_data_offset
             else:
-                last_of_producer = bool(fields[ATTRIBUTES] & CONTROL_BIT) and fields[PRODUCER_EPOCH] == epoch
-        if last_of_producer or last_offset + 1 == self._end_offset:
+                is_last_of_producer = bool(fields[ATTRIBUTES] & CONTROL_BIT) and fields[PRODUCER_EPOCH] == epoch
+        if is_last_of_producer or last_offset + 1 == self._end_offset:
             return FilterResult(empty_batch(fields), fields[COUNT], 0)
         return FilterResult(None, fields[COUNT], 0)

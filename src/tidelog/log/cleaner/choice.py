@@ -1,7 +1,8 @@
 """Decide which part of a log a compaction pass would clean, and whether a pass is worthwhile, by Kafka's rules.
 
-The active segment is never cleaned. Neither are records that consumers may not see yet, records that are not
-durable, and records that are younger than `min.compaction.lag.ms`.
+The dirty part of a log begins at the offset at which the last pass ended. The active segment is never cleaned. Nor are
+records that consumers must not see yet, records that are not durable, and records that are younger than
+`min.compaction.lag.ms`.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 class CleanablePart(NamedTuple):
     """The part of a log that a pass would clean.
 
-    `end_offset` is the base offset of the first segment that must not be changed. `is_overdue`: the first batch of a
-    dirty segment is older than `max.compaction.lag.ms`.
+    `end_offset` is the base offset of the first segment that must not be changed. `clean_bytes` is the size of the
+    segments that begin below the first dirty offset, and `dirty_bytes` that of the dirty segments below `end_offset`.
+    `is_overdue`: the first batch of a dirty segment is older than `max.compaction.lag.ms`.
     """
 
     first_dirty_offset: int
@@ -44,27 +46,27 @@ def cleanable_part(log: "PartitionLog", clean_offset: int | None, high_watermark
     segments = log.segments.items
     first_dirty = log.log_start_offset if clean_offset is None else clean_offset
     if not log.log_start_offset <= first_dirty <= log.log_end_offset:
-        first_dirty = log.log_start_offset  # the log was truncated since the last pass, so everything is dirty
+        first_dirty = log.log_start_offset  # the log was cut, or its start was moved, since the last pass
     limit = min(log.last_stable_offset_below(high_watermark), log.recovery_point, segments[-1].base_offset)
-    dirty_from = log.segments.floor(first_dirty)
+    first_dirty_index = log.segments.floor(first_dirty)
     if config.min_compaction_lag_ms > 0:
         latest = now_ms - config.min_compaction_lag_ms
-        too_young = (s.base_offset for s in segments[dirty_from:-1] if s.latest_time() > latest)
+        too_young = (s.base_offset for s in segments[first_dirty_index:-1] if s.latest_time() > latest)
         limit = min(limit, next(too_young, limit))
     limit = max(limit, first_dirty)
     end = log.segments.floor(limit)
-    dirty = segments[min(dirty_from, end) : end]
+    dirty = segments[min(first_dirty_index, end) : end]
     return CleanablePart(
         first_dirty,
         segments[end].base_offset,
         sum(segment.size for segment in segments if segment.base_offset < first_dirty),
         sum(segment.size for segment in dirty),
-        _has_overdue_segment(segments[dirty_from:-1], now_ms - config.max_compaction_lag_ms),
+        _has_overdue_segment(segments[first_dirty_index:-1], now_ms - config.max_compaction_lag_ms),
     )
 
 
-def _has_overdue_segment(dirty: "list[Segment]", clean_until_ms: int) -> bool:
-    """Return whether the first batch of a dirty segment is older than `clean_until_ms`."""
-    if clean_until_ms <= 0:
+def _has_overdue_segment(dirty: "list[Segment]", overdue_before_ms: int) -> bool:
+    """Return whether the first batch of a dirty segment has a timestamp before `overdue_before_ms`."""
+    if overdue_before_ms <= 0:
         return False
-    return any(0 < segment.first_timestamp() < clean_until_ms for segment in dirty)
+    return any(0 < segment.first_timestamp() < overdue_before_ms for segment in dirty)

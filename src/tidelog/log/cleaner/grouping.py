@@ -9,6 +9,8 @@ from tidelog.log.indexes import INT32_MAX
 
 
 class SegmentSizes(NamedTuple):
+    """A segment and the sizes of its files, in bytes."""
+
     base_offset: int
     size: int
     index_bytes: int
@@ -18,7 +20,10 @@ class SegmentSizes(NamedTuple):
 def group_segments(
     segments: list[SegmentSizes], *, end_offset: int, segment_bytes: int, index_bytes: int
 ) -> list[list[SegmentSizes]]:
-    """Group `segments`, which are in order; the last one ends at `end_offset`. A group has at least one segment."""
+    """Group `segments`, which are in order; the last one ends at `end_offset`. A group has at least one segment.
+
+    `segment_bytes` and `index_bytes` are the size limits of a log file and of an index.
+    """
     groups: list[list[SegmentSizes]] = []
     room = index_room = time_index_room = 0
     for index, segment in enumerate(segments):

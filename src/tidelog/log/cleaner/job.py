@@ -11,7 +11,7 @@ REPORT_BYTES_MAX = 1 << 20
 
 
 class SegmentFacts(NamedTuple):
-    """A closed segment."""
+    """A closed segment; `size` is that of its log file, in bytes."""
 
     base_offset: int
     size: int
@@ -121,7 +121,7 @@ _KINDS: dict[str, Any] = {
 def decode_report(data: bytes) -> Report:
     """Decode a report. Raises ValueError."""
     if len(data) > REPORT_BYTES_MAX:
-        raise ValueError(f"a report of {len(data)} bytes")
+        raise ValueError(f"a report of {len(data)} bytes, the limit is {REPORT_BYTES_MAX}")
     try:
         ((kind, fields),) = json.loads(data).items()
         report: Report = _KINDS[kind](**fields)

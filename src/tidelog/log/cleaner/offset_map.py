@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 DIGEST_BYTES = 16
 """Keys of this length or more are stored as digests of this length. If two keys had the same digest, a record would
-be lost; the probability is 2^-128."""
+be lost. The probability for a pair of keys is 2^-128."""
 ENTRY_BYTES = 192
 """Upper bound on the memory of an entry, in bytes: a key or digest, the offset, and its share of two hash tables
 while the table grows."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-"""The rate is checked each time the bytes that may pass in this time were counted. Shorter bursts are not slowed
-down."""
+"""The rate is checked after every N bytes, where N is the number of bytes that are allowed in this time. Shorter bursts
+are not slowed down."""
 
 
 class Throttle:

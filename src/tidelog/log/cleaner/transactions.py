@@ -1,6 +1,6 @@
 """Find the batches of aborted transactions and the markers that are no longer needed. Pure.
 
-Batches must be passed in the order of their offsets. A marker may be removed only if the pass met no record of its
+Batches must be passed in the order of their offsets. A marker may be removed only if the pass has read no record of its
 transaction, which means that an earlier pass removed them all.
 """
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Transactions:
     """Tracks the open transactions while a log is read.
 
-    `aborted` are all aborted transactions of the log, in any order. `on_marker_kept` is called with each of them
-    whose marker is kept.
+    `aborted` are all aborted transactions of the log, in any order. `on_marker_kept` is called with each aborted
+    transaction whose marker is kept.
     """
 
     def __init__(
@@ -35,11 +35,12 @@ class Transactions:
         self._on_marker_kept = on_marker_kept
         self._aborting: dict[int, AbortedTransaction] = {}
         self._aborting_with_records: dict[int, None] = {}
-        """Producers whose aborted transaction still has records."""
+        """Producers whose aborted transaction has records that were read."""
         self._committing: dict[int, None] = {}
+        """Producers whose transaction was not aborted and has records that were read."""
 
-    def data_is_aborted(self, fields: Fields) -> bool:
-        """Return whether a batch of records belongs to an aborted transaction."""
+    def track_records(self, fields: Fields) -> bool:
+        """Track a batch of records. Returns whether it belongs to an aborted transaction."""
         self._begin(fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         if not fields[ATTRIBUTES] & TRANSACTIONAL_BIT:
             return False
@@ -50,9 +51,11 @@ class Transactions:
         self._committing[producer_id] = None
         return False
 
-    def marker_is_removable(self, fields: Fields, batch: "Buffer") -> bool:
-        """Return whether this control batch may be removed: the log has no more records of the transaction that it
-        ends. Raises ValueError.
+    def track_marker(self, fields: Fields, batch: "Buffer") -> bool:
+        """Track a control batch. Returns whether it may be removed: it is empty, or no record of the transaction that
+        it ends was read.
+
+        Other control batches may not be removed. Raises ValueError if the batch cannot be decoded.
         """
         self._begin(fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         if not fields[COUNT]:

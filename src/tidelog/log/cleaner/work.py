@@ -50,6 +50,8 @@ def clean(resources: "ChildResources", request: bytes, report: Callable[[bytes],
 
 
 class _Pass:
+    """One pass over a log. Its creation removes `.cleaned` files that an earlier pass left."""
+
     def __init__(self, resources: "ChildResources", job: CleanJob, report: Callable[[bytes], None]) -> None:
         self._disk = resources.disk
         self._job = job
@@ -111,15 +113,17 @@ class _Pass:
             self._map.mark_covered(next_offset - 1)
 
     def _map_segment(self, base_offset: int, size: int, transactions: Transactions) -> bool:
-        """Read a segment into the map. Returns False if the map is full before the segment ends."""
+        """Read the segment's records from the first dirty offset on into the map. Returns False if the map is full
+        before the segment ends.
+        """
         start_offset = self._job.first_dirty_offset
         offset_map = self._map
         for path, position, batch, fields in _checked_batches(self._disk, self._job.directory, base_offset, size):
             self._throttle.count(len(batch))
             try:
                 if fields[ATTRIBUTES] & CONTROL_BIT:
-                    transactions.marker_is_removable(fields, batch)
-                elif not transactions.data_is_aborted(fields) and fields[COUNT]:
+                    transactions.track_marker(fields, batch)
+                elif not transactions.track_records(fields) and fields[COUNT]:
                     for record in raw_records(
                         decompressed_records(batch, fields), fields[COUNT], fields[LAST_OFFSET_DELTA]
                     ):
@@ -225,8 +229,8 @@ class _GroupWriter:
 def _checked_batches(
     disk: "Disk", directory: str, base_offset: int, size: int
 ) -> Iterator[tuple[str, int, memoryview, Fields]]:
-    """Yield (path, position, batch, header) of each batch of a segment. Raises CorruptLog for the first one that is
-    not sound.
+    """Yield (path, position, batch, header) of each batch of a segment. Raises CorruptLog for the first batch with a
+    bad header or CRC.
     """
     file = disk.open(f"{directory}/{file_name(base_offset, '.log')}")
     try:

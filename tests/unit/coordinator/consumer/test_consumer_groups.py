@@ -11,7 +11,7 @@ from group_harness.invariants import check_core
 from tidelog.coordinator.consumer.heartbeats import _reported_partitions
 from tidelog.coordinator.consumer.member import MemberState
 from tidelog.coordinator.consumer.records import PARTITION_METADATA, ConsumerRecord
-from tidelog.coordinator.consumer.settings import SESSION_TIMEOUT, ConsumerSettings, MigrationPolicy
+from tidelog.coordinator.consumer.settings import SESSION_TIMEOUT_KEY, ConsumerSettings, MigrationPolicy
 from tidelog.coordinator.consumer.state import ConsumerGroup, ConsumerGroupState
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.coordinator.group.settings import GroupSettings
@@ -100,7 +100,7 @@ def test_assignments_are_made_once_an_interval() -> None:
 
 
 def test_a_group_has_settings_of_its_own_within_the_brokers_limits() -> None:
-    on = stage(limits={SESSION_TIMEOUT: (5000, 60_000)})
+    on = stage(limits={SESSION_TIMEOUT_KEY: (5000, 60_000)})
     old = on.image
     own = {"consumer.session.timeout.ms": "1000", "consumer.heartbeat.interval.ms": "700"}
     on.image = MetadataImage(topics=old.topics, topics_by_id=old.topics_by_id, group_configs={"g": own})
