@@ -72,9 +72,9 @@ def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str 
 def is_unwritten(file: File, position: int, end: int) -> bool:
     """Return whether the bytes from `position` to `end`, the file's end, were never written: they are all zero.
 
-    Kafka gives a new segment its full size (`log.preallocate`). After a crash, zeros remain after its last batch. Even a
-    single byte may remain, because a segment ends when the next batch does not fit. But fewer bytes than the offset and
-    length fields of a batch have (LENGTH_END) may also be the beginning of a batch: the caller must decide.
+    Kafka gives a new segment its full size (`log.preallocate`). After a crash, zeros remain after its last batch. Even
+    a single byte may remain, because a segment ends when the next batch does not fit. But fewer bytes than the offset
+    and length fields of a batch have (LENGTH_END) may also be the beginning of a batch: the caller must decide.
     """
     if end <= position:
         return False
