@@ -27,6 +27,7 @@ from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult, alt
 from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, JournalRecord
 from tidelog.metadata.store import (
     AppendUnknown,
+    EntryTooLarge,
     Lease,
     LeaseLost,
     PositionTaken,
@@ -416,6 +417,10 @@ class MetadataController:
             except LeaseLost:
                 await self._regain_lease()
                 await self._append(new_records)
+        except EntryTooLarge:
+            # As in Kafka for a request that creates too many partitions
+            text = f"the change exceeds the {self._store.entry_bytes_max} bytes of one entry in the metadata store"
+            raise ApiError(f"{text}: divide it into several requests", ErrorCode.POLICY_VIOLATION) from None
         except StoreUnavailable as error:
             logger.error("metadata not changed reason=%s", error)
             raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.KAFKA_STORAGE_ERROR) from None

@@ -25,10 +25,10 @@ class Faulty:
         self.refuse: Exception | None = None
         self.fail_after: Exception | None = None
 
-    async def append(self, position: int, data: bytes, lease: Lease) -> None:
+    async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
         if self.refuse is not None:
             raise self.refuse
-        await self._store.append(position, data, lease)
+        await self._store.append(position, data, lease, writer, number)
         if self.fail_after is not None:
             raise self.fail_after
 

@@ -7,7 +7,7 @@ import pytest
 
 from metadata_harness.controlled import Node, run
 from tidelog.metadata.controller import NewTopic
-from tidelog.metadata.store import AppendUnknown, Lease, Store, StoreUnavailable
+from tidelog.metadata.store import AppendUnknown, EntryTooLarge, Lease, Store, StoreUnavailable
 from tidelog.simulation.world import SimHost
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -23,6 +23,7 @@ class Outages:
         self.lost_answers = 0
         self.executes_lost = True
         self.on_append: Callable[[], None] | None = None
+        self.entry_bytes_max = 1 << 20
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.store, name)
@@ -180,5 +181,27 @@ def test_a_stop_during_an_outage_ends() -> None:
         await node.controller.stop()
         again = await Node(host, {}, lease_ms=LEASE_MS).started()  # the same holder need not wait
         assert again.image.controller_epoch == 2
+
+    run(scenario)
+
+
+def test_a_change_that_is_too_large_for_one_entry_is_refused_and_the_next_one_is_not() -> None:
+    async def scenario(host: SimHost) -> None:
+        node, store = await started(host)
+        store.entry_bytes_max = 2000
+        plain_append = store.store.append
+
+        async def bounded_append(position: int, data: bytes, *arguments: Any) -> None:
+            if len(data) > store.entry_bytes_max:
+                raise EntryTooLarge("too large")
+            await plain_append(position, data, *arguments)
+
+        store.store.append = bounded_append  # type: ignore[method-assign]
+        with pytest.raises(ApiError, match=r"2000 bytes.*divide") as caught:
+            await node.controller.create_topics([NewTopic(f"topic-{i}") for i in range(100)])
+        assert caught.value.code == ErrorCode.POLICY_VIOLATION
+        assert not node.image.topics
+        await node.controller.create_topics([NewTopic("t")])
+        assert list(node.image.topics) == ["t"]
 
     run(scenario)
