@@ -25,10 +25,7 @@ WRITER_BYTES_MAX: Final = 255
 def encode_entry(data: bytes, writer: str, number: int) -> bytes:
     """Return the bytes of one entry. Raises EntryTooLarge."""
     if len(data) > SHARED_VALUE_BYTES_MAX:
-        raise EntryTooLarge(
-            f"the change has {len(data)} bytes, and the metadata store accepts {SHARED_VALUE_BYTES_MAX}: "
-            "divide it into several requests"
-        )
+        raise EntryTooLarge(f"the entry has {len(data)} bytes, and the metadata store accepts {SHARED_VALUE_BYTES_MAX}")
     writer_id = writer.encode()
     assert len(writer_id) <= WRITER_BYTES_MAX
     return b"".join((_ENTRY_HEAD.pack(ENTRY_FORMAT, number, len(writer_id)), writer_id, data))

@@ -29,7 +29,14 @@ class ZooKeeperSession:
     """A connection that kazoo restores after each loss, with a new session if the old one has expired."""
 
     def __init__(self, url: str, servers: list[tuple[str, int]], session_ms: int) -> None:
-        """`url` names the store in errors. `session_ms` is the length that the session asks for."""
+        """`url` names the store in errors. `session_ms` is the length that the session asks for.
+
+        Raises StoreFailed if kazoo is not installed.
+        """
+        try:
+            import kazoo  # noqa: F401 - only whether it exists
+        except ImportError:
+            raise StoreFailed(f"metadata.store={url} needs kazoo: pip install 'tidelog[zookeeper]'") from None
         self._url = url
         self._servers = servers
         self._session_ms = session_ms
@@ -94,10 +101,8 @@ class ZooKeeperSession:
     def _start(self) -> None:
         if self._is_closed:
             raise StoreUnavailable(f"{self._url} was closed")
-        try:
-            from kazoo.client import KazooClient
-        except ImportError:
-            raise StoreFailed(f"{self._url} needs kazoo: pip install 'tidelog[zookeeper]'") from None
+        from kazoo.client import KazooClient
+
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._servers)
         client = KazooClient(
             hosts,

@@ -66,7 +66,7 @@ def test_settings_are_explained_and_those_without_effect_say_so(version: int) ->
 def test_all_settings() -> None:
     async def scenario(node: Node) -> None:
         wanted = [resource(TOPIC, "t"), resource(TOPIC, "t", []), resource(BROKER, "1"), resource(TOPIC, "t", ["nope"])]
-        assert [len(result.configs) for result in await ask(node, 4, *wanted)] == [35, 35, 343, 0]
+        assert [len(result.configs) for result in await ask(node, 4, *wanted)] == [35, 35, 344, 0]
 
     with_node(scenario)
 
