@@ -119,6 +119,7 @@ def test_a_broker_does_not_start_while_the_store_is_away(remote: tuple[str, Prox
     assert not data.exists()
 
 
+@pytest.mark.parametrize("address", ["etcd"], indirect=True)
 def test_a_second_broker_is_refused_even_with_the_same_number(address: str, tmp_path: Path) -> None:
     with broker_at(address, tmp_path / "one") as broker:
         with pytest.raises(BrokerFailedError, match="another broker is the controller"):
