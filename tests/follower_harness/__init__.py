@@ -103,7 +103,7 @@ class FollowerReplica:
         else:  # the epoch before it ends the common part, as far as this log can tell
             offset = own.end_offset
         offset = min(offset, self.log_end_offset)
-        await self._change(leader_epoch, lambda: self.on.log.truncate_to(offset))
+        await self._change(leader_epoch, lambda: self.on.truncate_to(offset))
         self.cuts.append(offset)
 
     async def restart_at(self, offset: int, leader_epoch: int) -> None:

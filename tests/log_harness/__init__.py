@@ -111,12 +111,12 @@ class LogOnDisk:
 
     def truncate_to(self, offset: int) -> None:
         """Cut the log as a broker does: the checkpoint is lowered first."""
-        if offset < self.log.log_end_offset:
-            lowered = self.log.recovery_point_for_cut(offset)
-            self.persisted_recovery_point = min(self.persisted_recovery_point, lowered)
-            cut = self.log.begin_cut(offset)
-            cut.run()
-            self.log.install_cut(cut)
+        offset = min(offset, self.log.log_end_offset)
+        lowered = self.log.recovery_point_for_cut(offset)
+        self.persisted_recovery_point = min(self.persisted_recovery_point, lowered)
+        cut = self.log.begin_cut(offset)
+        cut.run()
+        self.log.install_cut(cut)
 
     def retain(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Run retention as a broker does, until the due files are deleted. Return the number of segments removed

@@ -14,6 +14,7 @@ from tidelog.client.channel import Channel
 from tidelog.client.cluster import Address
 from tidelog.client.operations import EARLIEST, LATEST
 from tidelog.metadata.controller import NewTopic
+from tidelog.metadata.link import CreateTopics
 from tidelog.metadata.image import ImageBuilder
 from tidelog.metadata.records import BrokerRegistered
 from tidelog.replication.fetcher import Fetcher
@@ -119,7 +120,7 @@ class Stage:
 def run(scenario: Callable[[Stage], Coroutine[Any, Any, None]], partitions: int = 3, **settings: Any) -> None:
     async def whole() -> None:
         broker = await boot(world.host("broker"), **settings)
-        await broker.services.controller.create_topics([NewTopic("t", partitions, 1)])
+        await broker.services.controller.create_topics(CreateTopics([NewTopic("t", partitions, 1)]))
         stage = Stage(world, broker.services)
         await scenario(stage)
         assert not stage.followers.watchers, "something still watches"
