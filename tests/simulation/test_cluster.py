@@ -19,7 +19,7 @@ from tidelog.log import recovery
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.producer_state import ProducerState
 from tidelog.metadata import controller, records
-from tidelog.metadata.service import MetadataController
+from tidelog.metadata.service import MetadataService
 from tidelog.replication.partition import Partition
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.leases import Leases
@@ -107,11 +107,10 @@ def let_the_high_watermark_go_back(patch: pytest.MonkeyPatch) -> None:
     append = Partition.append
 
     def planted(partition: Partition, *arguments: Any) -> object:
-        state: Any = getattr(partition, "replica", partition)
-        before = state.high_watermark
+        before = partition.high_watermark
         appended = append(partition, *arguments)
         if appended.next_offset % 20 == 0:
-            state.high_watermark = max(before - 1, 0)
+            partition.replica.high_watermark = max(before - 1, 0)
         return appended
 
     patch.setattr(Partition, "append", planted)
@@ -134,8 +133,8 @@ def let_the_store_extend_lost_leases(patch: pytest.MonkeyPatch) -> None:
     """The pause of a process is longer than its lease. After it, the process renews the lease as if nothing had
     happened.
     """
-    start = MetadataController.__init__
-    patch.setattr(MetadataController, "__init__", lambda *arguments: start(*arguments, lease_ms=2000))
+    start = MetadataService.__init__
+    patch.setattr(MetadataService, "__init__", lambda *arguments: start(*arguments, lease_ms=2000))
     patch.setattr(Leases, "check", lambda *_: None)
 
 

@@ -71,29 +71,22 @@ def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
     broker = node.broker
     if broker is None or broker._services is None:
         return
-    topics = broker._cache.image.topics
-    for replica in broker._services.partitions:
-        log = replica.log
-        topic = topics.get(replica.topic)
-        state = topic.partitions[replica.index] if topic and replica.index < len(topic.partitions) else None
-        # A broker opens every partition, also those of other brokers.
-        if replica.deleted or (state is not None and node.node_id not in state.replicas):
+    for partition in broker._services.partitions:
+        log, isr = partition.log, partition.replica.isr
+        if partition.deleted:
             continue
-        leads = state is None or (state.leader, state.leader_epoch) == (node.node_id, replica.leader_epoch)
-        role = getattr(replica, "replica", None)  # with its own role, if partitions have one
-        isr = None if role is None else role.isr
         yield ReplicaView(
-            topic_id=replica.topic_id,
-            partition=TopicPartition(replica.topic, replica.index),
+            topic_id=partition.topic_id,
+            partition=TopicPartition(partition.topic, partition.index),
             is_online=log.failure is None,
-            is_leader=bool(broker._listeners) and (leads if role is None else role.leads),
-            leader_epoch=replica.leader_epoch,
+            is_leader=bool(broker._listeners) and partition.replica.leads,
+            leader_epoch=partition.leader_epoch,
             log_start_offset=log.log_start_offset,
-            high_watermark=replica.high_watermark,
+            high_watermark=partition.high_watermark,
             log_end_offset=log.log_end_offset,
             isr=None if isr is None else isr.committed,
             partition_epoch=None if isr is None else isr.partition_epoch,
-            compacted=replica.config.compacts,
+            compacted=partition.config.compacts,
             directory=log.directory,
         )
 
@@ -103,10 +96,7 @@ def needs_restart(node: SimNode) -> bool:
     broker = node.broker
     if broker is None or broker._services is None:
         return False
-    # A broker that has lost the controller lease may refuse all changes of metadata until it is restarted.
-    controller = getattr(broker, "_controller", None)
-    has_failed_controller = getattr(controller, "_failed", None) is not None
-    return broker._failed.done() or has_failed_controller or broker._services.partitions.offline_count > 0
+    return broker._failed.done() or broker._services.partitions.offline_count > 0
 
 
 def batches_of(

@@ -289,7 +289,10 @@ def client_error(error: "Failure", subject: str = "", *, topic: str = "") -> Com
 
     subject = subject or (topic and f"topic {topic}")
     about = f"{subject}: " if subject else ""
-    if isinstance(error, Unreachable) or (isinstance(error, GaveUp) and isinstance(error.__cause__, Unreachable)):
+    unreachable = error.__cause__ if isinstance(error, GaveUp) else error
+    if isinstance(unreachable, Unreachable):
+        if unreachable.remedy:
+            return NoAnswerError(f"{about}no answer from the cluster: {one_line(str(error))}")
         return NoAnswerError(
             f"{about}no answer from the cluster ({one_line(str(error))}): is that a Kafka broker,"
             " and can its advertised address be reached from here?"

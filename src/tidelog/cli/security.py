@@ -26,18 +26,23 @@ def security_of(settings: Mapping[str, str]) -> "Security":
 
     Raises UsageError for an unsupported setting or value, and CommandError for unusable files.
     """
-    from tidelog.client.security import Security
+    from tidelog.client.security import Security, security_protocol
 
     protocol = settings.get("security.protocol", "plaintext").lower()
     if protocol not in PROTOCOLS:
         raise UsageError(f"-X security.protocol must be one of {', '.join(PROTOCOLS)}, not {protocol!r}")
+    has_tls, has_sasl = protocol.endswith("ssl"), protocol.startswith("sasl")
     for name in settings:
         if name.startswith(("ssl.", "sasl.")) and name not in (*FILES, HOST_NAME, *SASL):
             raise UsageError(
                 f"-X {name} is not supported; supported settings: {', '.join((*FILES, HOST_NAME, VERIFY, *SASL))}"
             )
+        if name.startswith("ssl.") and not has_tls:
+            _refuse_without_effect(name, protocol, security_protocol(True, has_sasl))
+        if name.startswith("sasl.") and not has_sasl:
+            _refuse_without_effect(name, protocol, security_protocol(has_tls, True))
     tls = None
-    if protocol.endswith("ssl"):
+    if has_tls:
         from tidelog.client.security import TlsFiles, tls_context
 
         files = TlsFiles(**{field: settings[name] for name, field in FILES.items() if name in settings})
@@ -53,11 +58,17 @@ def security_of(settings: Mapping[str, str]) -> "Security":
                 f"the certificate files for TLS cannot be used: {error}; the files are"
                 f" {given or 'those of the operating system'}"
             ) from error
-    return Security(tls, _sasl(settings) if protocol.startswith("sasl") else None)
+    return Security(tls, _sasl(settings) if has_sasl else None)
+
+
+def _refuse_without_effect(name: str, protocol: str, wanted: str) -> None:
+    raise UsageError(
+        f"-X {name} has no effect with security.protocol={protocol.upper()}: add -X security.protocol={wanted}"
+    )
 
 
 def _sasl(settings: Mapping[str, str]) -> "Sasl":
-    from tidelog.client.security import MECHANISMS, Sasl
+    from tidelog.client.security import MECHANISMS, Sasl, credentials_refusal
 
     mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", "")).upper()
     if mechanism not in MECHANISMS:
@@ -65,4 +76,7 @@ def _sasl(settings: Mapping[str, str]) -> "Sasl":
     missing = [name for name in ("sasl.username", "sasl.password") if name not in settings]
     if missing:
         raise UsageError(f"-X {missing[0]}=... is missing: {mechanism} needs it")
-    return Sasl(mechanism, settings["sasl.username"], settings["sasl.password"])
+    sasl = Sasl(mechanism, settings["sasl.username"], settings["sasl.password"])
+    if refusal := credentials_refusal(sasl):
+        raise UsageError(f"-X {refusal}")
+    return sasl

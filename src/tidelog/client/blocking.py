@@ -269,7 +269,9 @@ class Client:
         for failure in failures:
             if not isinstance(failure, Unreachable):
                 raise failure
-        raise NoBrokerReachable("; ".join(map(str, failures)))
+        unreachable = NoBrokerReachable("; ".join(map(str, failures)))
+        unreachable.remedy = next((f.remedy for f in failures if isinstance(f, Unreachable) and f.remedy), "")
+        raise unreachable
 
     def send_all(self, ask: Ask, deadline: float) -> list[Ticket]:
         """Send all requests of an `operations.Ask`; `collect` waits for the responses."""

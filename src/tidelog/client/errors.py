@@ -13,15 +13,19 @@ class ClientError(Exception):
 class Unreachable(ClientError):
     """No broker answers at present. Another attempt may succeed, because brokers restart."""
 
+    remedy = ""
+    """What a user may have to change, as far as the failed connection suggests it. The error's text contains it."""
+
 
 class BrokerUnreachable(Unreachable):
     """There is no connection to the broker, or the connection failed before the response arrived. In the second case,
     the broker may have executed the request.
     """
 
-    def __init__(self, address: Address, reason: str) -> None:
-        super().__init__(f"broker {address} cannot be reached: {reason}")
+    def __init__(self, address: Address, reason: str, remedy: str = "") -> None:
+        super().__init__(f"broker {address} cannot be reached: {reason}" + (f"; {remedy}" if remedy else ""))
         self.address = address
+        self.remedy = remedy
 
 
 class NoBrokerReachable(Unreachable):
@@ -42,4 +46,8 @@ class GaveUp(ClientError):
 
 def failure_reason(error: OSError) -> str:
     """Return the reason of a failed connection, for messages."""
-    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if "EOF occurred" in str(error):  # ssl.SSLEOFError, whose text says no more
+        return "the broker closed the connection during the TLS handshake"
+    return error.strerror or str(error)

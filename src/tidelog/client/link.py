@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING
 from tidelog.client.cluster import Address
 from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection, VersionRange
 from tidelog.client.error_codes import error_name
-from tidelog.client.errors import BrokenProtocol, BrokerUnreachable, failure_reason
-from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages
+from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable, failure_reason
+from tidelog.client.security import (
+    PLAINTEXT,
+    AuthenticationFailed,
+    Sasl,
+    Security,
+    sasl_messages,
+    security_protocol,
+    tls_failure,
+)
 from tidelog.wire.message import Message
 from tidelog.wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from tidelog.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
@@ -49,6 +57,8 @@ class Link:
         self._received_count = 0
         self._early_responses: dict[int, Message] = {}
         self._throttled_until = 0.0
+        self.remedy = ""
+        """What the user may have to change if the broker closes the connection now; empty after the first response."""
         self._size_field = bytearray(SIZE_BYTES)
         self._shared_buffer = bytearray(SHARED_BUFFER_BYTES)
         try:
@@ -60,12 +70,23 @@ class Link:
         with _Guard(self):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._over_tls = security.tls is not None
+            has_sasl = security.sasl is not None
             if security.tls is not None:
+                self.remedy = f"if this listener has no TLS, set security.protocol={security_protocol(False, has_sasl)}"
                 self._socket.settimeout(_remaining_s(deadline))
                 self._socket = begin_tls(self._socket, security.tls, address.host)
+                self.remedy = ""
+            else:
+                self.remedy = f"if this listener needs TLS, set security.protocol={security_protocol(True, has_sasl)}"
             self._greet(deadline)
+            self.remedy = ""
             if security.sasl is not None:
                 self._authenticate(security.sasl, deadline)
+            elif SaslHandshakeRequest.api_key in self.versions:
+                self.remedy = (
+                    f"if this listener needs a login, set security.protocol={security_protocol(self._over_tls, True)}, "
+                    "sasl.mechanism, sasl.username and sasl.password"
+                )
 
     @property
     def versions(self) -> Mapping[int, VersionRange]:
@@ -111,6 +132,7 @@ class Link:
     def _next_answer(self, deadline: float, *, reuse: bool) -> Message:
         message = self._connection.answer(self._receive(deadline, reuse=reuse))
         self._received_count += 1
+        self.remedy = ""
         throttle_ms = getattr(message, "throttle_time_ms", 0)
         if throttle_ms > 0:
             self._throttled_until = time.monotonic() + throttle_ms / 1000
@@ -125,12 +147,25 @@ class Link:
     def _authenticate(self, sasl: Sasl, deadline: float) -> None:
         """Authenticate this client (KIP-43, KIP-152). Raises AuthenticationFailed."""
         rejection = f"broker {self.address} rejects the authentication"
-        self._send(self._connection.request(SaslHandshakeRequest(mechanism=sasl.mechanism)), deadline)
+        no_login = (
+            f"{rejection}: this listener has no SASL; set security.protocol={security_protocol(self._over_tls, False)} "
+            "without credentials, or use the address of a listener with SASL"
+        )
+        try:
+            request = self._connection.request(SaslHandshakeRequest(mechanism=sasl.mechanism))
+        except ApiNotSupported:
+            raise AuthenticationFailed(no_login) from None
+        self._send(request, deadline)
         handshake = self._connection.answer(self._receive(deadline, reuse=False))
         assert isinstance(handshake, SaslHandshakeResponse)
         if handshake.error_code:
-            offered = ", ".join(handshake.mechanisms) or "none"
-            raise AuthenticationFailed(f"{rejection}: it does not offer {sasl.mechanism}, it offers {offered}")
+            if not handshake.mechanisms:
+                raise AuthenticationFailed(no_login)
+            offered = ", ".join(handshake.mechanisms)
+            raise AuthenticationFailed(
+                f"{rejection}: it does not offer {sasl.mechanism}, it offers {offered}; "
+                "set sasl.mechanism to one of these"
+            )
         messages = sasl_messages(sasl, secrets.token_urlsafe(24))
         message: bytes | None = next(messages)
         while message is not None:
@@ -138,7 +173,8 @@ class Link:
             answer = self._connection.answer(self._receive(deadline, reuse=False))
             assert isinstance(answer, SaslAuthenticateResponse)
             if answer.error_code:
-                raise AuthenticationFailed(f"{rejection}: {answer.error_message or error_name(answer.error_code)}")
+                reason = answer.error_message or error_name(answer.error_code)
+                raise AuthenticationFailed(f"{rejection}: {reason}; check sasl.username and sasl.password")
             try:
                 message = messages.send(answer.auth_bytes)
             except StopIteration:
@@ -197,7 +233,10 @@ class _Guard:
         if error is not None:
             self._link.close()
         if isinstance(error, OSError):
-            raise BrokerUnreachable(self._link.address, failure_reason(error)) from error
+            if "CERTIFICATE_REQUIRED" in str(error):  # with TLS 1.3, the broker says so only after the handshake
+                raise AuthenticationFailed(tls_failure(self._link.address.host, error)) from error
+            remedy = "" if isinstance(error, TimeoutError) else self._link.remedy
+            raise BrokerUnreachable(self._link.address, failure_reason(error), remedy) from error
 
 
 def begin_tls(plain: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
@@ -211,8 +250,7 @@ def begin_tls(plain: socket.socket, context: "ssl.SSLContext", host: str) -> "ss
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
         raise
     except ssl.SSLError as error:
-        reason = getattr(error, "verify_message", "") or error.reason or str(error)
-        raise AuthenticationFailed(f"the TLS handshake with broker {host} failed: {reason}") from error
+        raise AuthenticationFailed(tls_failure(host, error)) from error
 
 
 def _remaining_s(deadline: float) -> float:

@@ -49,6 +49,41 @@ class Security(NamedTuple):
 PLAINTEXT = Security()
 
 
+def security_protocol(tls: bool, sasl: bool) -> str:
+    """Return the value of Kafka's setting security.protocol."""
+    return ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
+
+
+_NO_TLS_REASONS = (
+    "WRONG_VERSION_NUMBER",
+    "UNKNOWN_PROTOCOL",
+    "HTTP_REQUEST",
+    "RECORD_LAYER_FAILURE",
+    "UNEXPECTED_MESSAGE",
+)
+_HOST_NAME_MISMATCH, _ADDRESS_MISMATCH = 62, 64
+"""OpenSSL's codes of certificates that are for another host."""
+
+
+def tls_failure(host: str, error: OSError) -> str:
+    """Return the text for a failed TLS handshake (an `ssl.SSLError`), with the setting that may have to change."""
+    openssl_reason = str(getattr(error, "reason", None) or error)
+    text = f"the TLS handshake with broker {host} failed: {getattr(error, 'verify_message', '') or openssl_reason}"
+    verify_code = getattr(error, "verify_code", 0)
+    if verify_code in (_HOST_NAME_MISMATCH, _ADDRESS_MISMATCH):
+        return (
+            f"{text}; use a name of the certificate as the broker's address, or set "
+            "ssl.endpoint.identification.algorithm=none"
+        )
+    if verify_code:
+        return f"{text}; set ssl.ca.location to the certificate of an authority that signed the broker's certificate"
+    if "CERTIFICATE_REQUIRED" in openssl_reason:
+        return f"{text}; the broker asks for a certificate: set ssl.certificate.location and ssl.key.location"
+    if any(reason in openssl_reason for reason in _NO_TLS_REASONS):
+        return f"{text}; if this listener has no TLS, set security.protocol=PLAINTEXT or SASL_PLAINTEXT"
+    return text
+
+
 class TlsFiles(NamedTuple):
     """The certificates and keys for a TLS context; each field may be None."""
 
@@ -83,12 +118,39 @@ def tls_context(files: TlsFiles, *, verify: bool, check_host_name: bool) -> "ssl
     return context
 
 
+def credentials_refusal(sasl: Sasl) -> str | None:
+    """Return the reason why no Kafka broker can accept these credentials; None if it can.
+
+    PLAIN separates its fields by NUL (RFC 4616). Kafka's SCRAM accepts only ASCII without NUL in a user name. It does
+    not prepare names and passwords by SASLprep: both sides use the UTF-8 bytes as they are.
+    """
+    if not sasl.username:
+        return "sasl.username is empty: a broker refuses an empty name"
+    if not sasl.password:
+        return "sasl.password is empty: a broker refuses an empty password"
+    for setting, text in (("sasl.username", sasl.username), ("sasl.password", sasl.password)):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return f"{setting} is not UTF-8"
+        if "\0" in text and (sasl.mechanism == "PLAIN" or setting == "sasl.username"):
+            return f"{setting} contains a NUL, which {sasl.mechanism} cannot transfer"
+    if sasl.mechanism != "PLAIN" and not sasl.username.isascii():
+        return (
+            f"sasl.username {sasl.username!r} has characters other than ASCII, which Kafka's {sasl.mechanism} refuses: "
+            "use a name in ASCII, or sasl.mechanism=PLAIN"
+        )
+    return None
+
+
 def sasl_messages(sasl: Sasl, nonce: str) -> Generator[bytes, bytes, None]:
     """Yield the client's SASL messages. The caller passes the broker's response to each message to the generator's
     `send`.
 
     `nonce` is fresh randomness in printable ASCII without a comma. Raises AuthenticationFailed.
     """
+    if refusal := credentials_refusal(sasl):
+        raise AuthenticationFailed(refusal)
     if sasl.mechanism == "PLAIN":
         yield f"\0{sasl.username}\0{sasl.password}".encode()
     else:

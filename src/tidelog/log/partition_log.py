@@ -576,7 +576,7 @@ class PartitionLog:
         self._durability.flushed(plan)
 
     def put_back(self, plan: FlushPlan) -> None:
-        """Take a plan back that could not run because file descriptors ran out. The next plan includes its work."""
+        """Take back a plan that could not be run to its end. The next plan includes its work."""
         self._durability.put_back(plan)
 
     def settle(self) -> None:

@@ -32,7 +32,7 @@ class ControllerNetwork:
         return SimControllerChannel(self, host, runtime)
 
     def send(self, host: str, node_id: int, request: ControllerRequest, answer: "asyncio.Future[Answer[Any]]") -> None:
-        """Send the request from `host` to the broker. Nothing answers if a message is lost on a blocked link."""
+        """Send the request from `host` to the broker. Nothing answers if a link is blocked for too long."""
         target, runtime, find_executor = self._executors[node_id]
 
         def arrive() -> None:
@@ -55,11 +55,7 @@ class ControllerNetwork:
         self._deliver(host, target.name, arrive)
 
     def _deliver(self, source: str, target: str, arrive: Callable[[], object]) -> None:
-        def attempt() -> None:
-            if self._network.passes(source, target):
-                arrive()
-
-        self._loop.call_later(self._network.latency_s(), attempt)
+        self._network.send(source, target, self._loop.time() + CALL_TIMEOUT_S, arrive)
 
 
 class SimControllerChannel:

@@ -14,8 +14,8 @@ from tidelog.client.channel import Channel
 from tidelog.client.cluster import Address
 from tidelog.client.operations import EARLIEST, LATEST
 from tidelog.metadata.controller import NewTopic
-from tidelog.metadata.link import CreateTopics
 from tidelog.metadata.image import ImageBuilder
+from tidelog.metadata.link import CreateTopics
 from tidelog.metadata.records import BrokerRegistered
 from tidelog.replication.fetcher import Fetcher
 from tidelog.replication.followed import FetchSettings

@@ -1,15 +1,23 @@
 """TLS and SASL: with a broker that has a test certificate, and with the vectors of the standard."""
 
+import re
 import socket
 import ssl
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli_harness import answering
+from tidelog.cli.connection import client_error
+from tidelog.cli.errors import UsageError
+from tidelog.cli.security import security_of
 from tidelog.client.blocking import Client, ClientConfig
+from tidelog.client.cluster import Address
+from tidelog.client.errors import ClientError, NoBrokerReachable
 from tidelog.client.link import begin_tls
 from tidelog.client.operations import Backoff
 from tidelog.client.security import (
@@ -19,10 +27,11 @@ from tidelog.client.security import (
     TlsFiles,
     sasl_messages,
     tls_context,
+    tls_failure,
 )
 from tidelog.wire.message import Message
 from tidelog.wire.messages.list_groups import ListGroupsResponse
-from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseBroker
+from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse, MetadataResponseBroker
 from tidelog.wire.messages.sasl_authenticate import SaslAuthenticateResponse
 from tidelog.wire.messages.sasl_handshake import SaslHandshakeResponse
 
@@ -145,6 +154,145 @@ def test_what_the_broker_refuses(handshake: Message, authenticated: Message, rea
         client = Client(broker.bootstrap, QUICK._replace(security=security))
         with client, pytest.raises(AuthenticationFailed, match=reason):
             client.list_groups()
+
+
+def protocol_of(text: str) -> list[str]:
+    return re.findall(r"security\.protocol=(\w+)", text)
+
+
+@pytest.mark.parametrize("sasl", [None, Sasl("PLAIN", "a", "b")])
+def test_a_listener_without_tls_is_named_as_the_cause(sasl: Sasl | None) -> None:
+    tls = tls_context(TlsFiles(), verify=False, check_host_name=True)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as threads:
+
+        def close_at_the_first_bytes() -> None:
+            """End each connection as a broker does that reads the first bytes of TLS as a length."""
+            with suppress(OSError):
+                while True:
+                    peer, _ = listening.accept()
+                    with peer:
+                        peer.recv(4096)
+
+        served = threads.submit(close_at_the_first_bytes)
+        address = "{}:{}".format(*listening.getsockname())
+        client = Client(address, QUICK._replace(security=Security(tls, sasl)))
+        with client, pytest.raises(NoBrokerReachable, match="if this listener has no TLS") as failed:
+            client.ask_any(MetadataRequest(topics=[]), client.deadline())
+        listening.shutdown(socket.SHUT_RDWR)
+        served.result()
+    assert protocol_of(str(failed.value)) == ["SASL_PLAINTEXT" if sasl else "PLAINTEXT"]
+    assert "no TLS" in str(client_error(failed.value))
+    assert "is that a Kafka broker" not in str(client_error(failed.value))
+
+
+@pytest.mark.parametrize("sasl", [None, Sasl("PLAIN", "a", "b")])
+def test_a_listener_with_tls_is_named_as_the_cause(sasl: Sasl | None) -> None:
+    with answering({"ListGroups": no_groups, "Metadata": metadata("x", 1)}, tls=server_tls()) as broker:
+        client = Client(broker.bootstrap, QUICK._replace(security=Security(None, sasl)))
+        with client, pytest.raises(ClientError, match=r"TLS|plaintext listener") as failed:
+            client.ask_any(MetadataRequest(topics=[]), client.deadline())
+    if isinstance(failed.value, NoBrokerReachable):
+        assert protocol_of(str(failed.value)) == ["SASL_SSL" if sasl else "SSL"]
+
+
+def test_a_listener_that_needs_a_login_is_named_as_the_cause() -> None:
+    """It answers the greeting and closes the connection at the first request, as Kafka does."""
+
+    def close(_: Message) -> None:
+        with suppress(OSError):
+            broker._sockets[-1].shutdown(socket.SHUT_RDWR)
+
+    answers = {"SaslHandshake": lambda _: SaslHandshakeResponse(), "Metadata": close}
+    for tls in (None, server_tls()):
+        with answering(answers, tls=tls) as broker:
+            context = tls and tls_context(TlsFiles(), verify=False, check_host_name=True)
+            config = QUICK._replace(security=Security(context))
+            with (
+                Client(broker.bootstrap, config) as client,
+                pytest.raises(NoBrokerReachable, match="needs a login") as failed,
+            ):
+                client.ask_any(MetadataRequest(topics=[]), client.deadline())
+        assert protocol_of(str(failed.value)) == ["SASL_SSL" if tls else "SASL_PLAINTEXT"]
+
+
+def test_a_connection_that_ends_later_has_nothing_to_do_with_security() -> None:
+    with answering({"SaslHandshake": lambda _: SaslHandshakeResponse(), "Metadata": metadata("x", 1)}) as broker:
+        broker.answers["Metadata"] = metadata(broker.host, broker.port)
+        config = QUICK._replace(default_api_timeout_ms=2000)
+        with Client(broker.bootstrap, config) as client:
+            client.all_topics()  # the first response
+            link = client._link(Address(broker.host, broker.port), client.deadline())
+            assert link.remedy == ""
+
+
+@pytest.mark.parametrize("offers_handshake", [False, True])
+def test_credentials_for_a_listener_without_sasl(offers_handshake: bool) -> None:
+    answers: dict[str, Callable[[Message], Message | None]] = {"Metadata": metadata("x", 1)}
+    if offers_handshake:
+        answers["SaslHandshake"] = lambda _: SaslHandshakeResponse(34, [])
+    with answering(answers) as broker:
+        client = Client(broker.bootstrap, QUICK._replace(security=Security(sasl=Sasl("PLAIN", "a", "b"))))
+        with client, pytest.raises(AuthenticationFailed, match="this listener has no SASL") as failed:
+            client.list_groups()
+    assert protocol_of(str(failed.value)) == ["PLAINTEXT"]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "name", "password", "reason"),
+    [
+        ("PLAIN", "a\0b", "p", "sasl.username contains a NUL"),
+        ("PLAIN", "a", "p\0", "sasl.password contains a NUL"),
+        ("PLAIN", "", "p", "sasl.username is empty"),
+        ("PLAIN", "a", "", "sasl.password is empty"),
+        ("PLAIN", "\udcff", "p", "sasl.username is not UTF-8"),
+        ("SCRAM-SHA-256", "a", "\udcff", "sasl.password is not UTF-8"),
+        ("SCRAM-SHA-256", "a\0b", "p", "sasl.username contains a NUL"),
+        ("SCRAM-SHA-512", "ü", "p", "other than ASCII, which Kafka's SCRAM-SHA-512 refuses"),
+        ("SCRAM-SHA-512", "", "p", "sasl.username is empty"),
+    ],
+)
+def test_credentials_that_no_broker_accepts_are_not_sent(mechanism: str, name: str, password: str, reason: str) -> None:
+    sasl = Sasl(mechanism, name, password)
+    with pytest.raises(AuthenticationFailed, match=reason) as failed:
+        next(sasl_messages(sasl, NONCE))
+    settings = {"sasl.mechanism": mechanism, "sasl.username": name, "sasl.password": password}
+    with pytest.raises(UsageError, match=f"-X .*{reason}"):
+        security_of(settings | {"security.protocol": "sasl_plaintext"})
+    assert "p\0" not in str(failed.value), "a password is never shown"
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("a,b", "a=2Cb"), ("a=b", "a=3Db"), ("=2C", "=3D2C"), ("sp ace", "sp ace"), ("\x01", "\x01")]
+)
+def test_a_name_is_escaped_in_scram(name: str, written: str) -> None:
+    """Kafka 4.3.1 accepts these names, with any password of UTF-8, also with a NUL, and prepares neither (SASLprep)."""
+    assert next(sasl_messages(Sasl("SCRAM-SHA-256", name, "pä\0ⅸ"), NONCE)) == f"n,,n={written},r={NONCE}".encode()
+
+
+def test_settings_without_effect_are_refused() -> None:
+    login = {"sasl.mechanism": "PLAIN", "sasl.username": "a", "sasl.password": "b"}
+    for settings, wanted in (
+        (login, "SASL_PLAINTEXT"),
+        (login | {"security.protocol": "SSL"}, "SASL_SSL"),
+        ({"ssl.ca.location": CERTIFICATE}, "SSL"),
+        (login | {"ssl.ca.location": CERTIFICATE, "security.protocol": "SASL_PLAINTEXT"}, "SASL_SSL"),
+    ):
+        with pytest.raises(UsageError, match=f"has no effect with .*: add -X security.protocol={wanted}$"):
+            security_of(settings)
+    assert security_of(login | {"security.protocol": "SASL_PLAINTEXT"}).sasl == Sasl("PLAIN", "a", "b")
+
+
+def test_a_failed_handshake_names_the_setting_that_may_have_to_change() -> None:
+    def failure(reason: str, verify_code: int = 0, verify_message: str = "") -> str:
+        error = ssl.SSLCertVerificationError(1, reason)
+        error.reason, error.verify_code, error.verify_message = reason, verify_code, verify_message
+        return tls_failure("h", error)
+
+    assert "set ssl.ca.location" in failure("CERTIFICATE_VERIFY_FAILED", 18, "self-signed certificate")
+    assert "ssl.endpoint.identification.algorithm=none" in failure("CERTIFICATE_VERIFY_FAILED", 62, "Hostname mismatch")
+    assert "ssl.certificate.location" in failure("TLSV13_ALERT_CERTIFICATE_REQUIRED")
+    assert "security.protocol=PLAINTEXT" in failure("WRONG_VERSION_NUMBER")
+    assert failure("OTHER") == "the TLS handshake with broker h failed: OTHER"
 
 
 def test_files_that_are_no_certificates(tmp_path: Path) -> None:
