@@ -20,6 +20,7 @@ from tidelog.log.partition_log import PartitionLog
 from tidelog.log.producer_state import ProducerState
 from tidelog.metadata import controller, records
 from tidelog.metadata.service import MetadataService
+from tidelog.metadata.store import LeaseTerm
 from tidelog.replication.partition import Partition
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.leases import Leases
@@ -134,7 +135,13 @@ def let_the_store_extend_lost_leases(patch: pytest.MonkeyPatch) -> None:
     happened.
     """
     start = MetadataService.__init__
-    patch.setattr(MetadataService, "__init__", lambda *arguments: start(*arguments, lease_ms=2000))
+
+    def start_with_term(*arguments: Any, **options: Any) -> None:
+        start(*arguments, **options | {"lease_ms": 2000})
+
+    patch.setattr(MetadataService, "__init__", start_with_term)
+    patch.setattr(LeaseTerm, "is_over", False)
+    patch.setattr(LeaseTerm, "remaining_s", 60.0)
     patch.setattr(Leases, "check", lambda *_: None)
 
 

@@ -227,7 +227,10 @@ class _Life:
     ) -> list[Batch]:
         limits = FetchLimits(max_wait_ms=200, max_bytes=1 << 20, partition_max_bytes=1 << 16)
         fetch = partial(operations.fetch, client.cluster, BACKOFF, partition, start, limits)
-        fetched = await self._call(client, fetch, until_s)
+        try:
+            fetched = await self._call(client, fetch, until_s)
+        except ApiError as error:
+            raise Violation("NoFinalError", f"fetch of {partition}: {error}", partition) from error
         if fetched is None:
             return []
         batches = self._decode(partition, fetched.records)
