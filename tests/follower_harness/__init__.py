@@ -95,7 +95,7 @@ class FollowerReplica:
 
     async def diverged(self, leader_end: EpochEnd, leader_epoch: int) -> None:
         """Cut the log by the rule of KIP-101 and KIP-279."""
-        own = self.on.log.end_offset_for(leader_end.leader_epoch)
+        own = self.on.log.epochs.end_offset_for(leader_end.leader_epoch, self.on.log.log_end_offset)
         if own.leader_epoch == -1:
             offset = leader_end.end_offset
         elif own.leader_epoch == leader_end.leader_epoch:

@@ -24,13 +24,14 @@ QUERY_LIMIT_S = 120
 
 
 class Topic:
-    """A topic of a test's own, with two partitions."""
+    """A topic of a test's own, with two partitions. Its records may be old, so retention keeps them."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.name = f"spark-{uuid.uuid4().hex[:12]}"
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([NewTopic(self.name, 2)])[self.name].result(30)
+        topic = NewTopic(self.name, 2, config={"retention.ms": "-1"})
+        admin.create_topics([topic])[self.name].result(30)
 
     def send(self, values: range, codec: str = "none", **more: Any) -> None:
         """Value n to partition n % 2, acknowledged."""

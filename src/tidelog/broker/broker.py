@@ -220,7 +220,7 @@ class BrokerServer:
             has_journal = await self._metadata.inspect(identity.cluster_id) or not elsewhere
         if is_marked and not has_journal:
             await run_blocking(refuse_empty_store, disk, self._store_address, online[0])
-        if online and not has_journal:
+        if online and not has_journal and not is_marked:  # a marked directory was Tidelog's before
             self._adoption = await self._adopt(online)
         return identity
 

@@ -72,6 +72,7 @@ class Cut:
         self.recovery_point = offset if empties else recovery_point
         """The recovery point after the cut, unless the new end is below it."""
         self.epochs = LeaderEpochs(epochs.entries())
+        self.epochs.dirty = epochs.dirty
         self.producers = ProducerState()
 
     def run(self) -> None:

@@ -26,7 +26,6 @@ from tidelog.log.file_kinds import log_name
 from tidelog.log.flush import FlushPlan
 from tidelog.log.following import checked_batches
 from tidelog.log.indexes import IndexCache
-from tidelog.log.leader_epochs import EpochEnd
 from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
 from tidelog.log.record_times import AHEAD_MS
 from tidelog.log.recovery import LogOpener, OpenedLog
@@ -416,10 +415,6 @@ class PartitionLog:
     def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
         """Return aborted transactions with records in this range, by first offset. Raises StorageError."""
         return self.look_up(lambda: self.reader.aborted_transactions(start, end_offset))
-
-    def end_offset_for(self, leader_epoch: int) -> EpochEnd:
-        """Return where `leader_epoch` ended in this log (OffsetsForLeaderEpoch)."""
-        return self.epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
     def look_up(self, function: Callable[[], T]) -> T:
         """Call `function`, which reads files, and return its result. Raises StorageError."""

@@ -103,10 +103,12 @@ class SegmentAgeSearch:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a segment was replaced by compaction, or removed, since the search began. Then the result must not
-        be used.
+        """Whether a segment was replaced by compaction, removed, or cut since the search began. Then the result must
+        not be used.
         """
-        return any(segment.deleted for segment in self._segments)
+        return any(
+            segment.deleted or segment.size < size for segment, size in zip(self._segments, self._sizes, strict=True)
+        )
 
     def store_result(self) -> None:
         for segment, (latest, offset) in self._header_times.items():

@@ -135,9 +135,9 @@ class _Verifier:
         self._decode = decode
         self._result = VerifyReport()
         self._checkpoints: dict[str, dict[TopicPartition, int] | None] = {}
+        """Offsets of the checkpoints that were read, by path; None for a missing or damaged one."""
         self._next_base_offsets: dict[str, int] = {}
         """By path, for each segment of the current partition but the last: the offset at which the next one begins."""
-        """Offsets of the checkpoints that were read, by path; None for a missing or damaged one."""
 
     def run(self, path: str) -> VerifyReport:
         if self._disk.is_dir(path):

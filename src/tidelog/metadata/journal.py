@@ -173,14 +173,15 @@ class Journal:
 
     # Appending
 
-    async def append(self, new_records: list[JournalRecord], lease: HeldLease) -> None:
+    async def append(self, new_records: list[JournalRecord], lease: HeldLease, *, undivided: bool = False) -> None:
         """Append the records of one change and apply them to the image.
 
-        They are one entry, or several if the store accepts no entry of this size. Each entry leaves a valid image.
+        They are one entry, or several if the store accepts no entry of this size, unless they must be `undivided`. Each
+        entry leaves a valid image.
 
         Raises the exceptions of `HeldLease.append`, but EntryPending in place of OutcomeUnknown; EntryTooLarge if the
-        store accepts no entry of the size of one record; and PartlyAppended if the journal has some of the records, and
-        may have others.
+        store accepts no entry of the size of one record, or of the undivided change; and PartlyAppended if the journal
+        has some of the records, and may have others.
         """
         entries = await self._encode(new_records, lease.lease.epoch)
         size_max = self._store.entry_bytes_max
@@ -188,6 +189,8 @@ class Journal:
             raise EntryTooLarge(
                 f"a record of the change exceeds the {size_max} bytes of one entry in the metadata store"
             )
+        if undivided and len(entries) > 1:
+            raise EntryTooLarge(f"the change exceeds the {size_max} bytes of one entry in the metadata store")
         is_first = True
         for entry_records, data in entries:
             try:

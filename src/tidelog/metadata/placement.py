@@ -12,24 +12,19 @@ Only active brokers are used while there are enough of them. The same image and 
 from collections.abc import Sequence
 
 from tidelog.metadata.image import MetadataImage
-from tidelog.model.steps import Steps, run_all
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 
-def place(image: MetadataImage, partitions: int, replication_factor: int, first: int = 0) -> list[tuple[int, ...]]:
+def place_in_steps(
+    image: MetadataImage, partitions: int, replication_factor: int, first: int = 0
+) -> Steps[list[tuple[int, ...]]]:
     """Return the replicas of each partition, the leader first. Leaders and followers rotate over the active brokers.
 
     There must be at least `replication_factor` registered brokers, and an active one. The first leader depends on the
     number of existing partitions (plus `first`, the number of topics that this request has placed before), so that many
     topics with one partition are spread as evenly as one topic with many.
     """
-    return run_all(place_in_steps(image, partitions, replication_factor, first))
-
-
-def place_in_steps(
-    image: MetadataImage, partitions: int, replication_factor: int, first: int = 0
-) -> Steps[list[tuple[int, ...]]]:
-    """Place partitions in steps; see `place`."""
     active = [broker.broker_id for broker in image.brokers.values() if broker.active]
     inactive = [broker.broker_id for broker in image.brokers.values() if not broker.active]
     factor = min(replication_factor, len(active))

@@ -16,7 +16,7 @@ from tidelog.metadata.link import ControllerChannel, ControllerLink, ControllerR
 from tidelog.metadata.local_controller import NOT_THE_CONTROLLER, LocalController
 from tidelog.metadata.publisher import ImageListener, MetadataCache, Publisher, RoleListener
 from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, JournalRecord
-from tidelog.metadata.store import LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import uuid_text
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ErrorCode
@@ -235,7 +235,10 @@ class MetadataService:
             if restarted:
                 new_records += controller.renew_leadership(image, self._config.node_id)
             try:
-                await self.journal.append(new_records, lease)
+                # The first entry is all or nothing: a part of an adopted directory could never be completed.
+                await self.journal.append(new_records, lease, undivided=image.position == 0)
+            except EntryTooLarge as error:
+                raise JournalError(f"{error}: adopt these data directories without metadata.store") from error
             except (PositionTaken, LeaseLost, EntryPending, PartlyAppended, StoreUnavailable) as error:
                 if not lease.expires:
                     raise

@@ -73,6 +73,7 @@ class Cuts:
             if self._may_go_on(partition):
                 await self._cut(partition, offset)
         finally:
+            self._partitions.offsets.end_cut(partition)
             del self._tasks[partition]
             partition.thaw()
         if target is not None and not partition.deleted:
@@ -91,6 +92,7 @@ class Cuts:
             return
         if not partition.deleted:
             partition.log.install_cut(cut)
+            self._partitions.offsets.end_cut(partition)
             partition.step(CutEnded(partition.log.log_end_offset))
             self._partitions.update_offsets(partition)
 

@@ -54,8 +54,8 @@ class FollowedPartition(Protocol):
         """Take over the leader's high watermark, as far as this log reaches."""
 
     async def diverged(self, leader_end: "EpochEnd", leader_epoch: int) -> None:
-        """Remove the records that the leader does not have, durably, and every leader epoch that begins behind them: a
-        replica that led without appending a record has such an epoch.
+        """Remove the records that the leader does not have, durably, and every leader epoch that begins behind
+        them.
 
         `leader_end` is the leader's answer (KIP-595): the last of its epochs up to `latest_epoch`, and where that epoch
         ends in its log. Its epoch is -1 if only the end of the leader's log is known. After the cut, the next answer

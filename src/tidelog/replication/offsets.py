@@ -18,6 +18,8 @@ class Offsets:
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
         self._high_watermarks: dict[TopicPartition, int] = {}
+        self._being_cut: dict[TopicPartition, None] = {}
+        """Partitions whose recovery point stays as `lower` has set it."""
 
     def update(self, partition: "Partition") -> None:
         """Store the partition's current offsets.
@@ -26,13 +28,19 @@ class Offsets:
         """
         log = partition.log
         key = log.topic_partition
-        self._recovery_points[key] = log.recovery_point
+        if key not in self._being_cut:
+            self._recovery_points[key] = log.recovery_point
         self._start_offsets[key] = min(log.log_start_offset, log.durable_offset)
         self._high_watermarks[key] = partition.high_watermark
 
     def lower(self, partition: "Partition", recovery_point: int) -> None:
-        """Store a recovery point below the partition's own, before its log is cut."""
-        self._recovery_points[partition.log.topic_partition] = recovery_point
+        """Store a recovery point below the partition's own, before its log is cut. It stays until `end_cut`."""
+        key = partition.log.topic_partition
+        self._being_cut[key] = None
+        self._recovery_points[key] = recovery_point
+
+    def end_cut(self, partition: "Partition") -> None:
+        self._being_cut.pop(partition.log.topic_partition, None)
 
     def forget(self, partition: "Partition") -> None:
         for offsets in (self._recovery_points, self._start_offsets, self._high_watermarks):

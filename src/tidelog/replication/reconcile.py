@@ -76,7 +76,7 @@ class Reconciler:
         """
         self._image = new
         if old.brokers is not new.brokers:
-            self._eligible = {broker.broker_id: broker.epoch for broker in new.brokers.values()}
+            self._eligible = {broker.broker_id: broker.epoch for broker in new.brokers.values() if broker.active}
             for partition in self._partitions:
                 if not partition.replica.is_alone:
                     partition.step(BrokersChanged(self._eligible))
@@ -120,7 +120,7 @@ class Reconciler:
                 lane=CHECKPOINTS_LANE,
             )
         await self._remove_deleted_topics(old, new)
-        to_open: list[tuple[TopicImage, int, LogConfig]] = []
+        to_open: list[tuple[TopicImage, int, LogConfig, bool]] = []
         removed: dict[int, list[tuple[TopicImage, int]]] = {}  # by the delay before their files are deleted
         checked_partitions = 0
         for name, topic in new.topics.items():
@@ -140,18 +140,22 @@ class Reconciler:
                 if checked_partitions % HOUSEKEEPING_BATCH == 0:
                     await self._runtime.tasks.sleep(0)
                 partition = self._partitions.find(name, index)
+                was_here = index < len(states_before) and self._node_id in states_before[index].replicas
                 if self._node_id not in state.replicas:
-                    if index < len(states_before) and self._node_id in states_before[index].replicas:
+                    if was_here:
                         removed.setdefault(config.file_delete_delay_ms, []).append((topic, index))
                 elif partition is None:
-                    to_open.append((topic, index, config))
+                    if not (was_here and (name, index) in self._partitions.unopened):
+                        to_open.append((topic, index, config, old.position > 0 and not was_here))
+                    elif (name, index) in self.to_reopen:
+                        self.to_reopen[name, index] = config
                 elif not is_configured:
                     partition.log.configure(config)
                     partition.configure(config)
         for delay_ms, partitions in removed.items():
             await self._remove(partitions, delay_ms)
         if to_open:
-            await self._open_all(to_open, new=old.position > 0)
+            await self._open_all(to_open)
 
     async def _remove_deleted_topics(self, old: "MetadataImage", new: "MetadataImage") -> None:
         removed: dict[int, list[tuple[TopicImage, int]]] = {}  # by the delay before their files are deleted
@@ -169,10 +173,13 @@ class Reconciler:
 
     # Opening
 
-    async def _open_all(self, to_open: list[tuple["TopicImage", int, "LogConfig"]], *, new: bool = False) -> None:
+    async def _open_all(self, to_open: list[tuple["TopicImage", int, "LogConfig", bool]]) -> None:
+        """Open the logs of partitions: topic, index, settings, and whether the partition is new on this broker. The log
+        of a partition that is not new must exist: otherwise its disk may be missing, and an empty log would hide it.
+        """
         partitions = self._partitions
         openings: list[Opening] = []
-        for topic, index, config in to_open:
+        for topic, index, config, new in to_open:
             try:
                 directory = partitions.directories.place(TopicPartition(topic.name, index), topic.topic_id, new=new)
                 openings.append(Opening(topic, index, config, directory, new))
@@ -233,7 +240,11 @@ class Reconciler:
             count = len(self.to_reopen)
             topics = self._image.topics
             await self._open_all(
-                [(topics[name], index, config) for (name, index), config in self.to_reopen.items() if name in topics]
+                [
+                    (topics[name], index, config, False)
+                    for (name, index), config in self.to_reopen.items()
+                    if name in topics
+                ]
             )
             return len(self.to_reopen) < count
 

@@ -83,7 +83,7 @@ class RetentionPasses:
         now_ms = self._runtime.clock.now_ms()
         times = None
         try:
-            if not partition.deleted and partition not in self._time_searches:
+            if not (partition.deleted or partition.frozen) and partition not in self._time_searches:
                 times = log.segment_age_search(now_ms)
             if times is not None:
                 await self._partitions.run_file_work(times.run)

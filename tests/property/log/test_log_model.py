@@ -100,7 +100,9 @@ class LogModel(RuleBasedStateMachine):
             return
         epoch = self.batches[where % len(self.batches)][2]
         later = [base for base, _, e in self.batches if e > epoch]
-        assert self.on.log.end_offset_for(epoch) == EpochEnd(epoch, later[0] if later else self.end)
+        assert self.on.log.epochs.end_offset_for(epoch, self.on.log.log_end_offset) == EpochEnd(
+            epoch, later[0] if later else self.end
+        )
 
     @rule()
     def flush(self) -> None:

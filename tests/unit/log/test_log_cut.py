@@ -67,6 +67,18 @@ def test_the_epochs_on_the_disk_are_those_of_the_shorter_log() -> None:
     assert on.log.epochs.entries() == [(0, 0), (1, 3)]
 
 
+def test_a_cut_writes_epochs_that_were_not_written_before() -> None:
+    on = LogOnDisk()
+    on.append(b"a", leader_epoch=4)
+    on.flush()
+    on.append(b"b", leader_epoch=5)
+    on.append(b"c", leader_epoch=5)
+    on.truncate_to(2)
+    on.kill()
+    on.open(clean=True)
+    assert on.log.epochs.entries() == [(4, 0), (5, 1)]
+
+
 def test_a_cut_at_the_end_removes_only_epochs_without_records() -> None:
     on = log_of_segments()
     on.log.epochs.assign(9, 12)

@@ -61,8 +61,8 @@ def test_segments_below_the_log_start_offset_go_whatever_the_policy() -> None:
     on.log.delete_before(7)
     assert on.retain(NOW_MS) == 2
     assert on.records() == [(n, b"%02d" % n) for n in range(7, 10)]
-    assert on.log.end_offset_for(0) == EpochEnd(0, 7)
-    assert on.log.end_offset_for(1) == EpochEnd(1, 8)
+    assert on.log.epochs.end_offset_for(0, on.log.log_end_offset) == EpochEnd(0, 7)
+    assert on.log.epochs.end_offset_for(1, on.log.log_end_offset) == EpochEnd(1, 8)
 
 
 def test_a_compacted_topic_keeps_what_is_old() -> None:

@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 
 from metadata_harness.builders import broker, image, topic
 from tidelog.metadata.image import MetadataImage
-from tidelog.metadata.placement import first_isr, place
+from tidelog.metadata.placement import first_isr, place_in_steps
 from tidelog.metadata.records import BrokerStateChanged
+from tidelog.model.steps import run_all
 from tidelog.wire.errors import ApiError, ErrorCode
+
+
+def place(image: MetadataImage, partitions: int, replication_factor: int, first: int = 0) -> list[tuple[int, ...]]:
+    return run_all(place_in_steps(image, partitions, replication_factor, first))
 
 
 def test_a_single_broker_has_everything() -> None:

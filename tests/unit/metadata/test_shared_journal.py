@@ -5,11 +5,24 @@ import asyncio
 import pytest
 
 from metadata_harness.shared import LEASE_MS, SharedCluster, SharedNode, run_shared
+from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import journal, link
 from tidelog.metadata.controller import NewTopic, TopicChoice
-from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, decode, encode
-from tidelog.simulation.shared_store import StoreHandle
-from tidelog.simulation.world import simulated
+from tidelog.metadata.publisher import MetadataCache
+from tidelog.metadata.records import (
+    ClusterNamed,
+    ControllerElected,
+    JournalError,
+    JournalRecord,
+    TopicCreated,
+    decode,
+    encode,
+    new_partition,
+)
+from tidelog.metadata.service import MetadataService
+from tidelog.model.ids import TopicId
+from tidelog.simulation.shared_store import SharedStore, StoreHandle
+from tidelog.simulation.world import World, simulated
 from tidelog.wire.errors import ApiError, ErrorCode
 
 
@@ -635,3 +648,25 @@ def test_a_record_that_is_too_large_for_an_entry_changes_nothing(monkeypatch: py
         assert cluster.store.next_position == position
 
     run_shared(scenario, nodes=2)
+
+
+def test_an_adoption_that_is_too_large_for_one_entry_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the topics would be there after a kill, and the rest would never be adopted."""
+    monkeypatch.setattr(StoreHandle, "entry_bytes_max", 2000)
+
+    async def adopted() -> list[JournalRecord]:
+        return [TopicCreated(f"t{n}", TopicId(bytes([n]) * 16), (new_partition((1,)),)) for n in range(1, 101)]
+
+    async def life(world: World) -> None:
+        store = SharedStore(world)
+        runtime = world.host("broker-1").start()
+        config = BrokerConfig.load(None, {}, {"node.id": "1"})
+        handle = store.handle("broker-1", runtime)
+        service = MetadataService(handle, config, runtime, MetadataCache(), lease_ms=LEASE_MS)
+        with pytest.raises(JournalError, match=r"adopt these data directories without metadata\.store"):
+            await service.start("cluster", adopted)
+        assert store.next_position == 0
+        await service.stop()
+
+    with simulated(1) as world:
+        world.run(life(world))

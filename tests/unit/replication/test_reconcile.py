@@ -278,7 +278,7 @@ def test_a_follower_is_cut_where_it_leaves_its_leader(caplog: pytest.LogCaptureF
     async def scenario(node: Node) -> None:
         follower = await diverging(node)
         node.peer_work.clear()
-        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.end_offset_for(4)))
+        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.epochs.end_offset_for(4, follower.log.log_end_offset)))
         assert follower.frozen or follower.log_end_offset == 8
         await asyncio.sleep(1)
         assert (follower.log_end_offset, follower.replica.end_offset, follower.high_watermark) == (5, 5, 5)
@@ -312,7 +312,7 @@ def test_a_power_cut_at_any_step_of_a_cut_loses_nothing_below_it() -> None:
 
         disk = node.host.disk
         disk.on_operation = operation
-        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.end_offset_for(4)))
+        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.epochs.end_offset_for(4, follower.log.log_end_offset)))
         await asyncio.sleep(1)
         disk.on_operation = None
         node.host.kill()
@@ -338,7 +338,7 @@ def test_a_power_cut_at_any_step_of_a_cut_loses_nothing_below_it() -> None:
 def test_a_promotion_waits_for_the_end_of_the_cut() -> None:
     async def scenario(node: Node) -> None:
         follower = await diverging(node)
-        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.end_offset_for(4)))
+        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.epochs.end_offset_for(4, follower.log.log_end_offset)))
         await node.apply(led_by(1, 6, replicas=(1,), partition_epoch=2))
         if not follower.replica.leads:
             with pytest.raises(NotLeaderOrFollower):
@@ -372,7 +372,7 @@ def test_the_clean_offset_is_lowered_before_a_cut() -> None:
 def test_a_topic_that_is_deleted_during_a_cut() -> None:
     async def scenario(node: Node) -> None:
         follower = await diverging(node)
-        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.end_offset_for(4)))
+        follower.step(Diverged(5, EpochEnd(4, 5), follower.log.epochs.end_offset_for(4, follower.log.log_end_offset)))
         old, node.image = node.image, image(brokers=(1, 2, 3))
         await node.partitions.apply(old, node.image)
         await asyncio.sleep(1)
@@ -390,5 +390,34 @@ def test_a_follower_appends_what_its_leader_wrote() -> None:
         end = node[0].log.append_as_follower(memoryview(batch))
         node[0].step(LogAppended(end, True))
         assert (node[0].replica.end_offset, node[0].high_watermark) == (2, 0)
+
+    run(scenario)
+
+
+def test_a_partition_that_is_offline_stays_offline_when_settings_change() -> None:
+    """It would come back empty, and hide its records."""
+
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 4, replicas=(1,)))
+        append(node[0], b"x", b"y")
+        await node.stop()
+        intact = node.host.disk.read("/data/t-0/partition.metadata")
+        node.host.disk.write_atomic("/data/t-0/partition.metadata", b"damaged")
+        await node.start()
+        await node.apply(led_by(1, 5, replicas=(1,)))
+        assert list(node.partitions.unopened) == [("t", 0)]
+        old, changed = node.image, node.image.topics["t"]
+        node.image = with_topic(old, changed, old)
+        node.image.broker_configs = {"": {"log.cleaner.threads": "1"}}
+        await node.partitions.apply(old, node.image)
+        await node.apply(led_by(1, 5, replicas=(1,)), led_by(1, 0, replicas=(1,)))  # a partition is added
+        with pytest.raises(StorageError):
+            node.partitions.get("t", 0)
+        assert node[1].log_end_offset == 0
+        await node.stop()
+        node.host.disk.write_atomic("/data/t-0/partition.metadata", intact)
+        await node.start()
+        await node.apply(led_by(1, 6, replicas=(1,)))
+        assert node[0].log_end_offset == 2
 
     run(scenario)
