@@ -158,7 +158,11 @@ class _Verifier:
     def _verify_directory(self, path: str) -> None:
         """Verify the directory of a partition, or a data directory."""
         names = self._disk.list(path)
-        if partition_of(path.rpartition("/")[2]) or any(file_kind(name).kind is Kind.SEGMENT for name in names):
+        has_partitions = any(partition_of(name) and self._disk.is_dir(f"{path}/{name}") for name in names)
+        # A data directory may have a name such as `kafka-logs-1`, which looks like a partition's.
+        if any(file_kind(name).kind is Kind.SEGMENT for name in names) or (
+            partition_of(path.rpartition("/")[2]) and not has_partitions
+        ):
             self._verify_partition(path)
             return
         for name in names:

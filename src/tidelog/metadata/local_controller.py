@@ -165,6 +165,13 @@ class LocalController:
             raise ApiError("", ErrorCode.REQUEST_TIMED_OUT) from None
 
     async def _change(self, decide: Decide[R]) -> Answer[R]:
+        """Run one change. An error is an answer, since the caller may have stopped to wait."""
+        try:
+            return await self._try_change(decide)
+        except ApiError as error:
+            return Answer(None, error.code, error.message)
+
+    async def _try_change(self, decide: Decide[R]) -> Answer[R]:
         try:
             async with self.deciding:
                 lease = self._valid_lease()

@@ -277,6 +277,8 @@ class MetadataService:
                 lease = await (self._regain_lease() if self._channel is None else self._follow_until_elected(lease_ms))
         except LeaseLost as error:
             self.controller.refuse_until_restart(str(error))
+            if self.on_failed is not None:  # otherwise two brokers would lead the same partitions
+                self.on_failed(f"the metadata store is used by another broker: {error}")
         except JournalError as error:
             await self._fail(str(error))
         except Exception as error:

@@ -375,3 +375,11 @@ def test_a_missing_segment_is_damage_unless_compaction_or_deletion_may_have_take
         on.disk.write_atomic(f"/data/{checkpoint}-offset-checkpoint", text.encode())
     hole = "offsets 8 to 15 are in no segment"
     assert [f.severity for f in findings(on, "/data") if f.reason == hole] == [severity]
+
+
+def test_a_data_directory_may_have_the_name_of_a_partition() -> None:
+    on = written()
+    on.disk.make_dirs("/disk-1/t-0")
+    on.disk.write_atomic("/disk-1/t-0/00000000000000000000.log", on.disk.read(on.path(0)))
+    result = verify(on.disk, "/disk-1")
+    assert result.batches > 0
