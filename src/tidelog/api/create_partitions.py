@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
-from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, MorePartitions, TopicResult
-from tidelog.metadata.link import CreatePartitions
+from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, MorePartitions, TopicChoice, TopicResult
+from tidelog.metadata.link import CreatePartitions, topic_results
 from tidelog.model.steps import Steps
 from tidelog.wire.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -38,14 +38,7 @@ async def _create(
         CreatePartitions(new_partitions, request.validate_only, request.timeout_ms, context.requester)
     )
     context.throttle(answer.throttle_ms)
-    results = answer.value
-    if results is None:
-        message = answer.message or None
-        results = [
-            TopicResult(name, error=answer.error, message=message)
-            for name in dict.fromkeys(each.topic for each in new_partitions)
-        ]
-    return _response(results)
+    return _response(topic_results(answer, (TopicChoice(each.topic) for each in new_partitions)))
 
 
 def _response(results: list[TopicResult]) -> Steps[CreatePartitionsResponse]:

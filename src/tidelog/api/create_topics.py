@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.config.describe import describe_created_topic
-from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, SETTINGS_MAX, NewTopic, TopicResult
-from tidelog.metadata.link import CreateTopics
+from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, SETTINGS_MAX, NewTopic, TopicChoice, TopicResult
+from tidelog.metadata.link import CreateTopics, topic_results
 from tidelog.model.steps import Steps
 from tidelog.wire.messages.create_topics import (
     CreatableTopic,
@@ -42,13 +42,7 @@ async def _create(
         CreateTopics(topics, request.validate_only, request.timeout_ms, context.requester)
     )
     context.throttle(answer.throttle_ms)
-    results = answer.value
-    if results is None:
-        message = answer.message or None
-        results = [
-            TopicResult(name, error=answer.error, message=message) for name in dict.fromkeys(t.name for t in topics)
-        ]
-    return _response(services, context, results)
+    return _response(services, context, topic_results(answer, (TopicChoice(topic.name) for topic in topics)))
 
 
 def _response(services: Services, context: RequestContext, results: list[TopicResult]) -> Steps[CreateTopicsResponse]:

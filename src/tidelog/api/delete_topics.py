@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import TopicChoice, TopicResult
-from tidelog.metadata.link import Answer, DeleteTopics
+from tidelog.metadata.link import Answer, DeleteTopics, topic_results
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
@@ -42,11 +42,7 @@ async def _delete(
     else:
         older = context.api_version < DELETION_DISABLED_VERSION
         answer = Answer(None, ErrorCode.INVALID_REQUEST if older else ErrorCode.TOPIC_DELETION_DISABLED)
-    results = answer.value
-    if results is None:
-        message = answer.message or None
-        results = [TopicResult(*choice, answer.error, message) for choice in dict.fromkeys(choices)]
-    return _response(results)
+    return _response(topic_results(answer, choices))
 
 
 def _response(results: list[TopicResult]) -> Steps[DeleteTopicsResponse]:

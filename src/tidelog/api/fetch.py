@@ -80,11 +80,7 @@ def handle(
         return WideFetch(services, context, request, fetch_context, from_follower=replica_id >= 0).steps()
     fetch = Fetch(services, context, request, fetch_context, from_follower=replica_id >= 0)
     cold = fetch.cold_reads()
-    if not cold:
-        return fetch.begin()
-    pending: Pending[FetchResponse] = Pending(on_abandon=fetch.abandon)
-    services.runtime.tasks.spawn(fetch.warm(cold, pending), name="fetch-cold-read")
-    return pending
+    return fetch.begin_warmed(cold) if cold else fetch.begin()
 
 
 def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> "Steps[Outcome[FetchResponse]]":
@@ -199,7 +195,13 @@ class Fetch:
                     break
         return reads
 
-    async def warm(self, cold: list["ColdRead"], pending: Pending[FetchResponse]) -> None:
+    def begin_warmed(self, cold: list["ColdRead"]) -> Pending[FetchResponse]:
+        """Do as `begin` after the `cold_reads` have been read into the page cache."""
+        pending: Pending[FetchResponse] = Pending(on_abandon=self.abandon)
+        self._services.runtime.tasks.spawn(self._warm(cold, pending), name="fetch-cold-read")
+        return pending
+
+    async def _warm(self, cold: list["ColdRead"], pending: Pending[FetchResponse]) -> None:
         """Read the bytes into the page cache on a thread, then run the fetch and complete `pending`."""
         await read_ahead(self._services, cold)
         if pending.abandoned:

@@ -99,20 +99,25 @@ def handle(
         return WideFollowerFetch(services, context, request, fetch_context, followers, follower).steps()
     fetch = FollowerFetch(services, context, request, fetch_context, followers, follower)
     cold = fetch.cold_reads()
-    if not cold:
-        return fetch.begin()
-    pending: Pending[FetchResponse] = Pending(on_abandon=fetch.abandon)
-    services.runtime.tasks.spawn(fetch.warm(cold, pending), name="follower-cold-read")
-    return pending
+    return fetch.begin_warmed(cold) if cold else fetch.begin()
 
 
 class _ReadsForFollower(Fetch):
     """Reads up to the log's end, and reports the follower's ends at the first reading."""
 
-    __slots__ = ()
-    _followers: Followers
-    _follower: Follower
-    _reports_ends: bool
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        request: "FetchRequest",
+        fetch_context: FetchContext,
+        followers: Followers,
+        follower: Follower,
+    ) -> None:
+        super().__init__(services, context, request, fetch_context, from_follower=True)
+        self._followers = followers
+        self._follower = follower
+        self._reports_ends = True
 
     def _read(self, item: FetchItem) -> None:
         cached_partition = item.partition
@@ -145,22 +150,7 @@ class _ReadsForFollower(Fetch):
 class FollowerFetch(_ReadsForFollower):
     """A follower's fetch in progress."""
 
-    __slots__ = ("_follower", "_followers", "_reports_ends", "_watched")
-
-    def __init__(
-        self,
-        services: Services,
-        context: RequestContext,
-        request: "FetchRequest",
-        fetch_context: FetchContext,
-        followers: Followers,
-        follower: Follower,
-    ) -> None:
-        super().__init__(services, context, request, fetch_context, from_follower=True)
-        self._followers = followers
-        self._follower = follower
-        self._reports_ends = True
-        self._watched: dict[Partition, None] = {}
+    _watched: "dict[Partition, None]"
 
     def begin(self) -> "FetchResponse | Pending[FetchResponse]":
         """Read all partitions. Returns the response, or a pending one."""
@@ -169,8 +159,8 @@ class FollowerFetch(_ReadsForFollower):
         self._reports_ends = False
         if self.is_satisfied or self._max_wait_ms <= 0:
             return self._answer()
-        pending = self._park()
         self._watched = {item.partition: None for item in self._fetch_context.items if item.partition is not None}
+        pending = self._park()
         self._followers.watch_ends(self)
         return pending
 
@@ -186,22 +176,6 @@ class FollowerFetch(_ReadsForFollower):
 
 class WideFollowerFetch(_ReadsForFollower, WideFetch):
     """A follower's fetch of very many partitions."""
-
-    __slots__ = ("_follower", "_followers", "_reports_ends")
-
-    def __init__(
-        self,
-        services: Services,
-        context: RequestContext,
-        request: "FetchRequest",
-        fetch_context: FetchContext,
-        followers: Followers,
-        follower: Follower,
-    ) -> None:
-        super().__init__(services, context, request, fetch_context, from_follower=True)
-        self._followers = followers
-        self._follower = follower
-        self._reports_ends = True
 
     def _read_all(self) -> "Steps[Outcome[FetchResponse]]":
         self._followers.watch_ends(self)  # before the first partition is read, so that no append is missed

@@ -164,7 +164,8 @@ class BrokerServer:
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
-        await metadata.subscribe(services.partitions.apply, services.partitions.reconciler.change_roles)
+        reconciler = services.partitions.reconciler
+        await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image)
         services.partitions.on_opened_late = services.groups.serve_opened_partitions
         await metadata.subscribe(self._apply_quotas)

@@ -19,39 +19,30 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from tidelog.metadata.etcd_gateway import AnswerLost, AnswerTooLarge, EtcdGateway, to_bytes, to_text
+from tidelog.metadata.remote_store import CHANGES, LEASES, READS, WATCH, WATCH_S, RemoteStore
 from tidelog.metadata.store import (
-    SHARED_VALUE_BYTES_MAX,
     AppendUnknown,
     Lease,
-    LeaseLost,
     PositionTaken,
     Snapshot,
     StoredEntry,
-    StoredJournal,
     StoreFailed,
     StoreUnavailable,
+    lease_lost,
 )
 from tidelog.metadata.stored_values import (
     SnapshotPointer,
     decode_entry,
     decode_lease,
-    encode_entry,
     encode_lease,
     parts_prefix,
-    read_journal,
+    read_snapshot,
     split,
 )
 from tidelog.runtime.interfaces import Runtime
 
 T = TypeVar("T")
 
-CHANGES: Final = "metadata"
-LEASES: Final = "metadata-leases"
-READS: Final = "metadata-reads"
-WATCH: Final = "metadata-watch"
-"""Lanes of the runtime. Each has its own thread and its own connection: a slow snapshot delays no renewal."""
-WATCH_S: Final = 10.0
-"""Longest time that one watch waits before the journal's end is read again."""
 WATCH_PAUSE_S: Final = 0.2
 """Pause after a watch that failed."""
 TRIM_KEYS: Final = 2000
@@ -59,27 +50,13 @@ TRIM_KEYS: Final = 2000
 ACQUIRE_TRIES: Final = 5
 
 
-class EtcdStore:
-    """`Store` in the etcd cluster of `servers`, in the keys below `prefix`."""
-
-    entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX
+class EtcdStore(RemoteStore):
+    """`Store` in the etcd cluster of `servers`, in the keys below `prefix`. Each lane has its own connection."""
 
     def __init__(self, url: str, servers: list[tuple[str, int]], prefix: str, runtime: Runtime) -> None:
-        """`url` names the store in errors."""
-        self._url = url
+        super().__init__(url, runtime)
         self._prefix = prefix
-        self._random = runtime.random
-        self._tasks = runtime.tasks
         self._gateways = {lane: EtcdGateway(url, servers) for lane in (CHANGES, LEASES, READS, WATCH)}
-
-    async def inspect(self) -> StoredJournal | None:
-        return await read_journal(self)
-
-    async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
-        await self._run(CHANGES, self._append, position, encode_entry(data, writer, number), lease)
-
-    async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
-        return await self._run(READS, self._read, start, limit)
 
     async def wait(self, position: int) -> None:
         try:
@@ -92,25 +69,6 @@ class EtcdStore:
         except BaseException:
             self._gateways[WATCH].interrupt()  # a cancelled wait must not occupy the thread
             raise
-
-    async def snapshot(self) -> Snapshot | None:
-        return await self._run(READS, self._snapshot)
-
-    async def save_snapshot(self, snapshot: Snapshot) -> None:
-        parts_id = parts_prefix(snapshot.position, self._random.randbytes(8).hex())
-        await self._run(READS, self._save_snapshot, snapshot, parts_id)
-
-    async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
-        return await self._run(LEASES, self._acquire, name, holder, ttl_ms)
-
-    async def renew(self, lease: Lease, ttl_ms: int) -> None:
-        await self._run(LEASES, self._renew, lease, ttl_ms)
-
-    async def release(self, lease: Lease) -> None:
-        await self._run(LEASES, self._release, lease)
-
-    async def held_leases(self, prefix: str) -> list[Lease]:
-        return await self._run(LEASES, self._held_leases, prefix)
 
     async def close(self) -> None:
         self._gateways[WATCH].interrupt()
@@ -154,7 +112,7 @@ class EtcdStore:
             return
         stored_lease, stored_end = (_first_value(each["response_range"]) for each in answer["responses"])
         if stored_lease != encode_lease(lease):
-            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+            raise lease_lost(lease)
         end = int(stored_end or 0)
         if position < end:
             raise PositionTaken(f"position {position} is taken, the next is {end}")
@@ -182,18 +140,7 @@ class EtcdStore:
         return gateway.watch(self._key("end"), revision, WATCH_S)
 
     def _snapshot(self, gateway: EtcdGateway) -> Snapshot | None:
-        stored_pointer = self._get(gateway, self._key("snapshot"))
-        while stored_pointer is not None:
-            pointer = SnapshotPointer.decode(stored_pointer)
-            parts = [self._get(gateway, self._key("snapshots", pointer.parts_id, str(i))) for i in range(pointer.parts)]
-            whole = [part for part in parts if part is not None]
-            if len(whole) == len(parts):
-                return pointer.join(whole)
-            newer_pointer = self._get(gateway, self._key("snapshot"))
-            if newer_pointer == stored_pointer:
-                raise StoreFailed(f"{self._url}: parts of the snapshot at position {pointer.position} are missing")
-            stored_pointer = newer_pointer  # another broker has replaced it meanwhile
-        return None
+        return read_snapshot(self._url, lambda *names: self._get(gateway, self._key(*names)))
 
     def _save_snapshot(self, gateway: EtcdGateway, snapshot: Snapshot, parts_id: str) -> None:
         parts = split(snapshot.data)
@@ -253,7 +200,7 @@ class EtcdStore:
         key, value = self._key("leases", lease.name), encode_lease(lease)
         body = {"compare": [_value_is(key, value)], "success": [_put(key, value, self._grant(gateway, ttl_ms))]}
         if not gateway.change("/v3/kv/txn", body).get("succeeded"):
-            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+            raise lease_lost(lease)
 
     def _grant(self, gateway: EtcdGateway, ttl_ms: int | None) -> str:
         """Return the id of a new lease of etcd; "0" without `ttl_ms`. A lease without a key ends by itself."""

@@ -5,7 +5,7 @@ own controller, or through a `ControllerChannel` to the broker that holds the co
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from tidelog.config.endpoints import Endpoint
@@ -129,6 +129,13 @@ class Answer(NamedTuple, Generic[R]):
         if self.error is not ErrorCode.NONE:
             raise ApiError(self.message, self.error)
         return cast(R, self.value)
+
+
+def topic_results(answer: Answer[list[TopicResult]], topics: Iterable[TopicChoice]) -> list[TopicResult]:
+    """Return the results of a request for `topics`. If the whole request failed, each topic has its error, once."""
+    if answer.value is not None:
+        return answer.value
+    return [TopicResult(*topic, answer.error, answer.message or None) for topic in dict.fromkeys(topics)]
 
 
 class ControllerLink(Protocol):

@@ -92,10 +92,7 @@ class LocalController:
         if self._waits_for_lease:
             await self._wait_for_lease()
         budget = _PartitionBudget(getattr(request, "requester", None), self.mutation_quota, self._now_ms)
-        try:
-            answer = await self._commit(self._decision(request, budget.reserve), getattr(request, "timeout_ms", None))
-        except ApiError as error:
-            answer = Answer(None, error.code, error.message)
+        answer = await self._commit(self._decision(request, budget.reserve), getattr(request, "timeout_ms", None))
         return answer._replace(throttle_ms=budget.throttle_ms)
 
     @property
@@ -155,14 +152,14 @@ class LocalController:
     # Deciding and appending
 
     async def _commit(self, decide: Decide[R], timeout_ms: int | None) -> Answer[R]:
-        """Run one change and wait for it, for at most `timeout_ms`. Raises ApiError."""
+        """Run one change and wait for it, for at most `timeout_ms`."""
         if timeout_ms is not None and timeout_ms <= 0:
-            raise ApiError("", ErrorCode.REQUEST_TIMED_OUT)
+            return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
         change = self._runtime.tasks.spawn(self._change(decide), name="metadata-change")
         try:
             return await asyncio.wait_for(asyncio.shield(change), None if timeout_ms is None else timeout_ms / 1000)
         except TimeoutError:
-            raise ApiError("", ErrorCode.REQUEST_TIMED_OUT) from None
+            return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
 
     async def _change(self, decide: Decide[R]) -> Answer[R]:
         """Run one change. An error is an answer, since the caller may have stopped to wait."""

@@ -16,13 +16,13 @@ from urllib.parse import quote
 from tidelog.metadata.store import (
     AppendUnknown,
     Lease,
-    LeaseLost,
     PositionTaken,
     Snapshot,
     StoredEntry,
     StoredJournal,
     StoreFailed,
     StoreUnavailable,
+    lease_lost,
 )
 from tidelog.runtime.interfaces import Clock, Disk, Tasks
 
@@ -268,7 +268,7 @@ class SqliteStore:
 
     def _check(self, connection: "sqlite3.Connection", lease: Lease) -> None:
         if not self._is_held(connection, lease):
-            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+            raise lease_lost(lease)
 
     def _is_held(self, connection: "sqlite3.Connection", lease: Lease) -> bool:
         """Return whether `lease` is the current lease of its name and has not ended."""

@@ -23,6 +23,11 @@ class LeaseLost(Exception):
     """The lease of an append or renewal has expired, or another holder has it."""
 
 
+def lease_lost(lease: "Lease") -> LeaseLost:
+    """Return the error for a lease that has expired or that another holder has."""
+    return LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+
+
 class StoreUnavailable(Exception):
     """The store cannot be reached, its disk is full, or another process holds it. A later call may succeed.
 

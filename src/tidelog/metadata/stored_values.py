@@ -1,6 +1,7 @@
 """The bytes that the stores of several hosts (ZooKeeper, etcd) keep: entries, leases, and the parts of snapshots."""
 
 import json
+from collections.abc import Callable
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -95,6 +96,22 @@ class SnapshotPointer(NamedTuple):
         if crc32(data) != self.checksum:
             raise StoreFailed(f"the metadata snapshot at position {self.position} is damaged: its checksum is wrong")
         return Snapshot(self.position, data)
+
+
+def read_snapshot(url: str, get: Callable[..., bytes | None]) -> Snapshot | None:
+    """Return the current snapshot, or None. `get` reads the value below these names. Raises StoreFailed."""
+    stored_pointer = get("snapshot")
+    while stored_pointer is not None:
+        pointer = SnapshotPointer.decode(stored_pointer)
+        parts = [get("snapshots", pointer.parts_id, str(i)) for i in range(pointer.parts)]
+        whole = [part for part in parts if part is not None]
+        if len(whole) == len(parts):
+            return pointer.join(whole)
+        newer_pointer = get("snapshot")
+        if newer_pointer == stored_pointer:
+            raise StoreFailed(f"{url}: parts of the snapshot at position {pointer.position} are missing")
+        stored_pointer = newer_pointer  # another broker has replaced it meanwhile
+    return None
 
 
 def parts_prefix(position: int, nonce: str = "") -> str:

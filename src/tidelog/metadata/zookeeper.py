@@ -21,29 +21,27 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
+from tidelog.metadata.remote_store import READS, WATCH, WATCH_S, RemoteStore
 from tidelog.metadata.store import (
     LEASE_MARGIN_MS,
-    SHARED_VALUE_BYTES_MAX,
     AppendUnknown,
     Lease,
-    LeaseLost,
     LeaseTerm,
     PositionTaken,
     Snapshot,
     StoredEntry,
-    StoredJournal,
     StoreFailed,
     StoreUnavailable,
+    lease_lost,
 )
 from tidelog.metadata.stored_values import (
     SnapshotPointer,
     decode_entry,
     decode_lease,
-    encode_entry,
     encode_lease,
     lease_ttl_ms,
     parts_prefix,
-    read_journal,
+    read_snapshot,
     split,
 )
 from tidelog.metadata.zookeeper_session import AnswerLost, ZooKeeperSession, translated_errors
@@ -51,11 +49,6 @@ from tidelog.runtime.interfaces import Runtime
 
 T = TypeVar("T")
 
-CHANGES: Final = "metadata"
-LEASES: Final = "metadata-leases"
-READS: Final = "metadata-reads"
-WATCH: Final = "metadata-watch"
-"""Lanes of the runtime, each with its own thread: a slow snapshot delays no renewal."""
 SESSION_MS: Final = 12_000
 SESSION_SHARE: Final = 5 / 6
 """A lease may last this share of a session. The leader among the servers hears of a session's last sign of life from
@@ -68,24 +61,17 @@ READ_BYTES_MAX: Final = 8 << 20
 TRIM_NODES: Final = 500
 """Entries that one transaction deletes."""
 TRIES: Final = 5
-WATCH_S: Final = 10.0
-"""Longest time that one watch waits before the journal's end is read again."""
 
 
-class ZooKeeperStore:
+class ZooKeeperStore(RemoteStore):
     """`Store` in the ZooKeeper ensemble of `servers`, in the nodes below `root`."""
-
-    entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX
 
     def __init__(
         self, url: str, servers: list[tuple[str, int]], root: str, runtime: Runtime, *, session_ms: int = SESSION_MS
     ) -> None:
-        """`url` names the store in errors."""
-        self._url = url
+        super().__init__(url, runtime)
         self._root = root
         self._clock = runtime.clock
-        self._random = runtime.random
-        self._tasks = runtime.tasks
         self._session = ZooKeeperSession(url, servers, session_ms)
         self._has_nodes = False
         """Whether the parent nodes exist."""
@@ -99,38 +85,10 @@ class ZooKeeperStore:
         self._events: dict[Any, None] = {}
         """Events of the waits that are in progress."""
 
-    async def inspect(self) -> StoredJournal | None:
-        return await read_journal(self)
-
-    async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
-        await self._run(CHANGES, self._append, position, encode_entry(data, writer, number), lease)
-
-    async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
-        return await self._run(READS, self._read, start, limit)
-
     async def wait(self, position: int) -> None:
         # The first question does not queue behind the watches of other waits.
         while (await self._run(READS, self._read_end))[0] <= position:
             await self._run(WATCH, self._watch, position)
-
-    async def snapshot(self) -> Snapshot | None:
-        return await self._run(READS, self._snapshot)
-
-    async def save_snapshot(self, snapshot: Snapshot) -> None:
-        parts_id = parts_prefix(snapshot.position, self._random.randbytes(8).hex())
-        await self._run(READS, self._save_snapshot, snapshot, parts_id)
-
-    async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
-        return await self._run(LEASES, self._acquire, name, holder, ttl_ms)
-
-    async def renew(self, lease: Lease, ttl_ms: int) -> None:
-        await self._run(LEASES, self._renew, lease, ttl_ms)
-
-    async def release(self, lease: Lease) -> None:
-        await self._run(LEASES, self._release, lease)
-
-    async def held_leases(self, prefix: str) -> list[Lease]:
-        return await self._run(LEASES, self._held_leases, prefix)
 
     async def close(self) -> None:
         self._wake_waits()
@@ -199,7 +157,7 @@ class ZooKeeperStore:
             if epoch is not None and int(epoch) == lease.epoch and self._get("leases", name)[0] is not None:
                 self._epoch_versions[lease] = version
                 return version
-        raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+        raise lease_lost(lease)
 
     def _read_end(self) -> tuple[int, int]:
         """Return the position of the next entry and the version of its node; the version is -1 without a node."""
@@ -252,18 +210,7 @@ class ZooKeeperStore:
 
     def _snapshot(self) -> Snapshot | None:
         self._sync()
-        stored_pointer, _ = self._get("snapshot")
-        while stored_pointer is not None:
-            pointer = SnapshotPointer.decode(stored_pointer)
-            parts = [self._get("snapshots", pointer.parts_id, str(i))[0] for i in range(pointer.parts)]
-            whole = [part for part in parts if part is not None]
-            if len(whole) == len(parts):
-                return pointer.join(whole)
-            newer_pointer, _ = self._get("snapshot")
-            if newer_pointer == stored_pointer:
-                raise StoreFailed(f"{self._url}: parts of the snapshot at position {pointer.position} are missing")
-            stored_pointer = newer_pointer  # another broker has replaced it meanwhile
-        return None
+        return read_snapshot(self._url, lambda *names: self._get(*names)[0])
 
     def _save_snapshot(self, snapshot: Snapshot, parts_id: str) -> None:
         self._make_nodes()
@@ -377,7 +324,7 @@ class ZooKeeperStore:
                 )
                 self._extend(lease, ttl_ms, sent_s)
                 return
-        raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+        raise lease_lost(lease)
 
     def _extend(self, lease: Lease, ttl_ms: int | None, sent_s: float) -> None:
         if ttl_ms is not None:

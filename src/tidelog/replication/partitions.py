@@ -163,10 +163,6 @@ class Partitions(PartitionTable):
             self.reconciler.remove_later(retired, 0)
         await self.moves.resume(self.directories.interrupted)
 
-    async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Follow the metadata; see `Reconciler.apply`."""
-        await self.reconciler.apply(old, new)
-
     # Directories that fail
 
     def handle_io_failure(self, log: "PartitionLog", error: OSError) -> None:

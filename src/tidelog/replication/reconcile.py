@@ -70,7 +70,7 @@ class Reconciler:
     # Roles
 
     def change_roles(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Give every open partition the role that `new` says, without waiting. A repeated call changes nothing.
+        """Give every open partition the role that `new` says, without waiting.
 
         Partitions that are not open yet get their role when their log is open.
         """
@@ -105,10 +105,9 @@ class Reconciler:
     # Files
 
     async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Open new partitions, remove those that are no longer here, and apply changed settings. Returns when every
-        new partition has its role.
+        """Open new partitions, remove those that are no longer here, and apply changed settings, after `change_roles`
+        for the same change. Returns when every new partition has its role.
         """
-        self.change_roles(old, new)
         async with self._lock:
             await self._apply(old, new)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from tidelog.metadata.store import Lease, LeaseLost
+from tidelog.metadata.store import Lease, lease_lost
 
 
 class Leases:
@@ -54,7 +54,7 @@ class Leases:
         """Raise LeaseLost unless the lease is valid."""
         current, expires_ms = self._by_name.get(lease.name, (None, None))
         if current != lease or (expires_ms is not None and expires_ms <= self._now_ms()):
-            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+            raise lease_lost(lease)
 
     def held(self, prefix: str) -> list[Lease]:
         """Return the leases that have not ended and whose names begin with `prefix`, sorted by name."""

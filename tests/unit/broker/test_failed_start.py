@@ -10,6 +10,7 @@ from process_harness.raw import RawConnection
 from tidelog.log.directory import CLEAN_MARKER
 from tidelog.metadata.service import MetadataService
 from tidelog.replication.partitions import Partitions
+from tidelog.replication.reconcile import Reconciler
 from tidelog.testing import Broker, BrokerFailedError
 
 
@@ -43,7 +44,7 @@ def test_another_node_id(tmp_path: Path) -> None:
     assert kept(tmp_path)
 
 
-@pytest.mark.parametrize(("owner", "step"), [(MetadataService, "start"), (Partitions, "apply"), (Partitions, "start")])
+@pytest.mark.parametrize(("owner", "step"), [(MetadataService, "start"), (Reconciler, "apply"), (Partitions, "start")])
 def test_what_fails_before_every_log_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from log_harness import make_batch, read_records
 from metadata_harness.builders import image, topic
+from replication_harness.following import follow
 from tidelog.log.checkpoints import CLEANER_OFFSETS, HIGH_WATERMARKS, RECOVERY_POINTS, read_offsets
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
@@ -65,7 +66,7 @@ class Node:
         )
         changed = TopicImage("t", made.topic_id, partitions, known.config if known else made.config)
         old, self.image = self.image, with_topic(new, changed, self.image)
-        await self.partitions.apply(old, self.image)
+        await follow(self.partitions, old, self.image)
 
     def __getitem__(self, index: int) -> Partition:
         return self.partitions.get("t", index)
@@ -374,7 +375,7 @@ def test_a_topic_that_is_deleted_during_a_cut() -> None:
         follower = await diverging(node)
         follower.step(Diverged(5, EpochEnd(4, 5), follower.log.epochs.end_offset_for(4, follower.log.log_end_offset)))
         old, node.image = node.image, image(brokers=(1, 2, 3))
-        await node.partitions.apply(old, node.image)
+        await follow(node.partitions, old, node.image)
         await asyncio.sleep(1)
         assert len(node.partitions) == 0
         assert not [name for name in node.host.disk.list("/data") if name == "t-0"]
@@ -409,7 +410,7 @@ def test_a_partition_that_is_offline_stays_offline_when_settings_change() -> Non
         old, changed = node.image, node.image.topics["t"]
         node.image = with_topic(old, changed, old)
         node.image.broker_configs = {"": {"log.cleaner.threads": "1"}}
-        await node.partitions.apply(old, node.image)
+        await follow(node.partitions, old, node.image)
         await node.apply(led_by(1, 5, replicas=(1,)), led_by(1, 0, replicas=(1,)))  # a partition is added
         with pytest.raises(StorageError):
             node.partitions.get("t", 0)

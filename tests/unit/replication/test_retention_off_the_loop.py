@@ -11,6 +11,7 @@ import pytest
 
 from log_harness import make_batch, read_records
 from metadata_harness.builders import image, topic
+from replication_harness.following import follow
 from tidelog.log.checkpoints import LOG_START_OFFSETS, read_offsets
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
@@ -44,7 +45,7 @@ class Node:
     async def start(cls, host: SimHost, paths: Sequence[str] = ("/data",)) -> "Node":
         runtime = host.start()
         node = cls(host, await runtime.tasks.run_blocking(DataDirectories.open, runtime.disk, paths))
-        await node.partitions.apply(EMPTY_IMAGE, IMAGE)
+        await follow(node.partitions, EMPTY_IMAGE, IMAGE)
         await node.partitions.start()
         return node
 
@@ -248,7 +249,7 @@ def test_what_is_deleted_meanwhile_is_left_alone(caplog: pytest.LogCaptureFixtur
         node = await aged(world)
         retention = asyncio.ensure_future(node.partitions.enforce_retention())
         await asyncio.sleep(world.rng("deletion").uniform(0, 0.01))
-        await node.partitions.apply(IMAGE, EMPTY_IMAGE)
+        await follow(node.partitions, IMAGE, EMPTY_IMAGE)
         await retention
 
     for seed in range(20):
