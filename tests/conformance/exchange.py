@@ -151,11 +151,12 @@ class ConversationRunner:
             tree = evaluate(step.fields, self.variables, BUILDERS)
             client_id = evaluate(step.client_id, self.variables, BUILDERS)
             frame = messages.encode_request(api_key, version, connection.correlation_id, client_id, tree)
+            sent = time.monotonic()  # before the bytes: the answer may be under way when `send` returns
             connection.send(frame)
             if step.mode == "silent":
                 self.outcomes.append(Outcome(index, "silent", api_key, version, 0, frame, b""))
                 return
-            connection.pending.append((index, api_key, version, connection.correlation_id, frame, time.monotonic()))
+            connection.pending.append((index, api_key, version, connection.correlation_id, frame, sent))
             if step.mode == "send":
                 return
             outcome = self._receive(step.connection)
@@ -185,8 +186,9 @@ class ConversationRunner:
                 messages.encode_header(api_key, version, connection.correlation_id, step.client_id, header_version)
                 + body
             )
+        sent = time.monotonic()
         connection.send(frame, fields.get("size"))
-        connection.pending.append((index, api_key, version, connection.correlation_id, frame, time.monotonic()))
+        connection.pending.append((index, api_key, version, connection.correlation_id, frame, sent))
         self._store_outcome(step, self._receive(step.connection))
 
     def _receive(self, name: str) -> Outcome:

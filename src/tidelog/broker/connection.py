@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.connection")
 
 _SIZE = Struct(">i")
+_PRODUCE_KEY_BYTES = PRODUCE_KEY.to_bytes(2, "big")
 _HEADER = Struct(">hhih")
 _RESPONSE = Struct(">ii")
 _FLEXIBLE_RESPONSE = Struct(">iix")
@@ -274,6 +275,10 @@ class ServerConnection:
                 break
             if bytes_left - 4 < size:
                 self._begin_frame(view[position:end], size + 4)
+                break
+            if self._waiting and view[position + 4 : position + 6] != _PRODUCE_KEY_BYTES:
+                # Batches of earlier produce requests may not be appended yet, and this request must see them.
+                self._stash_frames(view[position:end], continue_soon=False)
                 break
             if self._combined is None and handled == 0 and bytes_left >= COMBINE_REQUESTS * (size + 4):
                 self._combined = []

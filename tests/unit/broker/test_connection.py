@@ -83,6 +83,23 @@ def test_other_requests_wait_for_the_one_before(bench: Bench) -> None:
     assert bench.stream.reading
 
 
+def test_other_requests_wait_for_produce_requests_before_them(bench: Bench) -> None:
+    """The batches of a produce request may be appended in a later turn, and what follows must see their records."""
+    first: Pending[ProduceResponse] = Pending()
+    second: Pending[ProduceResponse] = Pending()
+    bench.answers = [first, second]
+    bench.feed(frame(1, PRODUCE, 7) + frame(2, PRODUCE, 7) + frame(3) + frame(4, PRODUCE, 7))
+    bench.tasks.run()
+    assert len(bench.requests) == 2
+    second.complete(ProduceResponse())
+    bench.tasks.run()
+    assert len(bench.requests) == 2
+    first.complete(ProduceResponse())
+    bench.tasks.run()
+    assert bench.correlation_ids() == [1, 2, 3, 4]
+    assert bench.stream.reading
+
+
 def test_a_parked_request_alone_does_not_stop_reading(bench: Bench) -> None:
     bench.answers = [Pending()]
     bench.feed(frame(1))

@@ -79,24 +79,25 @@ def test_others_go_on_beside_a_limited_client(bench: Bench) -> None:
     assert not bench.tasks.timers
 
 
-def test_a_wait_that_ends_behind_a_long_poll_is_over_with_it(bench: Bench) -> None:
+def test_a_wait_that_ends_behind_an_unacknowledged_produce_is_over_with_it(bench: Bench) -> None:
     """The quota is new: what came before it is under way side by side."""
     limited(bench, consumer_byte_rate=1.0)
-    acknowledged: Pending[ProduceResponse] = Pending()
-    polled: Pending[HeartbeatResponse] = Pending()
-    bench.answers = [acknowledged, polled]
-    bench.feed(big(1) + frame(2))
+    first: Pending[ProduceResponse] = Pending()
+    second: Pending[ProduceResponse] = Pending()
+    bench.answers = [first, second]
+    bench.feed(big(1) + big(2) + frame(3))
     assert len(bench.requests) == 2
     limited(bench, producer_byte_rate=1000.0)
-    acknowledged.complete(ProduceResponse())
+    first.complete(ProduceResponse())
     (timer,) = bench.tasks.timers
     timer.call()
     bench.tasks.run()
     assert not bench.stream.reading
-    polled.complete(HeartbeatResponse())
+    second.complete(ProduceResponse())
+    for timer in bench.tasks.timers:
+        timer.call()
     bench.tasks.run()
     assert bench.stream.reading
-    bench.feed(frame(3))
     assert bench.correlation_ids() == [1, 2, 3]
 
 
