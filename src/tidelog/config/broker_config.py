@@ -29,8 +29,10 @@ from tidelog.config.retired_keys import retirement_reason
 OTHER_VARIABLES = ("TIDELOG_BOOTSTRAP",)
 """Environment variables of other parts of Tidelog, which are not settings of the broker."""
 FLAG_VARIABLES = {
+    "TIDELOG_BROKERS": "the flag --brokers N",
     "TIDELOG_CONFIG": "the flag --config FILE",
     "TIDELOG_DATA": "TIDELOG_LOG_DIRS, or the flag --data DIR",
+    "TIDELOG_JSON": "the flag --json of tidelog start",
     "TIDELOG_LISTEN": "TIDELOG_LISTENERS, or the flag --listen HOST:PORT",
     "TIDELOG_LOG_LEVEL": "the flag --log-level LEVEL",
     "TIDELOG_SET": "a variable for each setting, or the flag --set KEY=VALUE",
