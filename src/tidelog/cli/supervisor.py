@@ -269,7 +269,7 @@ class Supervisor:
         )
         child.process = process
         if self._stopping:
-            process.terminate()
+            send_signal(process, signal.SIGTERM)
         return process
 
     async def _report_when_serving(self, child: Child, process: asyncio.subprocess.Process) -> float | None:
@@ -310,17 +310,24 @@ class Supervisor:
             if process is None or process.returncode is not None:
                 continue
             logger.info("broker stopping node=%d pid=%d", child.plan.number, process.pid)
-            with suppress(ProcessLookupError):
-                process.terminate()
-                process.send_signal(signal.SIGCONT)  # it may have been paused
+            send_signal(process, signal.SIGTERM)
+            send_signal(process, signal.SIGCONT)  # it may have been paused
             try:
                 await asyncio.wait_for(process.wait(), STOP_S)
             except TimeoutError:
                 logger.error("broker killed, it has not stopped node=%d seconds=%.0f", child.plan.number, STOP_S)
-                process.kill()
+                send_signal(process, signal.SIGKILL)
 
     def _kill_all(self) -> None:
         for child in self._children:
             if child.process is not None and child.process.returncode is None:
-                with suppress(ProcessLookupError):
-                    child.process.kill()
+                send_signal(child.process, signal.SIGKILL)
+
+
+def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
+    """Send a signal to a process that the event loop has not seen ending.
+
+    Methods of `process` are not used, because they may collect the exit code, which asyncio then reports as 255.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, number)
