@@ -77,7 +77,6 @@ class BrokerConfig:
     auto_leader_rebalance_enable: bool
     broker_heartbeat_interval_ms: int
     broker_rack: str | None
-    broker_session_timeout_ms: int
     connections_max_idle_ms: int
     controlled_shutdown_enable: bool
     controller_quota_window_num: int
@@ -251,7 +250,8 @@ class BrokerConfig:
     @property
     def lease_ms(self) -> int:
         """Term of the leases in a metadata store that other processes can reach, in milliseconds."""
-        return max(self.broker_session_timeout_ms, LEASE_MS_MIN)
+        session_ms: int = self.get("broker.session.timeout.ms")
+        return max(session_ms, LEASE_MS_MIN)
 
     @property
     def metadata_store(self) -> StoreAddress:
