@@ -44,7 +44,6 @@ KEYS: tuple[Key, ...] = (
     Key("early.start.listeners", LIST, None, read_only=True),
     Key("follower.fetch.last.tiered.offset.enable", BOOLEAN, "false"),
     Key("initial.broker.registration.timeout.ms", INT, "60000", read_only=True),
-    Key("inter.broker.listener.name", STRING, None, read_only=True),
     Key("kafka.metrics.polling.interval.secs", INT, "10", AtLeast(1), read_only=True),
     Key("kafka.metrics.reporters", LIST, "", read_only=True),
     Key("leader.imbalance.check.interval.seconds", LONG, "300", AtLeast(1), read_only=True),
