@@ -100,7 +100,12 @@ async def _execute(services: Services, peers: "PeerBrokers", peer: Peer, data: b
 
 
 def _is_registration(request: ControllerRequest, peer: Peer) -> bool:
-    return isinstance(request, RegisterBroker) and peer.broker is not None and request.node_id == peer.broker.broker_id
+    broker = peer.broker
+    return (
+        isinstance(request, RegisterBroker)
+        and broker is not None
+        and request.registration.broker_id == broker.broker_id
+    )
 
 
 # The broker that forwards

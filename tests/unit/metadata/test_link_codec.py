@@ -31,6 +31,7 @@ from tidelog.metadata.link_codec import (
     encode_request,
     request_kinds,
 )
+from tidelog.metadata.registration import Registration
 from tidelog.metadata.value_codec import (
     Codec,
     MalformedValue,
@@ -256,7 +257,7 @@ EXAMPLES = [
     TYPE,
     DeleteTopics([link.TopicChoice(None, TopicId(bytes(range(16))))], 5, Requester("u", "c", is_strict=True)),
     AlterConfigs([], 1),
-    RegisterBroker(1, "secret", (Endpoint("PLAINTEXT", "h", 1),), None, renew_leaderships=True),
+    RegisterBroker(Registration(1, "secret", (Endpoint("PLAINTEXT", "h", 1),), features={"f": (0, 1)}), True),
 ]
 
 
