@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
+from tidelog.api.preferred_replica import RACK_AWARE_SELECTOR
 from tidelog.api.services import Services
 from tidelog.broker.adoption import (
     Adoption,
@@ -207,6 +208,7 @@ class BrokerServer:
             broker_epoch=broker_epoch,
         )
         services.followers = peers.followers
+        services.selects_replicas = self.config.get("replica.selector.class") == RACK_AWARE_SELECTOR
         await metadata.subscribe(lambda old, new: None, peers.change_addresses)
 
     async def _start_with_store_elsewhere(

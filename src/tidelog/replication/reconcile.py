@@ -75,6 +75,7 @@ class Reconciler:
         Partitions that are not open yet get their role when their log is open.
         """
         self._image = new
+        self._partitions.topics = new.topics
         if old.brokers is not new.brokers:
             self._eligible = {broker.broker_id: broker.epoch for broker in new.brokers.values() if broker.active}
             for partition in self._partitions:
