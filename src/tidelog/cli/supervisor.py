@@ -29,7 +29,6 @@ from tidelog.config.broker_config import ConfigError
 
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
-    from tidelog.metadata.store import Lease
 
 logger = logging.getLogger("tidelog.supervisor")
 
@@ -47,8 +46,7 @@ class Leases(Protocol):
     """The part of `BrokerLeases` that the supervisor uses."""
 
     async def controller(self) -> int | None: ...
-    async def of_broker(self, number: int, directory: str) -> "list[Lease]": ...
-    async def end(self, leases: "list[Lease]") -> None: ...
+    async def end(self, number: int, directories: Sequence[str]) -> None: ...
 
 
 MakeCommand = Callable[[BrokerPlan, int], list[str]]
@@ -97,7 +95,7 @@ def supervise(options: Options) -> int:
 
 
 async def run_supervisor(options: Options, config: "BrokerConfig", plans: Sequence[BrokerPlan]) -> int:
-    from tidelog.cli.broker_leases import BrokerLeases
+    from tidelog.broker.dead_leases import BrokerLeases
     from tidelog.config.metadata_store import parse_store_address
     from tidelog.runtime.real import real_runtime
 
@@ -254,7 +252,7 @@ class Supervisor:
                 self._stop_requested.set()
                 return
             self._reporter.ended(child.plan.number, process.pid, child.exit_code, pause_s)
-            await self._leases.end(await self._leases.of_broker(child.plan.number, child.plan.directories[0]))
+            await self._leases.end(child.plan.number, child.plan.directories)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop_requested.wait(), pause_s)
                 return

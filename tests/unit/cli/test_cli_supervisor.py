@@ -22,7 +22,6 @@ from tidelog.cli.brokers_of_host import BrokerPlan
 from tidelog.cli.logs import configure_logging
 from tidelog.cli.supervisor_lines import LineReporter
 from tidelog.config.endpoints import Endpoint
-from tidelog.metadata.store import Lease
 
 configure_logging("info")
 supervisor.RESTART_MIN_S, supervisor.STOP_S = 0.05, {stop_s}
@@ -31,10 +30,8 @@ programs = json.loads(sys.argv[1])
 class Leases:
     async def controller(self):
         return {controller}
-    async def of_broker(self, number, directory):
-        return [Lease(f"broker/{{number}}", directory, 1)]
-    async def end(self, leases):
-        logging.getLogger("test").info("leases=%s", [lease.name + " " + lease.holder for lease in leases])
+    async def end(self, number, directories):
+        logging.getLogger("test").info("leases ended number=%d directories=%s", number, directories)
 
 def command(plan, pipe):
     listeners = plan.settings["listeners"]
@@ -169,7 +166,7 @@ def test_a_broker_that_dies_starts_again_on_its_port_and_its_leases_end(supervis
     assert again["pid"] != pids[2]
     log = running.end(signal.SIGTERM)
     assert f"tidelog.supervisor broker ended node=2 pid={pids[2]} exit=SIGKILL restart_in_s=0.1\n" in log
-    assert "leases=['broker/2 /d/broker-2']\n" in log
+    assert "leases ended number=2 directories=['/d/broker-2']\n" in log
     assert running.process.returncode == 0, log
 
 
