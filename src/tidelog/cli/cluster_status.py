@@ -56,6 +56,12 @@ def troubles_of(part: PartitionReplicas) -> list[Trouble]:
     return found[:1] if part.has_no_leader else found
 
 
+def state_words(part: PartitionReplicas) -> list[str]:
+    """Return the trouble of a partition, and whether it moves. A leader that is not preferred is no trouble."""
+    words = [trouble.title for trouble in troubles_of(part) if trouble is not TROUBLES[-1]]
+    return words + [MOVING] * (part.move is not None)
+
+
 def print_status(state: ClusterState, *, every: bool) -> None:
     controller = "none" if state.controller < 0 else str(state.controller)
     topics = len({part.topic for part in state.partitions})
