@@ -134,37 +134,29 @@ class ClusterChecks:
                 self._committed.setdefault(place, CommittedLog(view.partition)).add(name, batches)
 
     def _check_in_sync_replicas(self) -> None:
-        """`InSyncReplicasHaveAll`: every member of the ISR in the journal has all records below the high watermark of
-        the leader. So each of them may become the leader.
+        """`InSyncReplicasHaveAll`: every member of the ISR in the journal has all committed records, so each of them
+        may become the leader.
 
-        A broker that has not registered yet is not compared: its registration may remove it from the ISR.
+        A broker that has not registered yet is not checked: its registration may remove it from the ISR.
         """
         image = self._journal.image
-        registered = {
-            node.node_id: node
-            for node in self._cluster.nodes
-            if node.running
-            and node.node_id in image.brokers
-            and broker_epoch_of(node) == image.brokers[node.node_id].epoch
-        }
-        for topic in image.topics.values():
-            for index, state in enumerate(topic.partitions):
-                views = {
-                    node_id: view
-                    for node_id, node in registered.items()
-                    if (view := self._last_views.get(((node_id, node.host.starts), (topic.topic_id, index))))
-                }
-                leader = views.get(state.leader)
-                if leader is None or not leader.is_leader or leader.leader_epoch != state.leader_epoch:
-                    continue
-                for member in state.isr:
-                    view = views.get(member)
-                    if view is not None and view.is_online and view.log_end_offset < leader.high_watermark:
+        for node in self._cluster.nodes:
+            registered = image.brokers.get(node.node_id)
+            if not node.running or registered is None or broker_epoch_of(node) != registered.epoch:
+                continue
+            process = (node.node_id, node.host.starts)
+            for topic in image.topics.values():
+                for index, state in enumerate(topic.partitions):
+                    view = self._last_views.get((process, (topic.topic_id, index)))
+                    if view is None or not view.is_online or node.node_id not in state.isr:
+                        continue
+                    committed = self._highest.get(view.partition, 0)
+                    if view.log_end_offset < committed:
                         text = (
-                            f"{leader.partition} is committed up to {leader.high_watermark} on broker-{state.leader}, "
-                            f"and broker-{member}, in the ISR, has it up to {view.log_end_offset}"
+                            f"{view.partition} was committed up to {committed}, and broker-{node.node_id}, in the ISR, "
+                            f"has it up to {view.log_end_offset}"
                         )
-                        raise Violation("InSyncReplicasHaveAll", text, leader.partition)
+                        raise Violation("InSyncReplicasHaveAll", text, view.partition)
 
     def _check_leader(self, name: str, process: Process, place: Place, view: ReplicaView) -> None:
         """`OneLeaderPerEpoch`: the journal names each leader, and no second process leads in the same epoch.
