@@ -11,6 +11,7 @@ from typing import NamedTuple
 from simulation_harness.cluster_checks import ClusterChecks
 from simulation_harness.cluster_inspection import needs_restart
 from simulation_harness.cluster_ledger import Ledger, Violation
+from simulation_harness.cluster_members import MEMBER_SETTINGS
 from tidelog.simulation import shared_store
 from tidelog.simulation.cluster import SimCluster, SimNode
 from tidelog.simulation.medium import SECTOR_BYTES, PowerCutOdds
@@ -61,6 +62,8 @@ class Profile(NamedTuple):
     brokers_min: int = 1
     producers: tuple[Producer, ...] = (IDEMPOTENT,)
     """The kinds of producers, from which each new one is drawn."""
+    members: int = 0
+    """Number of members of a consumer group."""
 
 
 class Faults:
@@ -424,6 +427,8 @@ _REPLICATED = {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
     "offsets.topic.replication.factor": "3",
+    "replica.lag.time.max.ms": "4000",
+    **MEMBER_SETTINGS,
 }
 
 PROFILES = {
@@ -454,6 +459,7 @@ PROFILES = {
             faults_at_once=4,
             brokers_min=3,
             producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
+            members=2,
         ),
     )
 }

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
 from simulation_harness.cluster_faults import IDEMPOTENT, Faults, Producer, Profile
 from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violation
+from simulation_harness.cluster_members import GroupLedger, GroupMember
 from tidelog.client import groups, operations
 from tidelog.client.cluster import Cluster
 from tidelog.client.errors import GaveUp, Unreachable
@@ -104,7 +105,7 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
     cluster = SimCluster(world, brokers, dict(profile.settings))
     checks = ClusterChecks(cluster, ledger)
     await cluster.start()
-    life = _Life(cluster, ledger, profile.producers)
+    life = _Life(cluster, ledger, profile)
     await life.add_topic(life.admin)
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
@@ -112,6 +113,7 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
         *(asyncio.ensure_future(life.produce(number, until_s)) for number in range(PRODUCERS)),
         *(asyncio.ensure_future(life.read(number, until_s)) for number in range(READERS)),
         asyncio.ensure_future(life.commit(until_s)),
+        *(asyncio.ensure_future(life.consume(number, until_s)) for number in range(profile.members)),
         asyncio.ensure_future(faults.run(until_s)),
     ]
     background = [
@@ -156,16 +158,22 @@ async def _converged(checks: ClusterChecks) -> None:
 class _Life:
     """The clients, and the positions that they have reached."""
 
-    def __init__(self, cluster: SimCluster, ledger: Ledger, producers: Sequence[Producer]) -> None:
+    def __init__(self, cluster: SimCluster, ledger: Ledger, profile: Profile) -> None:
         self._cluster = cluster
-        self._producers = producers
-        self._world = cluster.world
+        self._producers = profile.producers
+        self._world = world = cluster.world
         self._ledger = ledger
         self.admin = cluster.client("admin")
         self.client_hosts = [
             *(f"producer-{n}" for n in range(PRODUCERS)),
             *(f"reader-{n}" for n in range(READERS)),
             "committer",
+            *(f"member-{n}" for n in range(profile.members)),
+        ]
+        group = GroupLedger(ledger.coverage, world.trace.note)
+        self._members = [
+            GroupMember(cluster.client(f"member-{n}"), group, world.loop.time, ledger.topics)
+            for n in range(profile.members)
         ]
         self._batches: dict[tuple[TopicPartition, int, int], Batch] = {}
         """Batches that were decoded, by partition, base offset and checksum."""
@@ -223,6 +231,16 @@ class _Life:
             if batches:
                 positions[partition] = batches[-1].last_offset + 1
             await client.sleep(rng.choice((0.0, 0.0, 0.05)))
+
+    async def consume(self, number: int, until_s: float) -> None:
+        """Read and commit as a member of a group."""
+        name = f"member-{number}"
+
+        async def read(partition: TopicPartition, offset: int) -> int:
+            batches = await self._fetch(self._members[number].client, name, partition, offset, until_s)
+            return batches[-1].last_offset + 1 if batches else offset
+
+        await self._members[number].run(until_s, read)
 
     async def _fetch(
         self, client: ClusterClient, reader: str, partition: TopicPartition, start: int, until_s: float
@@ -336,6 +354,8 @@ class _Life:
             self._ledger.check_log(partition, everything, start)
         while not await self._check_commits(client, forever):
             await client.sleep(0.2)  # Liveness: the caller limits the time
+        for member in self._members[:1]:
+            await member.check()
 
     def _clock_ms(self) -> int:
         return self._world.host("admin").clock.now_ms()
