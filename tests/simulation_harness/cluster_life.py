@@ -39,6 +39,9 @@ CALL_S = 30.0
 RECOVERY_S = 60.0
 """Time, in virtual seconds after the end of the last fault, within which every partition must accept requests again."""
 TRACE_LINES = 60
+NOT_KNOWN_YET = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+"""Errors of a broker that has not processed the creation of a topic. The client retries them for a short time only,
+since it does not know whether the topic exists. Here it exists."""
 _MAIN_EVENTS = re.compile(
     r" (?:host\.|fault |start failed|stop failed|net\.partition|net\.unblock|store\.(?:acquire|expire))"
 )
@@ -188,6 +191,10 @@ class _Life:
                 return await client.run(operation(), CALL_S)
             except GaveUp:
                 self._ledger.coverage["calls given up"] += 1
+            except ApiError as error:
+                if error.code not in NOT_KNOWN_YET:
+                    raise
+                self._ledger.coverage["topics not known to a broker"] += 1
             finally:
                 self._ledger.coverage["retries"] += client.retries - before
         return None
@@ -396,6 +403,9 @@ class _Writer:
             self._ledger.coverage["batches of unknown fate"] += 1
             return False
         except ApiError as error:
+            if error.code in NOT_KNOWN_YET:
+                self._ledger.coverage["topics not known to a broker"] += 1
+                return False
             raise Violation("NoFinalError", f"produce to {partition}: {error} ({error.code})", partition) from error
         self._numbers[partition] = first + count
         if acks == 1:
