@@ -12,6 +12,7 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.alterations import Alteration, AlterationResult
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
 from tidelog.metadata.image import BrokerRegistration
+from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
 from tidelog.runtime.interfaces import Runtime
@@ -94,6 +95,14 @@ class RegisterBroker(NamedTuple):
     """Whether the partitions that the broker leads begin new leader epochs, since the broker was restarted."""
 
 
+class AlterPartition(NamedTuple):
+    """Change the ISR of partitions that the broker leads (KIP-497). Each proposal has a result of its own."""
+
+    broker_id: int
+    broker_epoch: int
+    proposals: Sequence[IsrProposal]
+
+
 ControllerRequest: TypeAlias = (
     CreateTopics
     | EnsureTopics
@@ -103,9 +112,10 @@ ControllerRequest: TypeAlias = (
     | AlterQuotas
     | AllocateProducerIds
     | RegisterBroker
+    | AlterPartition
 )
 
-REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker)
+REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, AlterPartition)
 """Requests that may be sent again when their answer was lost: it does no harm if both are executed."""
 
 
@@ -154,6 +164,7 @@ class ControllerLink(Protocol):
     async def alter_quotas(self, request: AlterQuotas) -> Answer[list[QuotaResult]]: ...
     async def allocate_producer_ids(self, request: AllocateProducerIds) -> Answer[tuple[int, int]]: ...
     async def register(self, request: RegisterBroker) -> Answer[None]: ...
+    async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -231,6 +242,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def register(self, request: RegisterBroker) -> Answer[None]:
+        return await self._ask(request)
+
+    async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:

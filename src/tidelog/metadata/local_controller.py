@@ -11,6 +11,7 @@ from tidelog.metadata.alterations import alter_configs
 from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.internal_topics import internal_topic
+from tidelog.metadata.isr_changes import alter_partitions
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
 from tidelog.metadata.leadership import NOT_RENEWED, RETRY_S, HeldLease
 from tidelog.metadata.link import Answer, ControllerRequest, Requester
@@ -133,6 +134,8 @@ class LocalController:
                 return lambda image: _allocate_producer_ids(image, node_id)
             case link.RegisterBroker():
                 return lambda image: _register(image, request)
+            case link.AlterPartition(broker_id, broker_epoch, proposals):
+                return lambda image: alter_partitions(image, broker_id, broker_epoch, proposals, config)
 
     def _ensure_topics(
         self, image: MetadataImage, request: link.EnsureTopics, reserve: controller.ReservePartitions
