@@ -17,6 +17,8 @@ from tidelog.replication.partition import READ_UNCOMMITTED
 from tidelog.wire.errors import ApiError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidelog.api.fetch_sessions import FetchItems, TopicKey
     from tidelog.api.pending import Outcome
     from tidelog.replication.partition import Partition
@@ -27,6 +29,9 @@ class Followers(Protocol):
     """See `PartitionFollowers`."""
 
     def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None: ...
+    async def wait_for_log_start(
+        self, partition: "Partition", offset: int, is_online: "Callable[[int], bool]", timeout_s: float
+    ) -> int: ...
     def watch_ends(self, watcher: EndWatcher) -> None: ...
     def unwatch_ends(self, watcher: EndWatcher) -> None: ...
 

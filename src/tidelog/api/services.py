@@ -32,6 +32,7 @@ class Services:
         "producer_ids",
         "quotas",
         "runtime",
+        "selects_replicas",
         "turns",
     )
 
@@ -59,6 +60,8 @@ class Services:
         self.fetch_sessions = fetch_sessions
         self.followers: Followers | None = None
         """The replicas that follow this broker. None: the broker has no followers, and refuses their fetches."""
+        self.selects_replicas = False
+        """Whether consumers that name their rack are sent to followers in it (`replica.selector.class`)."""
         self.quotas = quotas
         self.connection_quotas = connection_quotas
         self.turns = runtime.turns
@@ -67,9 +70,15 @@ class Services:
 class Peer:
     """The client of one connection."""
 
-    __slots__ = ("client_host", "local_host", "local_port", "name")
+    __slots__ = ("client_host", "listener", "local_host", "local_port", "name")
 
-    def __init__(self, client_host: str, client_port: int, local_host: str, local_port: int) -> None:
+    def __init__(
+        self, client_host: str, client_port: int, local_host: str, local_port: int, listener: str = ""
+    ) -> None:
+        """`listener` is the name of the listener that the client connected to. Answers have the addresses that the
+        brokers advertise for it. "" stands for the first listener of each broker.
+        """
+        self.listener = listener
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port

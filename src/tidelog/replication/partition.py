@@ -240,8 +240,10 @@ class Partition:
         effects = replica.step(event, int(self._monotonic() * 1000))
         if (had_epoch, was_below_min_isr, led) != (replica.leader_epoch, replica.is_below_min_isr, replica.leads):
             self.update_appends_directly()
-            if had_epoch != replica.leader_epoch and self._shared.stop_fetching is not None:
-                self._shared.stop_fetching(self)
+            if had_epoch != replica.leader_epoch:
+                if self._shared.stop_fetching is not None:
+                    self._shared.stop_fetching(self)
+                self._notify()  # consumers that fetch from this follower
             if replica.leads and self._durable and replica.end_offset > replica.local_mark and not self.frozen:
                 self._flusher.request(self)  # a follower's records that nobody has asked to sync
         for effect in effects:
@@ -528,16 +530,19 @@ class Partition:
         if self.deleted or self.log.failure is not None or not self.replica.leads:
             raise self._refusal()
 
-    def read(self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED) -> "Slice":
+    def read(
+        self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED, from_follower: bool = False
+    ) -> "Slice":
         """Return whole batches, beginning with the one that holds `start`, below the high watermark or last stable
-        offset.
+        offset. `from_follower`: this broker may also be a follower (KIP-392).
 
         Raises OffsetOutOfRange unless log start offset <= start <= log end offset, StorageError when offline, and
         NotLeaderOrFollower when this broker does not lead the partition.
         """
         log = self.log
         replica = self.replica
-        if self.deleted or log.failure is not None or not replica.leads:
+        is_readable = replica.leads or (from_follower and replica.role is Role.FOLLOWER)
+        if self.deleted or log.failure is not None or not is_readable:
             raise self._refusal()
         end = replica.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
         if start > end:

@@ -57,7 +57,7 @@ class Peers:
         self._metadata = metadata
         self._brokers: MetadataImage = metadata.image
         """The image whose addresses of brokers are used. The cache has it only after all listeners."""
-        self.followers = PartitionFollowers(partitions)
+        self.followers = PartitionFollowers(partitions, runtime)
         self._proposals = IsrProposals(runtime, controller, config.node_id, broker_epoch)
         self._fetchers = Fetchers(
             runtime,
