@@ -67,12 +67,18 @@ class Services:
 class Peer:
     """The client of one connection."""
 
-    __slots__ = ("client_host", "local_host", "local_port", "name")
+    __slots__ = ("client_host", "listener", "local_host", "local_port", "name")
 
-    def __init__(self, client_host: str, client_port: int, local_host: str, local_port: int) -> None:
+    def __init__(
+        self, client_host: str, client_port: int, local_host: str, local_port: int, listener: str = ""
+    ) -> None:
+        """`listener` is the name of the listener that the client connected to. Answers have the addresses that the
+        brokers advertise for it. "" stands for the first listener of each broker.
+        """
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port
+        self.listener = listener
         self.name = f"{client_host}:{client_port}"
 
 

@@ -166,8 +166,7 @@ class BrokerServer:
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
         reconciler = services.partitions.reconciler
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
-        await metadata.subscribe(services.groups.on_image)
-        services.partitions.on_opened_late = services.groups.serve_opened_partitions
+        await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
@@ -325,7 +324,12 @@ class BrokerServer:
             controller=controller,
             partitions=partitions,
             groups=GroupCoordinators(
-                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
+                runtime=runtime,
+                config=config,
+                partitions=partitions,
+                metadata=cache,
+                controller=controller,
+                incarnation=None if self._channel is None else metadata.incarnation,
             ),
             producer_ids=ProducerIds(controller, config.node_id),
             quotas=quotas,
@@ -355,8 +359,8 @@ class BrokerServer:
         assert self._metadata is not None
         await self._metadata.register(self.config.advertised_endpoints(bound))
         bounds = ConnectionBounds(self.config)
-        while self._bound_sockets:
-            listener = Listener(self.services, bounds, self._bound_sockets[0])
+        for endpoint in bound:
+            listener = Listener(self.services, bounds, self._bound_sockets[0], endpoint.listener)
             listener.start()
             self._listeners.append(listener)
             self._bound_sockets.pop(0)

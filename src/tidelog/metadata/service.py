@@ -83,7 +83,7 @@ class MetadataService:
         """Whether the last attempt to read the journal failed. The log has one line about each outage."""
 
     @cached_property
-    def _incarnation(self) -> str:
+    def incarnation(self) -> str:
         """Identifies this run of the broker's process."""
         return uuid_text(self._runtime.new_uuid())
 
@@ -116,7 +116,7 @@ class MetadataService:
         this broker cannot be one of several.
         """
         broker = f"broker-{self._config.node_id}"
-        self._holder = holder or (broker if self._lease_ms is None else f"{broker}/{self._incarnation}")
+        self._holder = holder or (broker if self._lease_ms is None else f"{broker}/{self.incarnation}")
         lease = await self._acquire()
         if lease is None and self._channel is None:
             lease = await self._wait_for_lease()
@@ -170,7 +170,7 @@ class MetadataService:
         """
         request = RegisterBroker(
             self._config.node_id,
-            self._incarnation,
+            self.incarnation,
             tuple(endpoints),
             self._config.broker_rack or None,
             renew_leaderships=not self._claimed_at_start,
