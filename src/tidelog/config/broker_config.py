@@ -43,6 +43,11 @@ SERVICE_LINK = re.compile(
 """Variables that Kubernetes sets for services whose name begins with "tidelog"."""
 
 
+LEASE_MS_MIN = 2000
+"""Shortest term of a lease. A holder stops to rely on its lease some time before the end, and must be able to renew it
+more than once."""
+
+
 class ConfigError(Exception):
     """A setting is wrong. The message is one line with the setting, its origin and the accepted values."""
 
@@ -69,8 +74,12 @@ class BrokerConfig:
     """
 
     auto_create_topics_enable: bool
+    auto_leader_rebalance_enable: bool
+    broker_heartbeat_interval_ms: int
     broker_rack: str | None
+    broker_session_timeout_ms: int
     connections_max_idle_ms: int
+    controlled_shutdown_enable: bool
     controller_quota_window_num: int
     controller_quota_window_size_seconds: int
     default_replication_factor: int
@@ -94,6 +103,8 @@ class BrokerConfig:
     group_max_session_timeout_ms: int
     group_max_size: int
     group_min_session_timeout_ms: int
+    initial_broker_registration_timeout_ms: int
+    leader_imbalance_check_interval_seconds: int
     log_cleaner_backoff_ms: int
     log_cleaner_dedupe_buffer_size: int
     log_cleaner_enable: bool
@@ -237,6 +248,11 @@ class BrokerConfig:
     def data_directories(self) -> list[str]:
         directories: list[str] = self.get("log.dirs") or self.get("log.dir")
         return directories
+
+    @property
+    def lease_ms(self) -> int:
+        """Term of the leases in a metadata store that other processes can reach, in milliseconds."""
+        return max(self.broker_session_timeout_ms, LEASE_MS_MIN)
 
     @property
     def metadata_store(self) -> StoreAddress:

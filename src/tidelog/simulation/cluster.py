@@ -22,7 +22,8 @@ from tidelog.simulation.world import SimHost, World
 PORT: Final = 9092
 DATA: Final = "/data"
 LEASE_MS: Final = 6000
-"""Time after which the controller of several brokers is replaced if it does not renew its lease, in milliseconds."""
+"""Time after which the controller of several brokers is replaced, and a broker is fenced, if it does not renew its
+lease; in milliseconds."""
 
 
 class SimNode:
@@ -82,6 +83,7 @@ class SimNode:
             "log.dirs": DATA,
             "listeners": f"PLAINTEXT://{self.host.address}:{PORT}",
             "offsets.topic.num.partitions": "2",
+            "broker.session.timeout.ms": str(LEASE_MS),
         }
         flags.update(self._cluster.settings)
         return BrokerConfig.load(None, {}, flags)
