@@ -4,7 +4,7 @@ It is switched off while `Services.followers` is None: then the broker refuses s
 followers.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.api.fetch import WIDE_ITEMS, Fetch
 from tidelog.api.fetch_sessions import FetchContext, FetchItem, items_in_steps
@@ -12,6 +12,7 @@ from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.wide_fetch import WideFetch
 from tidelog.model.steps import Steps, run_all
+from tidelog.replication.followers import EndWatcher, Follower
 from tidelog.replication.partition import READ_UNCOMMITTED
 from tidelog.wire.errors import ApiError
 
@@ -22,38 +23,12 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse
 
 
-class Follower(NamedTuple):
-    """The broker that sent a request."""
-
-    broker_id: int
-    broker_epoch: int
-    """The epoch of its registration (KIP-903); -1 before v15."""
-
-
-class EndWatcher(Protocol):
-    """A follower's fetch that waits for records."""
-
-    def moved(self, partition: "Partition") -> None:
-        """The log of this partition has a new end, or the partition is deleted or offline. This is called during an
-        append, so it only records the event. It may be called for any partition.
-        """
-
-
 class Followers(Protocol):
-    """The replicas that follow this broker, as the state of the partitions knows them."""
+    """See `PartitionFollowers`."""
 
-    def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None:
-        """A follower has everything below `fetch_offset`, and its log begins at `log_start_offset` (-1: not said).
-
-        This may move the high watermark. Raises NotLeaderOrFollower if the broker is not a replica of the partition or
-        its epoch is stale.
-        """
-
-    def watch_ends(self, watcher: EndWatcher) -> None:
-        """Call `watcher.moved` whenever the log of a partition with followers has a new end."""
-
-    def unwatch_ends(self, watcher: EndWatcher) -> None:
-        """Stop the calls. Nothing happens if `watcher` does not watch."""
+    def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None: ...
+    def watch_ends(self, watcher: EndWatcher) -> None: ...
+    def unwatch_ends(self, watcher: EndWatcher) -> None: ...
 
 
 class FollowerItem(FetchItem):
@@ -126,6 +101,7 @@ class _ReadsForFollower(Fetch):
         try:
             partition = self._partition(item)
             partition.check_leader_epoch(item.current_leader_epoch)
+            partition.check_online()
             if item.last_fetched_epoch >= 0 and self._report_divergence(partition, item):
                 return
             bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)

@@ -54,6 +54,7 @@ from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.lease_guard import LeaseGuard
 from tidelog.replication.partitions import Partitions
+from tidelog.replication.peers import Peers
 
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
@@ -112,6 +113,8 @@ class BrokerServer:
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
+        self._peers: Peers | None = None
+        """None if this broker is alone in its cluster."""
         self._services: Services | None = None
         self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
@@ -185,6 +188,7 @@ class BrokerServer:
         if metadata.has_fencing:
             await self._register()
         reconciler = services.partitions.reconciler
+        await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
@@ -196,6 +200,8 @@ class BrokerServer:
         if not metadata.has_fencing:
             await self._register()
         self._listen()
+        if self._peers is not None:
+            self._peers.start()
         await metadata.begin_to_serve()
         self._housekeeping = self.runtime.tasks.spawn(self._run_housekeeping(), name="housekeeping")
         if self.config.log_cleaner_enable:
@@ -204,6 +210,28 @@ class BrokerServer:
         seconds = self.runtime.clock.monotonic() - began_s
         self._log_start(self._directory_state(directories, identity), seconds)
         self._warn_of_settings()
+
+    async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
+        """Make the part that works with other brokers, if this broker is one of several. It must exist before the
+        partitions get their roles.
+        """
+        if self._channel is None:
+            return
+
+        def broker_epoch() -> int:
+            registration = self._cache.image.brokers.get(self.config.node_id)
+            return -1 if registration is None else registration.epoch
+
+        peers = self._peers = Peers(
+            self.runtime,
+            self.config,
+            services.partitions,
+            self._cache,
+            services.controller,
+            broker_epoch=broker_epoch,
+        )
+        services.followers = peers.followers
+        await metadata.subscribe(lambda old, new: None, peers.change_addresses)
 
     async def _start_with_store_elsewhere(
         self, directories: DataDirectories, metadata: MetadataService, identity: Identity
@@ -334,6 +362,7 @@ class BrokerServer:
             log_config,
             node_id=config.node_id,
             flush_interval_ms=config.durability_interval_ms,
+            lag_max_ms=config.get("replica.lag.time.max.ms"),
         )
         partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
@@ -466,6 +495,8 @@ class BrokerServer:
         assert directories is not None
         assert self._metadata is not None
         try:
+            if self._peers is not None:
+                await self._peers.stop()
             unclean = await services.partitions.close()
             await self._metadata.stop()
             await self.runtime.tasks.run_blocking(directories.close, unclean)
@@ -494,6 +525,8 @@ class BrokerServer:
         directories = self._directories
         close_cleanly = directories is not None and directories.clean and (self._services is None or self._logs_opened)
         unclean: dict[str, str] = {}
+        if self._peers is not None:
+            await self._peers.stop()
         if self._services is not None:
             self._services.groups.close()
             if close_cleanly:

@@ -26,6 +26,7 @@ from tidelog.replication.replica import (
     MarksMoved,
     MinIsrChanged,
     Replica,
+    Role,
 )
 from tidelog.replication.waiters import CommitListener, Mark, Waiter, Waiters
 from tidelog.runtime.turns import NoTurn, Turns
@@ -82,7 +83,16 @@ PeerWork = CutTo | AskForIsr | FetchFrom
 class SharedByPartitions:
     """State that all partitions of a broker share."""
 
-    __slots__ = ("full", "on_peer_work", "queued_bytes", "role_watchers", "turns", "warned_too_large")
+    __slots__ = (
+        "end_watchers",
+        "full",
+        "on_peer_work",
+        "queued_bytes",
+        "role_watchers",
+        "stop_fetching",
+        "turns",
+        "warned_too_large",
+    )
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
@@ -94,6 +104,11 @@ class SharedByPartitions:
         """Called with the effects of a replica that need a thread or another broker. It must not wait."""
         self.role_watchers: dict[str, Callable[[Partition], None]] = {}
         """By topic; see `Partitions.watch_roles`."""
+        self.stop_fetching: Callable[[Partition], None] | None = None
+        """Called when a partition is no longer a follower in the leader epoch that it had, and when it is deleted or
+        goes offline."""
+        self.end_watchers: dict[HighWatermarkWatcher, None] = {}
+        """Waiting fetches of followers. They are notified when the log of a partition with followers has a new end."""
 
     def examine_in_turn(
         self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int
@@ -230,6 +245,8 @@ class Partition:
             self.update_appends_directly()
             if (had_epoch, led) != (replica.leader_epoch, replica.leads):
                 self._notify_role()
+            if had_epoch != replica.leader_epoch and self._shared.stop_fetching is not None:
+                self._shared.stop_fetching(self)
             if replica.leads and self._durable and replica.end_offset > replica.local_mark and not self.frozen:
                 self._flusher.request(self)  # a follower's records that nobody has asked to sync
         for effect in effects:
@@ -237,6 +254,8 @@ class Partition:
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, MarksMoved):
+            if not self.replica.is_alone:
+                self._mark_dirty()  # the flusher checkpoints the high watermark
             self._answer()
         elif isinstance(effect, FailWaiters):
             if self._queue is not None:
@@ -330,11 +349,12 @@ class Partition:
             self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
-                self.in_dirty_set = True
-                self._flusher.dirty[self] = None
+                self._mark_dirty()
             if self._durable:
                 replica.appended(self.log.log_end_offset)
                 self._flusher.request(self)
+                if not replica.is_alone:
+                    self._notify_followers()
             else:
                 if replica.is_alone:
                     # Both marks are the log's end, before and after, so only fetches may wait.
@@ -343,9 +363,46 @@ class Partition:
                         self._notify()
                 else:
                     self.step(LogAppended(self.log.log_end_offset, True))
+                    self._notify_followers()
                 if self._flushes_early:
                     self._flush_early()
         return appended
+
+    def _mark_dirty(self) -> None:
+        if not self.in_dirty_set:
+            self.in_dirty_set = True
+            self._flusher.dirty[self] = None
+
+    def _notify_followers(self) -> None:
+        for watcher in list(self._shared.end_watchers):
+            watcher.moved(self)
+
+    def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
+        """Append whole batches of the leader unchanged. Raises NotLeaderOrFollower unless this replica follows in this
+        epoch, and the errors of `PartitionLog.append_as_follower`.
+        """
+        replica, log = self.replica, self.log
+        if self.deleted or replica.role is not Role.FOLLOWER or replica.leader_epoch != leader_epoch:
+            raise NotLeaderOrFollower(f"{self.topic}-{self.index} is no follower in leader epoch {leader_epoch}")
+        end_before, directory = log.log_end_offset, log.directory.rpartition("/")[0]
+        try:
+            log.append_as_follower(data)
+        except StorageError as error:
+            if log.failure is not None:
+                self.fail()
+            else:
+                self._appends_refused = True
+                self._shared.full.note_refusal(directory, len(data), error)
+            raise
+        finally:
+            if log.log_end_offset > end_before:
+                self._mark_dirty()
+                self.step(LogAppended(log.log_end_offset, not self._durable))
+        if self._appends_refused:
+            self._appends_refused = False
+            self._shared.full.note_append(directory, len(data))
+        if self._flushes_early:
+            self._flush_early()
 
     def check_writable(self, acks: int) -> None:
         """Raise NotLeaderOrFollower, NotEnoughReplicas or StorageError if a client's batch with these acks must be
@@ -451,9 +508,8 @@ class Partition:
             self._thawing.set_result(None)
             self._thawing = None
         self.configure(self.config)
-        if self.log.unflushed and not self.in_dirty_set:
-            self.in_dirty_set = True
-            self._flusher.dirty[self] = None
+        if self.log.unflushed:
+            self._mark_dirty()
         if self._durable and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
             self._flusher.request(self)
 
@@ -464,6 +520,8 @@ class Partition:
         self._local_waiters.fail(error)
         self._committed_waiters.fail(error)
         self._notify()
+        if self._shared.stop_fetching is not None:
+            self._shared.stop_fetching(self)
 
     def _answer(self) -> None:
         """Answer the requests whose mark has moved far enough, and notify the waiting fetches."""

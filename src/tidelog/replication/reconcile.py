@@ -217,7 +217,7 @@ class Reconciler:
             topic.topic_id,
             index,
             log,
-            replica=Replica(self._node_id, log.log_end_offset, high_watermark),
+            replica=Replica(self._node_id, log.log_end_offset, high_watermark, lag_max_ms=partitions.lag_max_ms),
             internal=topic.internal,
             clock=self._runtime.clock,
             tasks=self._runtime.tasks,
