@@ -18,6 +18,7 @@ from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.host import CoordinatorHost
 from tidelog.coordinator.lag import GroupLags
 from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.metadata.internal_topics import missing_replicas
 from tidelog.model.ids import uuid_text
 from tidelog.wire.decoding import STRING_BYTES_MAX
 from tidelog.wire.errors import (
@@ -99,6 +100,8 @@ class GroupCoordinators:
         """The last image that was passed to `on_image`. It is published to clients only after `on_image` has completed.
         """
         self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._durable_groups)
+        self._missing_replicas = 0
+        """See `missing_replicas`, as it was last logged."""
         self._lag_task: asyncio.Task[None] | None = None
 
     # Life cycle
@@ -117,6 +120,7 @@ class GroupCoordinators:
         """
         self._followed_image = new
         self._settings.consumer.assignment_interval_ms = self._config.group_consumer_assignment_interval_ms
+        self._warn_of_missing_replicas(old, new)
         if old.topics is not new.topics:
             deleted_topics = {
                 name: None
@@ -127,6 +131,28 @@ class GroupCoordinators:
                 return self._forget_topics(deleted_topics, old, new)
             self._notify_topics_changed(old, new)
         return None
+
+    def _warn_of_missing_replicas(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        """On the controller, log a warning when it notices that the topic, which was created for fewer brokers, could
+        have more replicas.
+        """
+        topic = new.topics.get(CONSUMER_OFFSETS)
+        is_changed = (
+            old.brokers.keys() != new.brokers.keys()
+            or old.topics.get(CONSUMER_OFFSETS) is not topic
+            or old.controller_id != new.controller_id
+        )
+        if topic is None or len(new.brokers) == 1 or new.controller_id != self._config.node_id or not is_changed:
+            return
+        missing = missing_replicas(CONSUMER_OFFSETS, self._config, new)
+        if missing != self._missing_replicas and missing:
+            logger.warning(
+                "internal topic has too few replicas topic=%s replicas=%d possible=%d",
+                CONSUMER_OFFSETS,
+                topic.replication_factor,
+                topic.replication_factor + missing,
+            )
+        self._missing_replicas = missing
 
     async def _forget_topics(self, deleted_topics: dict[str, None], old: "MetadataImage", new: "MetadataImage") -> None:
         for coordinator in self.host.loaded():
