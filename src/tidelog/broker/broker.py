@@ -191,8 +191,7 @@ class BrokerServer:
         reconciler = services.partitions.reconciler
         await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
-        await metadata.subscribe(services.groups.on_image)
-        services.partitions.on_opened_late = services.groups.serve_opened_partitions
+        await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
@@ -204,6 +203,8 @@ class BrokerServer:
         if self._peers is not None:
             self._peers.start()
         self._listen()
+        if self._peers is not None:
+            self._peers.start()
         await metadata.begin_to_serve()
         self._housekeeping = self.runtime.tasks.spawn(self._run_housekeeping(), name="housekeeping")
         if self.config.log_cleaner_enable:
@@ -376,7 +377,12 @@ class BrokerServer:
             controller=controller,
             partitions=partitions,
             groups=GroupCoordinators(
-                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
+                runtime=runtime,
+                config=config,
+                partitions=partitions,
+                metadata=cache,
+                controller=controller,
+                incarnation=None if self._channel is None else metadata.incarnation,
             ),
             producer_ids=ProducerIds(controller, config.node_id),
             quotas=quotas,
@@ -425,8 +431,8 @@ class BrokerServer:
     def _listen(self) -> None:
         """Accept connections."""
         bounds = ConnectionBounds(self.config)
-        while self._bound_sockets:
-            listener = Listener(self.services, bounds, self._bound_sockets[0])
+        for endpoint in self.config.endpoints:
+            listener = Listener(self.services, bounds, self._bound_sockets[0], endpoint.listener)
             listener.start()
             self._listeners.append(listener)
             self._bound_sockets.pop(0)
