@@ -5,7 +5,7 @@ trivially, except those of the journal.
 before a fault ends a process.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from simulation_harness.cluster_inspection import (
@@ -55,10 +55,14 @@ class ClusterChecks:
         self._roles: dict[tuple[int, Place], tuple[object, ...]] = {}
         self._last_views: dict[tuple[Process, Place], ReplicaView] = {}
         ledger.has_been_committed = self.has_been_committed
+        self._journal.on_isr_change = self._check_replicas
 
     def check(self) -> None:
         """Check the state of all running brokers. Raises Violation."""
         self._journal.check_leases()
+        self._check_replicas()
+
+    def _check_replicas(self) -> None:
         for node in self._cluster.nodes:
             if node.running:
                 self.check_node(node)
@@ -222,6 +226,9 @@ class JournalChecks:
         """The ISR of each partition by partition epoch."""
         self._expired: dict[Lease, None] = {}
         self._violation: Violation | None = None
+        self.on_isr_change: Callable[[], None] = lambda: None
+        """Called after each entry that adds a member to an ISR. It may raise Violation."""
+        self._isr_has_grown = False
         self._store.on_append = self._process_entry
 
     @property
@@ -259,10 +266,12 @@ class JournalChecks:
         try:
             image = ImageBuilder(self._last).apply(records.decode(data, position).records).build()
             self._check_entry(position, image, lease)
+            self._images[image.position] = self._last = image
+            if self._isr_has_grown:
+                self._isr_has_grown = False
+                self.on_isr_change()
         except Violation as violation:
             self._violation = self._violation or violation
-            return
-        self._images[image.position] = self._last = image
 
     def _check_entry(self, position: int, image: MetadataImage, lease: Lease) -> None:
         """`EntriesByTheController`: an entry is written by the holder of the controller lease while the lease is
@@ -311,6 +320,7 @@ class JournalChecks:
                 raise Violation("EpochsIncrease", f"{partition} was {old}, and is {state}", partition)
             self._ledger.coverage["elections"] += state.leader != old.leader
             self._ledger.coverage["ISR changes"] += set(state.isr) != set(old.isr)
+            self._isr_has_grown |= not set(state.isr) <= set(old.isr)
         self.isrs[place, state.partition_epoch] = state.isr
 
 
