@@ -181,16 +181,24 @@ def keep_the_isr_of_a_lost_answer(patch: pytest.MonkeyPatch) -> None:
 
 
 def return_with_a_lost_disk(patch: pytest.MonkeyPatch) -> None:
-    """A broker stays in sync although its machine was restarted without its last records."""
-    patch.setattr(registration, "_keeps_acknowledged_records", lambda *_: True)
-    end_of_broker = registration._end_of_broker
+    """A broker stays in sync although its machine was restarted without its last records. Only its leaderships end."""
+    remove_broker = registration.remove_broker
 
-    def planted(image: Any, broker_id: int, config: Any, **options: Any) -> Any:
-        if not options:
-            return (yield from end_of_broker(image, broker_id, config))
-        return []
+    def planted(changes: Any, image: Any, broker_id: int, rules: Any, *, unclean_stop: bool = False) -> Any:
+        if not unclean_stop:
+            yield from remove_broker(changes, image, broker_id, rules)
+            return
 
-    patch.setattr(registration, "_end_of_broker", planted)
+        def is_active(replica: int) -> bool:
+            return replica != broker_id and image.is_active(replica)
+
+        for topic in image.topics.values():
+            for index, state in enumerate(topic.partitions):
+                if state.leader == broker_id:
+                    new_state = elections.next_state(state, elections.Target(), rules.of(topic.config), is_active)
+                    changes.put(topic, index, new_state)
+
+    patch.setattr(registration, "remove_broker", planted)
 
 
 def forget_producers_on_followers(patch: pytest.MonkeyPatch) -> None:
@@ -227,14 +235,18 @@ LOSSES = (
         (let_old_leaders_change_the_isr, only("pause", "cut store link"), "CleanElections|EpochsIncrease|" + LOSSES),
         (lead_after_the_epoch_has_ended, only("pause", "cut store link"), "OneLeaderPerEpoch|Liveness|" + LOSSES),
         (elect_out_of_the_isr, only("pause", "kill"), "CleanElections"),
-        (grow_the_isr_at_once, only("pause", "kill"), LOSSES),
-        (grow_the_isr_before_the_start_of_the_epoch, only("pause", "kill", "isolated broker"), LOSSES),
+        (grow_the_isr_at_once, only("kill", "slow network"), LOSSES),
+        (
+            grow_the_isr_before_the_start_of_the_epoch,
+            only("kill", "kill before an acknowledgement", "slow network"),
+            LOSSES,
+        ),
         (serve_reads_above_the_high_watermark, only("slow network"), "NotAboveHighWatermark"),
-        (control_without_a_lease, only("pause", "lost session"), "EntriesByTheController"),
+        (control_without_a_lease, only("kill", "lost session"), "EntriesByTheController"),
         (use_the_smaller_isr_before_the_answer, only("isolated broker", "pause"), LOSSES),
         (keep_the_isr_of_a_lost_answer, only("isolated broker", "pause"), "IsrByController"),
         (return_with_a_lost_disk, only("power cut behind records"), LOSSES),
-        (forget_producers_on_followers, only("kill", "one-way cut"), "InOrderOnce"),
+        (forget_producers_on_followers, only("kill before an acknowledgement"), "InOrderOnce"),
         (count_members_of_an_old_run, only("power cut behind records", "kill"), LOSSES),
     ],
 )
