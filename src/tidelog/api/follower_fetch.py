@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchItems, TopicKey
     from tidelog.api.pending import Outcome
     from tidelog.replication.partition import Partition
-    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse
+    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 
 
 class Followers(Protocol):
@@ -32,6 +32,8 @@ class Followers(Protocol):
     async def wait_for_log_start(
         self, partition: "Partition", offset: int, is_online: "Callable[[int], bool]", timeout_s: float
     ) -> int: ...
+    def must_wait(self, partition: "Partition", broker: int) -> bool: ...
+    def sent(self, partition: "Partition", broker: int, byte_count: int) -> None: ...
     def watch_ends(self, watcher: EndWatcher) -> None: ...
     def unwatch_ends(self, watcher: EndWatcher) -> None: ...
 
@@ -119,6 +121,8 @@ class _ReadsForFollower(Fetch):
             self._add_error(item, error, item.partition or cached_partition)
             return
         size = batches.size
+        if size and self._followers.must_wait(partition, self._follower.broker_id):
+            return
         # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
         if size > 0 and (size <= bytes_left or not self.found_bytes):
             self._slices[item] = batches
@@ -126,6 +130,13 @@ class _ReadsForFollower(Fetch):
             self._readable_bytes += batches.readable
         elif size:
             self._readable_bytes = self._min_bytes  # the response is full, so there is nothing to wait for
+
+    def _record_sent(self, sent: "list[tuple[FetchItem, PartitionData]]") -> None:
+        super()._record_sent(sent)
+        for item, _ in sent:
+            batches = self._slices.get(item)
+            if batches is not None and item.partition is not None:
+                self._followers.sent(item.partition, self._follower.broker_id, batches.size)
 
 
 class FollowerFetch(_ReadsForFollower):

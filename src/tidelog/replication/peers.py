@@ -17,6 +17,7 @@ from tidelog.replication.followed import FetchSettings
 from tidelog.replication.followers import PartitionFollowers
 from tidelog.replication.isr_proposals import IsrProposals
 from tidelog.replication.replica import AskForIsr, FetchFrom, Tick
+from tidelog.replication.throttles import FollowerThrottle, LeaderThrottle
 
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
@@ -57,7 +58,7 @@ class Peers:
         self._metadata = metadata
         self._brokers: MetadataImage = metadata.image
         """The image whose addresses of brokers are used. The cache has it only after all listeners."""
-        self.followers = PartitionFollowers(partitions, runtime)
+        self.followers = PartitionFollowers(partitions, runtime, LeaderThrottle(runtime.clock, config))
         self._proposals = IsrProposals(runtime, controller, config.node_id, broker_epoch)
         self._fetchers = Fetchers(
             runtime,
@@ -67,6 +68,7 @@ class Peers:
             connect=connect or self._connect,
             settings=FetchSettings.of(config),
             fetchers_per_leader=lambda: config.get("num.replica.fetchers"),
+            throttle=FollowerThrottle(runtime.clock, config),
         )
         self._ticks: asyncio.Task[None] | None = None
         partitions.on_peer_work = self._begin
