@@ -39,7 +39,6 @@ KEYS: tuple[Key, ...] = (
     Key("delegation.token.secret.key", PASSWORD, None, read_only=True),
     Key("early.start.listeners", LIST, None, read_only=True),
     Key("follower.fetch.last.tiered.offset.enable", BOOLEAN, "false"),
-    Key("inter.broker.listener.name", STRING, None, read_only=True),
     Key("kafka.metrics.polling.interval.secs", INT, "10", AtLeast(1), read_only=True),
     Key("kafka.metrics.reporters", LIST, "", read_only=True),
     Key("log.dir.failure.timeout.ms", LONG, "30000", AtLeast(1), read_only=True),
