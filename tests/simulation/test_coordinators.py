@@ -218,3 +218,21 @@ def test_no_producer_id_is_given_out_twice() -> None:
         assert len(seen) == len(set(seen)) == 160
 
     run(scenario)
+
+
+def test_without_a_controller_clients_get_an_error_after_which_they_try_again() -> None:
+    async def scenario(stage: Stage) -> None:
+        controller = stage.node(stage.image.controller_id)
+        controller.kill()
+        node = others(stage, controller)[0]
+        began_s = stage.world.loop.time()
+        one, other = await stage.client(node), await stage.client(node)
+        found, producer = await asyncio.gather(one.find_coordinator(GROUP), other.init_producer())
+        assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert producer.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert stage.world.loop.time() - began_s < 6
+        await stage.controller()
+        await commit(stage.cluster.client("admin"), 1)
+        assert (await other.init_producer()).error_code == 0
+
+    run(scenario)

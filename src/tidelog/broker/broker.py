@@ -45,6 +45,7 @@ from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
+from tidelog.metadata.link import CONTROLLER_TIMEOUT_MS
 from tidelog.metadata.producer_ids import ProducerIds
 from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.service import MetadataService
@@ -415,7 +416,9 @@ class BrokerServer:
                 controller=controller,
                 incarnation=None if self._channel is None else metadata.incarnation,
             ),
-            producer_ids=ProducerIds(controller, config.node_id),
+            producer_ids=ProducerIds(
+                controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS
+            ),
             quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tidelog.coordinator.group.hashing import partition_of
 from tidelog.coordinator.group_log import GroupLog
-from tidelog.metadata.link import EnsureTopics
+from tidelog.metadata.link import CONTROLLER_TIMEOUT_MS, EnsureTopics
 from tidelog.wire.errors import ApiError, CoordinatorNotAvailable, ErrorCode, NotCoordinator
 
 if TYPE_CHECKING:
@@ -179,8 +179,11 @@ class CoordinatorHost(Generic[C]):
 
     async def make_topic(self) -> None:
         """Create the topic, when it is needed for the first time. Raises CoordinatorNotAvailable."""
+        timeout_ms = None if self._incarnation is None else CONTROLLER_TIMEOUT_MS
         try:
-            (topic_result,) = (await self._controller.ensure_topics(EnsureTopics([self.topic]))).result()
+            (topic_result,) = (
+                await self._controller.ensure_topics(EnsureTopics([self.topic], timeout_ms=timeout_ms))
+            ).result()
             refusal = None if topic_result.error is ErrorCode.NONE else topic_result.message or topic_result.error.name
         except ApiError as error:
             refusal = error.message
