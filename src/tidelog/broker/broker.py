@@ -299,7 +299,7 @@ class BrokerServer:
     def _make_channel(self) -> "ControllerChannel | None":
         """Return the channel to the controllers on other brokers; None if no other broker can use the store."""
         channel = self._channel
-        if channel is None and not self._store_is_elsewhere:
+        if self._lease_ms is None:
             return None
         from tidelog.broker.controller_channel import NetworkControllerChannel
         from tidelog.metadata.peer_connections import PeerConnections
