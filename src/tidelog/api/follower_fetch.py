@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchItems, TopicKey
     from tidelog.api.pending import Outcome
     from tidelog.replication.partition import Partition
-    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse
+    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 
 
 class Followers(Protocol):
@@ -32,8 +32,19 @@ class Followers(Protocol):
     async def wait_for_log_start(
         self, partition: "Partition", offset: int, is_online: "Callable[[int], bool]", timeout_s: float
     ) -> int: ...
+    def must_wait(self, partition: "Partition", broker: int) -> bool: ...
+    def sent(self, partition: "Partition", broker: int, byte_count: int) -> None: ...
     def watch_ends(self, watcher: EndWatcher) -> None: ...
     def unwatch_ends(self, watcher: EndWatcher) -> None: ...
+
+
+def is_peer(services: Services, context: RequestContext, broker_id: int) -> bool:
+    """Return whether the connection of a request is that of this other broker: anyone can write its number into a
+    request.
+    """
+    if services.peer_brokers is None:
+        return broker_id != services.config.node_id
+    return services.peer_brokers.sender(context.peer) == broker_id
 
 
 class FollowerItem(FetchItem):
@@ -59,12 +70,16 @@ def handle(
     requested_items: "FetchItems | None",
 ) -> "Outcome[FetchResponse] | None":
     """Answer a follower's request, as `fetch.handle` answers those of consumers. Returns None if the request does not
-    name a registered broker other than this one, in its present registration. Raises the session errors of KIP-227.
+    name a registered broker other than this one, in its present registration, or if another peer than this broker has
+    sent it. Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
+    peers = services.peer_brokers
+    if peers is not None and peers.sender(context.peer) != follower.broker_id:
+        return None
     registration = services.metadata.image.brokers.get(follower.broker_id)
-    if registration is None or follower.broker_id == services.config.node_id:
+    if registration is None or not is_peer(services, context, follower.broker_id):
         return None
     if 0 <= follower.broker_epoch < registration.epoch:  # a later epoch: this broker does not know it yet
         return None
@@ -119,6 +134,8 @@ class _ReadsForFollower(Fetch):
             self._add_error(item, error, item.partition or cached_partition)
             return
         size = batches.size
+        if size and self._followers.must_wait(partition, self._follower.broker_id):
+            return
         # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
         if size > 0 and (size <= bytes_left or not self.found_bytes):
             self._slices[item] = batches
@@ -126,6 +143,13 @@ class _ReadsForFollower(Fetch):
             self._readable_bytes += batches.readable
         elif size:
             self._readable_bytes = self._min_bytes  # the response is full, so there is nothing to wait for
+
+    def _record_sent(self, sent: "list[tuple[FetchItem, PartitionData]]") -> None:
+        super()._record_sent(sent)
+        for item, _ in sent:
+            batches = self._slices.get(item)
+            if batches is not None and item.partition is not None:
+                self._followers.sent(item.partition, self._follower.broker_id, batches.size)
 
 
 class FollowerFetch(_ReadsForFollower):

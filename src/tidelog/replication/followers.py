@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tidelog.replication.replica import FollowerFetched
+from tidelog.replication.throttles import LeaderThrottle
 from tidelog.wire.errors import NotLeaderOrFollower, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class EndWatcher(Protocol):
 class PartitionFollowers:
     """Passes what followers report to the replicas of the partitions."""
 
-    def __init__(self, partitions: "Partitions", runtime: "Runtime") -> None:
+    def __init__(self, partitions: "Partitions", runtime: "Runtime", throttle: LeaderThrottle) -> None:
+        self._throttle = throttle
         self._watchers = partitions.shared.end_watchers
         self._tasks = runtime.tasks
         self._monotonic = runtime.clock.monotonic
@@ -82,6 +84,14 @@ class PartitionFollowers:
             await asyncio.wait([awaited], timeout=min(remaining_s, LOOK_S))
             if self._awaited_starts.get(partition) is awaited:
                 del self._awaited_starts[partition]
+
+    def must_wait(self, partition: "Partition", broker: int) -> bool:
+        """Return whether the limit on replication forbids to send records of the partition to this follower now."""
+        return self._throttle.must_wait(partition, broker)
+
+    def sent(self, partition: "Partition", broker: int, byte_count: int) -> None:
+        """Records of the partition were sent to this follower."""
+        self._throttle.record(partition, broker, byte_count)
 
     def watch_ends(self, watcher: EndWatcher) -> None:
         """Call `watcher.moved` whenever the log of a partition with followers has a new end."""
