@@ -11,9 +11,11 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.alterations import Alteration, AlterationResult
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
+from tidelog.metadata.elections import ElectionResult
 from tidelog.metadata.image import BrokerRegistration
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
+from tidelog.metadata.reassignment import Reassignment, ReassignmentResult
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -94,6 +96,31 @@ class RegisterBroker(NamedTuple):
     """Whether the partitions that the broker leads begin new leader epochs, since the broker was restarted."""
 
 
+class ElectLeaders(NamedTuple):
+    """Elect leaders on an administrator's request. A result may be missing only for `partitions` of None."""
+
+    election_type: int
+    """`elections.PREFERRED` or `elections.UNCLEAN`. Any other type is refused."""
+    partitions: Sequence[tuple[str, int]] | None
+    """Topic and partition. None means all partitions of the cluster."""
+    timeout_ms: int | None = None
+
+
+class AlterReassignments(NamedTuple):
+    """Begin, change or cancel reassignments of replicas. The results are in the order of the request."""
+
+    reassignments: Sequence[Reassignment]
+    allow_factor_change: bool = True
+    """Whether a reassignment may change the number of replicas."""
+    timeout_ms: int | None = None
+
+
+class UnregisterBroker(NamedTuple):
+    """Remove the registration of a broker that will not return."""
+
+    broker_id: int
+
+
 ControllerRequest: TypeAlias = (
     CreateTopics
     | EnsureTopics
@@ -103,6 +130,9 @@ ControllerRequest: TypeAlias = (
     | AlterQuotas
     | AllocateProducerIds
     | RegisterBroker
+    | ElectLeaders
+    | AlterReassignments
+    | UnregisterBroker
 )
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker)
@@ -154,6 +184,9 @@ class ControllerLink(Protocol):
     async def alter_quotas(self, request: AlterQuotas) -> Answer[list[QuotaResult]]: ...
     async def allocate_producer_ids(self, request: AllocateProducerIds) -> Answer[tuple[int, int]]: ...
     async def register(self, request: RegisterBroker) -> Answer[None]: ...
+    async def elect_leaders(self, request: ElectLeaders) -> Answer[list[ElectionResult]]: ...
+    async def alter_reassignments(self, request: AlterReassignments) -> Answer[list[ReassignmentResult]]: ...
+    async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -231,6 +264,15 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def register(self, request: RegisterBroker) -> Answer[None]:
+        return await self._ask(request)
+
+    async def elect_leaders(self, request: ElectLeaders) -> Answer[list[ElectionResult]]:
+        return await self._ask(request)
+
+    async def alter_reassignments(self, request: AlterReassignments) -> Answer[list[ReassignmentResult]]:
+        return await self._ask(request)
+
+    async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:

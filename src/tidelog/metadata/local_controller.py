@@ -9,6 +9,7 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import controller, link
 from tidelog.metadata.alterations import alter_configs
 from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
+from tidelog.metadata.elections import elect_leaders
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.internal_topics import internal_topic
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
@@ -16,7 +17,9 @@ from tidelog.metadata.leadership import NOT_RENEWED, RETRY_S, HeldLease
 from tidelog.metadata.link import Answer, ControllerRequest, Requester
 from tidelog.metadata.publisher import Publisher
 from tidelog.metadata.quota_alterations import alter_quotas
+from tidelog.metadata.reassignment import alter_reassignments
 from tidelog.metadata.records import JournalRecord
+from tidelog.metadata.registration import unregister_broker
 from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import Steps
@@ -133,6 +136,14 @@ class LocalController:
                 return lambda image: _allocate_producer_ids(image, node_id)
             case link.RegisterBroker():
                 return lambda image: _register(image, request)
+            case link.ElectLeaders(election_type, partitions):
+                return lambda image: elect_leaders(image, election_type, partitions, config)
+            case link.AlterReassignments(reassignments, allow_factor_change):
+                return lambda image: alter_reassignments(
+                    image, reassignments, config, allow_factor_change=allow_factor_change
+                )
+            case link.UnregisterBroker(broker_id):
+                return lambda image: unregister_broker(image, broker_id, config)
 
     def _ensure_topics(
         self, image: MetadataImage, request: link.EnsureTopics, reserve: controller.ReservePartitions
