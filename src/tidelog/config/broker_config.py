@@ -43,6 +43,11 @@ SERVICE_LINK = re.compile(
 """Variables that Kubernetes sets for services whose name begins with "tidelog"."""
 
 
+LEASE_MS_MIN = 2000
+"""Shortest term of a lease. A holder stops to rely on its lease some time before the end, and must be able to renew it
+more than once."""
+
+
 class ConfigError(Exception):
     """A setting is wrong. The message is one line with the setting, its origin and the accepted values."""
 
@@ -69,8 +74,11 @@ class BrokerConfig:
     """
 
     auto_create_topics_enable: bool
+    auto_leader_rebalance_enable: bool
+    broker_heartbeat_interval_ms: int
     broker_rack: str | None
     connections_max_idle_ms: int
+    controlled_shutdown_enable: bool
     controller_quota_window_num: int
     controller_quota_window_size_seconds: int
     default_replication_factor: int
@@ -94,6 +102,8 @@ class BrokerConfig:
     group_max_session_timeout_ms: int
     group_max_size: int
     group_min_session_timeout_ms: int
+    initial_broker_registration_timeout_ms: int
+    leader_imbalance_check_interval_seconds: int
     log_cleaner_backoff_ms: int
     log_cleaner_dedupe_buffer_size: int
     log_cleaner_enable: bool
@@ -238,6 +248,12 @@ class BrokerConfig:
         return directories
 
     @property
+    def lease_ms(self) -> int:
+        """Term of the leases in a metadata store that other processes can reach, in milliseconds."""
+        session_ms: int = self.get("broker.session.timeout.ms")
+        return max(session_ms, LEASE_MS_MIN)
+
+    @property
     def metadata_store(self) -> StoreAddress:
         return parse_store_address(self.get("metadata.store"))
 
@@ -262,6 +278,12 @@ class BrokerConfig:
         """The addresses to listen on."""
         texts = [text for text in self.get("listeners") if not self._is_controller_listener(text)]
         return parse_endpoints("listeners", texts, self._protocols())
+
+    @property
+    def inter_broker_listener(self) -> str:
+        """The name of the listener that the other brokers of the cluster connect to."""
+        name: str | None = self.get("inter.broker.listener.name")
+        return name.strip().upper() if name else self.endpoints[0].listener
 
     @property
     def controller_listeners(self) -> list[str]:
@@ -322,6 +344,12 @@ class BrokerConfig:
                     "it accepts connections on all interfaces, but clients need one address: "
                     f"set advertised.listeners={name}://HOST:{endpoint.port} with a host they can reach",
                 )
+        if self.inter_broker_listener not in endpoints:
+            raise InvalidValue(
+                "inter.broker.listener.name",
+                self.get("inter.broker.listener.name"),
+                f"listeners has no listener of this name, only {', '.join(endpoints)}",
+            )
         for assignor in self.get("group.consumer.assignors"):
             if assignor not in CONSUMER_ASSIGNORS:
                 raise InvalidValue("group.consumer.assignors", assignor, "takes uniform or range")

@@ -143,6 +143,14 @@ KEYS: tuple[Key, ...] = (
         read_only=True,
     ),
     Key(
+        "inter.broker.listener.name",
+        STRING,
+        None,
+        doc="The listener that the other brokers of the cluster connect to. The default is the first listener.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
         "listeners",
         LIST,
         "PLAINTEXT://127.0.0.1:9092",

@@ -8,14 +8,15 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.alterations import Alteration, AlterationResult
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
 from tidelog.metadata.elections import ElectionResult
 from tidelog.metadata.image import BrokerRegistration
+from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
 from tidelog.metadata.reassignment import Reassignment, ReassignmentResult
+from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -86,14 +87,30 @@ class AllocateProducerIds(NamedTuple):
 
 
 class RegisterBroker(NamedTuple):
-    """Register a broker, so that clients find it. It must be ready to serve its partitions."""
+    """Register a broker. The result is its broker epoch.
 
-    node_id: int
-    incarnation: str
-    endpoints: Sequence[Endpoint]
-    rack: str | None
-    renew_leaderships: bool
-    """Whether the partitions that the broker leads begin new leader epochs, since the broker was restarted."""
+    The broker must hold its lease in the store. While the level of `tidelog.metadata.version` is 0, it must be ready to
+    serve its partitions; later levels need a heartbeat that says so.
+    """
+
+    registration: Registration
+    renew_leaderships: bool = False
+    """Whether the partitions that the broker leads begin new leader epochs, since the broker was restarted. It matters
+    only at level 0: later levels end the leaderships of a broker that was restarted."""
+
+
+class BrokerHeartbeat(NamedTuple):
+    heartbeat: Heartbeat
+    timeout_ms: int | None = None
+
+
+class AlterPartition(NamedTuple):
+    """Change the in-sync replicas of partitions that the broker leads. Each proposal has a result, in their order."""
+
+    broker_id: int
+    broker_epoch: int
+    proposals: Sequence[IsrProposal]
+    timeout_ms: int | None = None
 
 
 class ElectLeaders(NamedTuple):
@@ -130,12 +147,14 @@ ControllerRequest: TypeAlias = (
     | AlterQuotas
     | AllocateProducerIds
     | RegisterBroker
+    | BrokerHeartbeat
+    | AlterPartition
     | ElectLeaders
     | AlterReassignments
     | UnregisterBroker
 )
 
-REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker)
+REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
 """Requests that may be sent again when their answer was lost: it does no harm if both are executed."""
 
 
@@ -183,7 +202,9 @@ class ControllerLink(Protocol):
     async def alter_configs(self, request: AlterConfigs) -> Answer[list[AlterationResult]]: ...
     async def alter_quotas(self, request: AlterQuotas) -> Answer[list[QuotaResult]]: ...
     async def allocate_producer_ids(self, request: AllocateProducerIds) -> Answer[tuple[int, int]]: ...
-    async def register(self, request: RegisterBroker) -> Answer[None]: ...
+    async def register(self, request: RegisterBroker) -> Answer[int]: ...
+    async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]: ...
+    async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
     async def elect_leaders(self, request: ElectLeaders) -> Answer[list[ElectionResult]]: ...
     async def alter_reassignments(self, request: AlterReassignments) -> Answer[list[ReassignmentResult]]: ...
     async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]: ...
@@ -263,7 +284,13 @@ class ControllerRouter:
     async def allocate_producer_ids(self, request: AllocateProducerIds) -> Answer[tuple[int, int]]:
         return await self._ask(request)
 
-    async def register(self, request: RegisterBroker) -> Answer[None]:
+    async def register(self, request: RegisterBroker) -> Answer[int]:
+        return await self._ask(request)
+
+    async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]:
+        return await self._ask(request)
+
+    async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]:
         return await self._ask(request)
 
     async def elect_leaders(self, request: ElectLeaders) -> Answer[list[ElectionResult]]:

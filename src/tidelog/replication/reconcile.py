@@ -90,6 +90,13 @@ class Reconciler:
                     if led is not None and led.topic_id == topic.topic_id:
                         self._take_role(led, state)
 
+    def take_roles_again(self) -> None:
+        """Give every open partition the role that the newest image says, after the broker has resigned by itself."""
+        for partition in self._partitions:
+            topic = self._image.topics.get(partition.topic)
+            if topic is not None and topic.topic_id == partition.topic_id and not partition.deleted:
+                self._take_role(partition, topic.partitions[partition.index])
+
     def _take_role(self, partition: Partition, state: "PartitionState") -> None:
         if len(state.replicas) > 1:
             partition.step(BrokersChanged(self._eligible))

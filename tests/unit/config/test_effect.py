@@ -15,7 +15,7 @@ from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, attribute_name
 from tidelog.log.config import LogConfig
 
 SOURCE = Path(__file__).parents[3] / "src/tidelog"
-TABLES = {"broker_keys.py", "coordinator_keys.py", "idle_keys.py", "quota_keys.py", "topic_keys.py"}
+TABLES = {"broker_keys.py", "cluster_keys.py", "coordinator_keys.py", "idle_keys.py", "quota_keys.py", "topic_keys.py"}
 LOG_CONFIG = SOURCE / "log/config.py"
 
 ONE_REPLICA_IS_ENOUGH = {"min.insync.replicas"}
