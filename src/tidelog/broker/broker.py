@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
+from tidelog.api.preferred_replica import RACK_AWARE_SELECTOR
 from tidelog.api.services import Services
 from tidelog.broker.adoption import (
     Adoption,
@@ -54,6 +55,7 @@ from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.lease_guard import LeaseGuard
 from tidelog.replication.partitions import Partitions
+from tidelog.replication.peers import Peers
 
 if TYPE_CHECKING:
     from tidelog.broker.controller_channel import NetworkControllerChannel
@@ -119,6 +121,8 @@ class BrokerServer:
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
+        self._peers: Peers | None = None
+        """None if this broker is alone in its cluster."""
         self._services: Services | None = None
         self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
@@ -192,6 +196,7 @@ class BrokerServer:
         if metadata.has_fencing:
             await self._register()
         reconciler = services.partitions.reconciler
+        await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image)
         services.partitions.on_opened_late = services.groups.serve_opened_partitions
@@ -203,6 +208,8 @@ class BrokerServer:
             await self._start_cluster_parts()
         if not metadata.has_fencing:
             await self._register()
+        if self._peers is not None:
+            self._peers.start()
         self._listen()
         await metadata.begin_to_serve()
         self._housekeeping = self.runtime.tasks.spawn(self._run_housekeeping(), name="housekeeping")
@@ -212,6 +219,24 @@ class BrokerServer:
         seconds = self.runtime.clock.monotonic() - began_s
         self._log_start(self._directory_state(directories, identity), seconds)
         self._warn_of_settings()
+
+    async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
+        """Make the part that works with other brokers, if this broker is one of several. It must exist before the
+        partitions get their roles.
+        """
+        if self._channel is None:
+            return
+        peers = self._peers = Peers(
+            self.runtime,
+            self.config,
+            services.partitions,
+            self._cache,
+            services.controller,
+            broker_epoch=lambda: self.broker_epoch,
+        )
+        services.followers = peers.followers
+        services.selects_replicas = self.config.get("replica.selector.class") == RACK_AWARE_SELECTOR
+        await metadata.subscribe(lambda old, new: None, peers.change_addresses)
 
     async def _start_with_store_elsewhere(
         self, directories: DataDirectories, metadata: MetadataService, identity: Identity
@@ -362,6 +387,7 @@ class BrokerServer:
             log_config,
             node_id=config.node_id,
             flush_interval_ms=config.durability_interval_ms,
+            lag_max_ms=config.get("replica.lag.time.max.ms"),
         )
         partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
@@ -496,6 +522,8 @@ class BrokerServer:
         assert directories is not None
         assert self._metadata is not None
         try:
+            if self._peers is not None:
+                await self._peers.stop()
             unclean = await services.partitions.close()
             await self._metadata.stop()
             self._close_channel()
@@ -529,6 +557,8 @@ class BrokerServer:
         directories = self._directories
         close_cleanly = directories is not None and directories.clean and (self._services is None or self._logs_opened)
         unclean: dict[str, str] = {}
+        if self._peers is not None:
+            await self._peers.stop()
         if self._services is not None:
             self._services.groups.close()
             if close_cleanly:

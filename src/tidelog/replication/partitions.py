@@ -19,7 +19,7 @@ from tidelog.replication.offsets import Offsets
 from tidelog.replication.opening import DISK_THREADS
 from tidelog.replication.partition import Partition, PeerWork, SharedByPartitions
 from tidelog.replication.reconcile import Reconciler
-from tidelog.replication.replica import AskForIsr, CutTo, FetchFrom
+from tidelog.replication.replica import LAG_MAX_MS, AskForIsr, CutTo, FetchFrom
 from tidelog.replication.retention import RetentionPasses
 from tidelog.replication.table import PartitionTable
 
@@ -62,11 +62,14 @@ class Partitions(PartitionTable):
         *,
         node_id: int,
         flush_interval_ms: int,
+        lag_max_ms: int = LAG_MAX_MS,
     ) -> None:
-        super().__init__()
+        super().__init__(node_id)
         self._runtime = runtime
         self.directories = directories
         self.shared = SharedByPartitions(runtime.turns)
+        self.lag_max_ms = lag_max_ms
+        """`replica.lag.time.max.ms`"""
         self.appending = False
         """Set by a request that appends several batches and then calls `wake_fetches`. This saves a turn of the
         event loop."""

@@ -75,6 +75,7 @@ class Reconciler:
         Partitions that are not open yet get their role when their log is open.
         """
         self._image = new
+        self._partitions.topics = new.topics
         if old.brokers is not new.brokers:
             self._eligible = {broker.broker_id: broker.epoch for broker in new.brokers.values() if broker.active}
             for partition in self._partitions:
@@ -217,7 +218,7 @@ class Reconciler:
             topic.topic_id,
             index,
             log,
-            replica=Replica(self._node_id, log.log_end_offset, high_watermark),
+            replica=Replica(self._node_id, log.log_end_offset, high_watermark, lag_max_ms=partitions.lag_max_ms),
             internal=topic.internal,
             clock=self._runtime.clock,
             tasks=self._runtime.tasks,
