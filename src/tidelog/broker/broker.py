@@ -44,6 +44,7 @@ from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
+from tidelog.metadata.link import CONTROLLER_TIMEOUT_MS
 from tidelog.metadata.producer_ids import ProducerIds
 from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.service import MetadataService
@@ -198,8 +199,7 @@ class BrokerServer:
         reconciler = services.partitions.reconciler
         await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
-        await metadata.subscribe(services.groups.on_image)
-        services.partitions.on_opened_late = services.groups.serve_opened_partitions
+        await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
@@ -403,9 +403,16 @@ class BrokerServer:
             controller=controller,
             partitions=partitions,
             groups=GroupCoordinators(
-                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
+                runtime=runtime,
+                config=config,
+                partitions=partitions,
+                metadata=cache,
+                controller=controller,
+                incarnation=None if self._channel is None else metadata.incarnation,
             ),
-            producer_ids=ProducerIds(controller, config.node_id),
+            producer_ids=ProducerIds(
+                controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS
+            ),
             quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
@@ -460,7 +467,7 @@ class BrokerServer:
         while self._bound_sockets:
             name = self.config.endpoints[len(self._listeners)].listener
             accepts_brokers = self.peer_connections is not None and name == self.config.inter_broker_listener
-            listener = Listener(self.services, bounds, self._bound_sockets[0], accepts_brokers=accepts_brokers)
+            listener = Listener(self.services, bounds, self._bound_sockets[0], name, accepts_brokers=accepts_brokers)
             listener.start()
             self._listeners.append(listener)
             self._bound_sockets.pop(0)

@@ -24,6 +24,9 @@ R = TypeVar("R")
 
 FORWARD_TIMEOUT_MS: Final = 30_000
 """Longest time that a request without a timeout of its own waits for a remote controller, in milliseconds."""
+CONTROLLER_TIMEOUT_MS: Final = 5_000
+"""Longest time that FindCoordinator and InitProducerId wait for a remote controller, in milliseconds. Clients repeat
+these requests, and no other request of their connection is answered meanwhile."""
 RETRY_S: Final = 0.1
 """Pause before the next attempt to find the controller, in seconds."""
 
@@ -53,6 +56,7 @@ class EnsureTopics(NamedTuple):
 
     names: Sequence[str]
     requester: Requester | None = None
+    timeout_ms: int | None = None
 
 
 class DeleteTopics(NamedTuple):
@@ -84,6 +88,7 @@ class AllocateProducerIds(NamedTuple):
     """Allocate a block of producer ids that no producer has had or will have. The result is (first, end)."""
 
     node_id: int
+    timeout_ms: int | None = None
 
 
 class RegisterBroker(NamedTuple):
