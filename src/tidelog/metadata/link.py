@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from tidelog.metadata.alterations import Alteration, AlterationResult
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
 from tidelog.metadata.elections import ElectionResult
+from tidelog.metadata.features import LevelChange
 from tidelog.metadata.image import BrokerRegistration
 from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
@@ -143,6 +144,14 @@ class UnregisterBroker(NamedTuple):
     broker_id: int
 
 
+class UpdateFeatures(NamedTuple):
+    """Finalize levels of the cluster's features, all or none."""
+
+    changes: Sequence[LevelChange]
+    validate_only: bool = False
+    timeout_ms: int | None = None
+
+
 ControllerRequest: TypeAlias = (
     CreateTopics
     | EnsureTopics
@@ -157,6 +166,7 @@ ControllerRequest: TypeAlias = (
     | ElectLeaders
     | AlterReassignments
     | UnregisterBroker
+    | UpdateFeatures
 )
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
@@ -213,6 +223,7 @@ class ControllerLink(Protocol):
     async def elect_leaders(self, request: ElectLeaders) -> Answer[list[ElectionResult]]: ...
     async def alter_reassignments(self, request: AlterReassignments) -> Answer[list[ReassignmentResult]]: ...
     async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]: ...
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -305,6 +316,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]:
+        return await self._ask(request)
+
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:

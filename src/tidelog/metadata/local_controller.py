@@ -10,6 +10,7 @@ from tidelog.metadata import controller, link
 from tidelog.metadata.alterations import alter_configs
 from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
 from tidelog.metadata.elections import UNCLEAN_ELECTION, elect_leaderless, elect_leaders
+from tidelog.metadata.features import change_feature_levels
 from tidelog.metadata.heartbeats import Heartbeats
 from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
 from tidelog.metadata.internal_topics import internal_topic
@@ -173,6 +174,8 @@ class LocalController:
                 )
             case link.UnregisterBroker(broker_id):
                 return lambda image: unregister_broker(image, broker_id, config)
+            case link.UpdateFeatures(changes, validate_only):
+                return lambda image: change_feature_levels(image, changes, config, validate_only=validate_only)
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
         """Make a change that the controller itself wants, from the image at the time of the decision."""
