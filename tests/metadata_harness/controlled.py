@@ -99,7 +99,7 @@ class Node:
 
     async def started(self) -> "Node":
         await self.metadata.start()
-        await self.metadata.register([Endpoint("PLAINTEXT", "127.0.0.1", PORT)])
+        await self.metadata.register(self.metadata.registration([Endpoint("PLAINTEXT", "127.0.0.1", PORT)]))
         return self
 
     async def call(self, api: str, version: int, **fields: Any) -> Any:

@@ -147,6 +147,8 @@ class SharedNode:
         self.failures: list[str] = []
         """The reasons for which the broker has to stop."""
         self.metadata: MetadataService
+        self.incarnation = ""
+        """The last run that was registered. The next one knows that it has ended, as from its data directory."""
         self.store: FaultyStore
         self.cache = MetadataCache()
         self.partitions = PartitionsDouble(self)
@@ -162,7 +164,8 @@ class SharedNode:
 
     async def start(self, cluster_id: str | None = None) -> None:
         runtime = self.host.runtime
-        config = BrokerConfig({"node.id": Setting(str(self.node_id), "the test")})
+        settings = {"node.id": str(self.node_id), "broker.session.timeout.ms": str(self.cluster.lease_ms)}
+        config = BrokerConfig({name: Setting(text, "the test") for name, text in settings.items()})
         self.store = FaultyStore(self.cluster.store.handle(self.host.name, runtime), self.host)
         self.cache = MetadataCache()
         self.partitions = PartitionsDouble(self)
@@ -180,9 +183,12 @@ class SharedNode:
         await runtime.tasks.spawn(self._start(cluster_id), name="start")
 
     async def _start(self, cluster_id: str | None) -> None:
-        await self.metadata.start(cluster_id)
+        await self.metadata.start(cluster_id, previous_incarnation=self.incarnation)
+        registration = self.metadata.registration([Endpoint("PLAINTEXT", self.host.address, PORT)])
+        await self.metadata.register(registration)
+        self.incarnation = registration.incarnation
         await self.metadata.subscribe(self.partitions.apply, self.partitions.change_roles)
-        await self.metadata.register([Endpoint("PLAINTEXT", self.host.address, PORT)])
+        await self.metadata.begin_to_serve()
 
     async def stop(self) -> None:
         await self.host.runtime.tasks.spawn(self.metadata.stop(), name="stop")

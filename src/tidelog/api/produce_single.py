@@ -154,4 +154,4 @@ class ProduceTemplates:
             return template.success(base_offset, append_time_ms, log_start_offset)
         answer = PartitionProduceResponse(template.index, 0, base_offset, append_time_ms, log_start_offset)
         uncommitted = [(partition, next_offset, answer)]
-        return acknowledgement(services, uncommitted, [], template.request, template.response(answer))
+        return acknowledgement(services, uncommitted, [], template.request, template.response(answer), self._version)

@@ -5,6 +5,9 @@ inspect the data directories (lock, identity, journal, Kafka's partitions) -> bi
     -> metadata (journal in the store -> image)
       -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
         -> listen
+
+A broker of a cluster acquires its lease before it replays the journal, and is registered before it opens partitions. It
+is fenced until it listens. Then it sends heartbeats, and may lead partitions.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
+from tidelog.api.preferred_replica import RACK_AWARE_SELECTOR
 from tidelog.api.services import Services
 from tidelog.broker.adoption import (
     Adoption,
@@ -26,20 +30,22 @@ from tidelog.broker.adoption import (
 )
 from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.fresh import FreshDirectories, are_still_fresh, find_fresh_directories, remove_created_files
+from tidelog.broker.last_run import LastRun, directory_ids, read_boot_id, read_last_run, write_last_run
 from tidelog.broker.listener import Listener
 from tidelog.broker.metadata_store import (
-    SHARED_LEASE_MS,
     check_directories,
     is_elsewhere,
     make_store,
     refuse_empty_store,
     write_marks,
 )
+from tidelog.config.broker_config import ConfigError
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
+from tidelog.metadata.link import CONTROLLER_TIMEOUT_MS
 from tidelog.metadata.producer_ids import ProducerIds
 from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.service import MetadataService
@@ -49,12 +55,16 @@ from tidelog.quotas.connections import ConnectionQuotas
 from tidelog.quotas.windows import Window
 from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
+from tidelog.replication.lease_guard import LeaseGuard
 from tidelog.replication.partitions import Partitions
+from tidelog.replication.peers import Peers
 
 if TYPE_CHECKING:
+    from tidelog.broker.controller_channel import NetworkControllerChannel
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
     from tidelog.metadata.link import ControllerChannel, RequestExecutor
+    from tidelog.metadata.peer_connections import PeerConnections
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
     from tidelog.runtime.interfaces import Listener as SocketListener
@@ -84,7 +94,8 @@ class BrokerServer:
         """Without `store_factory` the setting metadata.store decides.
 
         `lease_ms` is the term of the controller lease, and `channel` leads to the controllers on other brokers, if
-        `store_factory` makes a store that other brokers use, too.
+        `store_factory` makes a store that other brokers use, too. If the setting names such a store, the broker makes a
+        channel over the network.
         """
         self.config = config
         self.runtime = runtime
@@ -92,8 +103,12 @@ class BrokerServer:
         self._store_factory = store_factory or partial(make_store, self._store_address)
         self._store_is_elsewhere = is_elsewhere(self._store_address, config.data_directories)
         """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
-        self._lease_ms = SHARED_LEASE_MS if self._store_is_elsewhere else lease_ms
+        self._lease_ms = config.lease_ms if self._store_is_elsewhere else lease_ms
         self._channel = channel
+        self._network_channel: NetworkControllerChannel | None = None
+        """The channel, if this broker has made it."""
+        self.peer_connections: PeerConnections | None = None
+        """Opens connections to the other brokers; None if no other broker can use the metadata store."""
         self._directories: DataDirectories | None = None
         self._fresh_before_lock: FreshDirectories | None = None
         """The data directories, if all of them were new or empty before they were locked."""
@@ -108,9 +123,13 @@ class BrokerServer:
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
+        self._peers: Peers | None = None
+        """None if this broker is alone in its cluster."""
         self._services: Services | None = None
         self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
+        self._last_run = LastRun()
+        """The run of this broker that used the data directories before."""
         self._failed: asyncio.Future[str] = runtime.tasks.future()
 
     @property
@@ -122,6 +141,12 @@ class BrokerServer:
     def controller(self) -> "RequestExecutor | None":
         """The part that executes requests of other brokers to the controller; None until the start has made it."""
         return None if self._metadata is None else self._metadata.controller
+
+    @property
+    def broker_epoch(self) -> int:
+        """The epoch with which this run is registered in its cluster; -1 before that, and if it is no part of one."""
+        lifecycle = None if self._metadata is None else self._metadata.lifecycle
+        return -1 if lifecycle is None else lifecycle.broker_epoch
 
     @property
     def host(self) -> str:
@@ -156,23 +181,38 @@ class BrokerServer:
         await self._bind()
         directories, metadata = await self._take_directories()
         services = self.services
+        if self._channel is not None:
+            self._last_run = await self.runtime.tasks.run_blocking(
+                read_last_run, self.runtime.disk, [directory.path for directory in directories.online]
+            )
         if self._store_is_elsewhere:
             new_ids = await self._start_with_store_elsewhere(directories, metadata, identity)
         else:
-            await metadata.start(identity.cluster_id, self._first_records)
+            await metadata.start(identity.cluster_id, self._first_records, previous_incarnation=self._ended_run)
             new_ids = self._new_directory_ids(directories)
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
+        is_fenced_at_first = metadata.has_fencing
+        if is_fenced_at_first:
+            await self._register()
         reconciler = services.partitions.reconciler
+        await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
-        await metadata.subscribe(services.groups.on_image)
-        services.partitions.on_opened_late = services.groups.serve_opened_partitions
+        await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
         services.groups.start()
-        await self._listen()
+        if self._channel is not None:
+            await self._start_cluster_parts()
+        if not is_fenced_at_first:
+            await self._register()
+        if self._peers is not None:
+            await metadata.publisher.wait_for(self.broker_epoch + 1)  # connections are identified by the registration
+            self._peers.start()
+        self._listen()
+        await metadata.begin_to_serve()
         self._housekeeping = self.runtime.tasks.spawn(self._run_housekeeping(), name="housekeeping")
         if self.config.log_cleaner_enable:
             self._compaction = Compaction(self.runtime, self.config, services.partitions)
@@ -180,6 +220,28 @@ class BrokerServer:
         seconds = self.runtime.clock.monotonic() - began_s
         self._log_start(self._directory_state(directories, identity), seconds)
         self._warn_of_settings()
+
+    async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
+        """Make the part that works with other brokers, if this broker is one of several. It must exist before the
+        partitions get their roles.
+        """
+        if self.peer_connections is None:
+            return
+        selector = self.config.get("replica.selector.class")
+        if selector not in (None, "", RACK_AWARE_SELECTOR):
+            raise ConfigError(f"replica.selector.class is {selector}; the one selector is {RACK_AWARE_SELECTOR}")
+        peers = self._peers = Peers(
+            self.runtime,
+            self.config,
+            services.partitions,
+            self._cache,
+            services.controller,
+            broker_epoch=lambda: self.broker_epoch,
+            connect=self.peer_connections.channel,
+        )
+        services.followers = peers.followers
+        services.selects_replicas = selector == RACK_AWARE_SELECTOR
+        await metadata.subscribe(lambda old, new: None, peers.change_addresses)
 
     async def _start_with_store_elsewhere(
         self, directories: DataDirectories, metadata: MetadataService, identity: Identity
@@ -193,10 +255,15 @@ class BrokerServer:
         new_ids = self._new_directory_ids(directories)
         directory_id = await run_blocking(directories.first_id) or new_ids[0]
         holder = f"broker-{self.config.node_id}/{directory_id}"
-        await metadata.start(identity.cluster_id, self._first_records, holder)
+        await metadata.start(identity.cluster_id, self._first_records, holder, self._ended_run)
         paths = [directory.path for directory in directories.online]
         await run_blocking(write_marks, self.runtime.disk, self._store_address, paths)
         return new_ids
+
+    @property
+    def _ended_run(self) -> str | None:
+        """The incarnation of a run of this broker that has ended for sure."""
+        return self._last_run.incarnation if self._last_run.has_ended else None
 
     def _new_directory_ids(self, directories: DataDirectories) -> list[str]:
         return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
@@ -228,10 +295,30 @@ class BrokerServer:
     def _make_metadata(self, store_path: str) -> MetadataService:
         store = self._store_factory(store_path, self.runtime)
         metadata = MetadataService(
-            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._channel
+            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._make_channel()
         )
         metadata.on_failed = self._report_failure
         return metadata
+
+    def _make_channel(self) -> "ControllerChannel | None":
+        """Return the channel to the controllers on other brokers; None if no other broker can use the store."""
+        channel = self._channel
+        if self._lease_ms is None:
+            return None
+        from tidelog.broker.controller_channel import NetworkControllerChannel
+        from tidelog.metadata.peer_connections import PeerConnections
+
+        config, runtime = self.config, self.runtime
+        self.peer_connections = PeerConnections(config, self._cache, runtime, self._incarnation)
+        if channel is None:
+            self._network_channel = NetworkControllerChannel(self.peer_connections, config.node_id, runtime.turns)
+            channel = self._channel = self._network_channel
+        return channel
+
+    def _incarnation(self) -> str:
+        """Return the id of this run of the broker's process, a secret of the cluster's brokers."""
+        assert self._metadata is not None
+        return self._metadata.incarnation
 
     async def _adopt(self, paths: "Sequence[str]") -> Adoption:
         """Return the topics of the partitions that Kafka left in the directories."""
@@ -310,6 +397,7 @@ class BrokerServer:
             log_config,
             node_id=config.node_id,
             flush_interval_ms=config.durability_interval_ms,
+            lag_max_ms=config.get("replica.lag.time.max.ms"),
         )
         partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
@@ -318,16 +406,23 @@ class BrokerServer:
             Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
         )
         metadata.controller.mutation_quota = quotas.mutations
-        return Services(
+        services = Services(
             runtime=runtime,
             config=config,
             metadata=cache,
             controller=controller,
             partitions=partitions,
             groups=GroupCoordinators(
-                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
+                runtime=runtime,
+                config=config,
+                partitions=partitions,
+                metadata=cache,
+                controller=controller,
+                incarnation=None if self._channel is None else metadata.incarnation,
             ),
-            producer_ids=ProducerIds(controller, config.node_id),
+            producer_ids=ProducerIds(
+                controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS
+            ),
             quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
@@ -336,6 +431,11 @@ class BrokerServer:
                 runtime.clock, runtime.random, config.max_incremental_fetch_session_cache_slots, turns=runtime.turns
             ),
         )
+        if self.peer_connections is not None:
+            from tidelog.api.peer_brokers import PeerBrokers
+
+            services.peer_brokers = PeerBrokers(config.node_id, self._incarnation, metadata.controller, cache, runtime)
+        return services
 
     async def _first_records(self) -> "Sequence[JournalRecord]":
         """Return the first records of a new journal: the topics of a directory that Kafka wrote."""
@@ -348,18 +448,52 @@ class BrokerServer:
             await self.runtime.tasks.run_blocking(directories.adopt_start_offsets, lane=CHECKPOINTS_LANE)
         return adoption.records
 
-    async def _listen(self) -> None:
-        """Register the listeners' addresses in the metadata, then accept connections."""
+    async def _register(self) -> None:
+        """Register the listeners' addresses in the metadata."""
+        metadata, directories = self._metadata, self._directories
+        assert metadata is not None
+        assert directories is not None
         endpoints = zip(self.config.endpoints, self._bound_sockets, strict=True)
         bound = [endpoint._replace(port=sockets.port) for endpoint, sockets in endpoints]
-        assert self._metadata is not None
-        await self._metadata.register(self.config.advertised_endpoints(bound))
+        registration = metadata.registration(self.config.advertised_endpoints(bound))
+        if self._channel is None:
+            await metadata.register(registration)
+            return
+        run_blocking, disk = self.runtime.tasks.run_blocking, self.runtime.disk
+        paths = [directory.path for directory in directories.online]
+        boot_id = await run_blocking(read_boot_id, disk)
+        await metadata.register(
+            registration._replace(
+                boot_id=boot_id,
+                directories=await run_blocking(directory_ids, disk, paths),
+                previous_epoch=self._last_run.broker_epoch,
+                is_synced=directories.clean,
+            )
+        )
+        run = LastRun(registration.incarnation, self.broker_epoch, boot_id)
+        await run_blocking(write_last_run, disk, paths, run)
+
+    def _listen(self) -> None:
+        """Accept connections."""
         bounds = ConnectionBounds(self.config)
         while self._bound_sockets:
-            listener = Listener(self.services, bounds, self._bound_sockets[0])
+            name = self.config.endpoints[len(self._listeners)].listener
+            accepts_brokers = self.peer_connections is not None and name == self.config.inter_broker_listener
+            listener = Listener(self.services, bounds, self._bound_sockets[0], name, accepts_brokers=accepts_brokers)
             listener.start()
             self._listeners.append(listener)
             self._bound_sockets.pop(0)
+
+    async def _start_cluster_parts(self) -> None:
+        """Start the parts that only a broker of a cluster has. Its partitions are open, and it does not listen yet."""
+        assert self._metadata is not None
+        lifecycle, partitions = self._metadata.lifecycle, self.services.partitions
+        assert lifecycle is not None
+        guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)
+        lifecycle.on_lease_over, lifecycle.on_lease_regained = guard.lease_is_over, guard.lease_is_regained
+
+    async def _stop_cluster_parts(self) -> None:
+        """Stop these parts, before anything else stops."""
 
     # Running
 
@@ -387,6 +521,10 @@ class BrokerServer:
     async def stop(self) -> None:
         """Stop: answer outstanding requests, flush everything, mark the directories clean."""
         services = self.services
+        if self._metadata is not None and self._metadata.lifecycle is not None:
+            if not self._failed.done():
+                await self._metadata.lifecycle.shut_down()
+            await self._stop_cluster_parts()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._compaction is not None:
@@ -403,12 +541,19 @@ class BrokerServer:
         assert directories is not None
         assert self._metadata is not None
         try:
+            if self._peers is not None:
+                await self._peers.stop()
             unclean = await services.partitions.close()
             await self._metadata.stop()
+            self._close_channel()
             await self.runtime.tasks.run_blocking(directories.close, unclean)
         finally:
             directories.release()
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
+
+    def _close_channel(self) -> None:
+        if self._network_channel is not None:
+            self._network_channel.close()
 
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.
@@ -417,6 +562,8 @@ class BrokerServer:
         opened. All others remain unclean, as after a crash. Created files of new directories are removed, unless a
         client may have connected.
         """
+        if self._channel is not None:
+            await self._stop_cluster_parts()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._compaction is not None:
@@ -429,6 +576,8 @@ class BrokerServer:
         directories = self._directories
         close_cleanly = directories is not None and directories.clean and (self._services is None or self._logs_opened)
         unclean: dict[str, str] = {}
+        if self._peers is not None:
+            await self._peers.stop()
         if self._services is not None:
             self._services.groups.close()
             if close_cleanly:
@@ -437,6 +586,7 @@ class BrokerServer:
                 await self._services.partitions.abandon()
         if self._metadata is not None:
             await self._metadata.stop()
+        self._close_channel()
         if directories is not None:
             if not directories.is_acquired:
                 pass  # nothing was changed

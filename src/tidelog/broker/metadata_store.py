@@ -5,7 +5,7 @@ start without the setting would create an empty store, and forget every topic.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tidelog.log.directories import UnusableDirectories
 from tidelog.log.file_kinds import METADATA_STORE, METADATA_STORE_MARK
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from tidelog.config.metadata_store import StoreAddress
     from tidelog.metadata.store import Store
     from tidelog.runtime.interfaces import Disk, Runtime
-
-SHARED_LEASE_MS: Final = 9000
-"""Term of the controller's lease in a store that other processes can reach; as long as Kafka's default of
-`broker.session.timeout.ms`."""
 
 
 def make_store(address: "StoreAddress", path: str, runtime: "Runtime") -> "Store":

@@ -36,8 +36,11 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS = {
-    "start": CommandEntry("tidelog.cli.start_help", "Broker", "Run a broker."),
+    "start": CommandEntry("tidelog.cli.start_help", "Broker", "Run a broker, or several."),
     "broker": CommandEntry("tidelog.cli.broker", "Broker", "Show and change the settings of running brokers."),
+    "cluster": CommandEntry(
+        "tidelog.cli.cluster_commands", "Broker", "Show brokers and replicas; move replicas; elect leaders."
+    ),
     "log": CommandEntry("tidelog.cli.log", "Broker", "Inspect log files and data directories."),
     "topic": CommandEntry(
         "tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."

@@ -10,7 +10,7 @@ from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_values
 from tidelog.cli.errors import UsageError
 from tidelog.cli.own_client import connected
 from tidelog.cli.tables import Column, Table, comma_separated, print_json, print_table
-from tidelog.cli.topic import value_text
+from tidelog.cli.topic_tables import value_text
 
 if TYPE_CHECKING:
     from tidelog.cli.broker_settings import BrokerSetting, Layer

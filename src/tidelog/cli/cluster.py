@@ -185,7 +185,7 @@ def create_topic(
     configs = [CreatableTopicConfig(key, value) for key, value in settings.items()]
     topic = CreatableTopic(name, partitions or -1, replicas or -1, configs=configs)
     request = CreateTopicsRequest(topics=[topic], timeout_ms=ANSWER_MS)
-    (result,) = _ask_controller(client, request, CreateTopicsResponse).topics
+    (result,) = ask_controller(client, request, CreateTopicsResponse).topics
     if result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
         return False
     if result.error_code:
@@ -198,7 +198,7 @@ def delete_topics(client: "Client", names: Sequence[str]) -> dict[str, CommandEr
     from tidelog.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 
     request = DeleteTopicsRequest(topics=[DeleteTopicState(name) for name in names], timeout_ms=ANSWER_MS)
-    results = {result.name: result for result in _ask_controller(client, request, DeleteTopicsResponse).responses}
+    results = {result.name: result for result in ask_controller(client, request, DeleteTopicsResponse).responses}
     return {
         name: code_error(results[name].error_code, results[name].error_message, name)
         if results[name].error_code
@@ -217,12 +217,12 @@ def set_partitions(client: "Client", topic: str, count: int) -> None:
 
     wanted = CreatePartitionsTopic(topic, count, None)
     request = CreatePartitionsRequest(topics=[wanted], timeout_ms=ANSWER_MS)
-    (result,) = _ask_controller(client, request, CreatePartitionsResponse).results
+    (result,) = ask_controller(client, request, CreatePartitionsResponse).results
     if result.error_code:
         raise code_error(result.error_code, result.error_message, topic)
 
 
-def _ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
+def ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
     """Send the request to the broker that the cluster reports as its controller, or to any broker if it reports none.
 
     In a cluster with separate controllers, the reported broker forwards the request to the controller.
@@ -333,7 +333,7 @@ def change_settings(client: "Client", topic: str, changes: Mapping[str, str], un
     configs = [AlterableConfig(key, SET, value) for key, value in changes.items()]
     configs += [AlterableConfig(key, DELETE, None) for key in unset]
     request = IncrementalAlterConfigsRequest(resources=[AlterConfigsResource(TOPIC_RESOURCE, topic, configs)])
-    (result,) = _ask_controller(client, request, IncrementalAlterConfigsResponse).responses
+    (result,) = ask_controller(client, request, IncrementalAlterConfigsResponse).responses
     if result.error_code:
         raise code_error(result.error_code, result.error_message, topic)
 

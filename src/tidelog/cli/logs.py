@@ -12,10 +12,13 @@ from tidelog.cli.escapes import escape_unprintable
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def configure_logging(level: str) -> None:
-    """Send every logger of the process to stderr. `level` is one of LEVELS."""
+def configure_logging(level: str, node_id: int | None = None) -> None:
+    """Send every logger of the process to stderr. `level` is one of LEVELS.
+
+    With `node_id`, each line has a field `node=` after the level, because several brokers write to the same stderr.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLineFormatter())
+    handler.setFormatter(OneLineFormatter(node_id))
     logging.root.handlers = [handler]
     logging.root.setLevel(level.upper())
 
@@ -25,9 +28,14 @@ class OneLineFormatter(logging.Formatter):
     traceback as one field.
     """
 
+    def __init__(self, node_id: int | None = None) -> None:
+        super().__init__()
+        self._node = "" if node_id is None else f"node={node_id} "
+
     def format(self, record: logging.LogRecord) -> str:
         time_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = f"{time_text}.{int(record.msecs):03d}Z {record.levelname:<7} {record.name} {record.getMessage()}"
+        line = f"{time_text}.{int(record.msecs):03d}Z {record.levelname:<7} {self._node}{record.name} "
+        line += record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             line += f" {error_text(record.exc_info[1])}"
         # Text from clients must not forge log lines or colours. The stream itself escapes characters that it lacks.

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Protocol
 
@@ -52,9 +53,11 @@ def serve(options: Options) -> int:
     try:
         config = load_config(options, os.environ)
     except ConfigError as error:
-        return fail(str(error))
+        return print_failure(str(error))
     except OSError as error:
-        return fail(f"{options.config_file}: {error.strerror}")
+        return print_failure(f"{options.config_file}: {error.strerror}")
+    if options.is_supervised:
+        configure_logging(options.log_level, config.node_id)
     from tidelog.broker.broker import BrokerServer
     from tidelog.runtime.descriptors import raise_descriptor_limit
     from tidelog.runtime.real import real_runtime
@@ -62,7 +65,7 @@ def serve(options: Options) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_descriptor_limit()  # each connection needs one, and the usual soft limit is 1,024
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(run_broker(config, BrokerServer, real_runtime, options.parent_pipe))
+        return runner.run(run_broker(config, BrokerServer, real_runtime, options))
 
 
 def load_config(options: Options, environment: Mapping[str, str]) -> BrokerConfig:
@@ -91,7 +94,7 @@ def read_file(path: str) -> bytes:
 
 
 async def run_broker(
-    config: BrokerConfig, make_broker: MakeBroker, make_runtime: Callable[[], Runtime], parent_pipe: int | None
+    config: BrokerConfig, make_broker: MakeBroker, make_runtime: Callable[[], Runtime], options: Options
 ) -> int:
     """Start the broker, print its address, wait for a signal or the end of the parent, then stop. Return the exit code.
 
@@ -119,12 +122,15 @@ async def run_broker(
     handled_signals = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     # add_signal_handler is not used, because uvloop may report a signal twice when another signal came just before it.
     previous_handlers = {number: signal.signal(number, on_raw_signal) for number in handled_signals}
-    if parent_pipe is not None:
+    if options.parent_pipe is not None:
         from tidelog.cli.parent import watch_parent
 
-        watch_parent(loop, parent_pipe, on_orphaned)
+        watch_parent(loop, options.parent_pipe, on_orphaned)
     # If a program started this broker as its child, the program chose host, port and data directory in Python code.
-    remedies = ON_THE_COMMAND_LINE if parent_pipe is None else IN_PYTHON
+    started_by_program = options.parent_pipe is not None and not options.is_supervised
+    remedies = IN_PYTHON if started_by_program else ON_THE_COMMAND_LINE
+    fail = partial(print_failure, node_id=config.node_id if options.is_supervised else None)
+    make_line = ready_json if options.json else ready_line
     runtime = make_runtime()
     try:
         broker = make_broker(config, runtime)
@@ -138,7 +144,7 @@ async def run_broker(
             return 0
         await start_task
         try:
-            print(ready_line(broker, ", ".join(config.data_directories)), flush=True)
+            print(make_line(broker, config), flush=True)
         except OSError as error:
             from tidelog.cli.output import drop_output
 
@@ -152,8 +158,7 @@ async def run_broker(
             return fail(failure_task.result())
         failure_task.cancel()
     except Exception as error:
-        host, port = config.endpoints[0].host, config.endpoints[0].port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = host_port_text(config.endpoints[0].host, config.endpoints[0].port)
         return fail(explain(error, config.data_directory, address, remedies))
     finally:
         await runtime.close()
@@ -162,12 +167,35 @@ async def run_broker(
     return 0
 
 
-def ready_line(broker: RunningBroker, directory: str) -> str:
+def ready_line(broker: RunningBroker, config: BrokerConfig) -> str:
     """Return the one line on stdout. Programs parse HOST:PORT after "listening on "."""
-    host = f"[{broker.host}]" if ":" in broker.host else broker.host
-    return f"Tidelog {__version__} listening on {host}:{broker.port} (data {directory}, cluster ID {broker.cluster_id})"
+    address = host_port_text(broker.host, broker.port)
+    directories = ", ".join(config.data_directories)
+    return f"Tidelog {__version__} listening on {address} (data {directories}, cluster ID {broker.cluster_id})"
 
 
-def fail(line: str) -> int:
-    print(f"Error: {line}", file=sys.stderr)
+def ready_json(broker: RunningBroker, config: BrokerConfig) -> str:
+    """Return the one line on stdout as JSON."""
+    import json
+
+    facts = {
+        "event": "serving",
+        "broker": config.node_id,
+        "host": broker.host,
+        "port": broker.port,
+        "data": config.data_directories,
+        "cluster_id": broker.cluster_id,
+        "pid": os.getpid(),
+    }
+    return json.dumps(facts)
+
+
+def host_port_text(host: str, port: int) -> str:
+    """Return `HOST:PORT`, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def print_failure(line: str, node_id: int | None = None) -> int:
+    """Print the error on stderr, with the broker's number if it is one of several, and return the exit code."""
+    print(f"Error: {line}" if node_id is None else f"Error: broker {node_id}: {line}", file=sys.stderr)
     return FAILED

@@ -1,4 +1,4 @@
-"""`tidelog start`: run one broker in the foreground.
+"""`tidelog start`: run one broker, or with --brokers a cluster of brokers on this machine, in the foreground.
 
 To start fast, this module does not import typer, rich, argparse or librdkafka. `cli/start_help.py` prints the help of
 the command and has the same list of flags.
@@ -19,18 +19,25 @@ FLAGS = {
     "--data": "DIR",
     "--listen": "HOST:PORT",
     "--set": "KEY=VALUE",
+    "--brokers": "N",
     "--log-level": "LEVEL",
+    "--json": "",
     "--parent-pipe": "FD",
+    "--supervisor-pipe": "FD",
 }
-"""Flag -> the name of its value. `--parent-pipe` is for programs that start a broker as their child
-(`cli/parent.py`)."""
-
+"""Flag -> the name of its value; "" for a flag without a value."""
+HIDDEN_FLAGS = ("--parent-pipe", "--supervisor-pipe")
+"""Flags that the help does not show. `--parent-pipe` is for programs that start a broker as their child
+(`cli/parent.py`), `--supervisor-pipe` for the supervisor of a cluster (`cli/supervisor.py`)."""
+BROKERS_MAX = 100
+"""Upper bound on the brokers of one supervisor. Each broker is a process of about 30 MB."""
 
 FOREIGN_OPTIONS = {
     **dict.fromkeys(("--address", "--bind", "--bootstrap", "--host", "--port", "-H", "-b", "-p"), "--listen"),
     **dict.fromkeys(("--dir", "--log-dir", "--log-dirs", "-d"), "--data"),
     **dict.fromkeys(("--override", "-X", "-s"), "--set"),
     **dict.fromkeys(("--verbose", "-v"), "--log-level"),
+    **dict.fromkeys(("--nodes", "--replicas", "-n"), "--brokers"),
     "-c": "--config",
 }
 """Options of other brokers and of other commands -> our flag with the same meaning."""
@@ -46,15 +53,29 @@ class Options(NamedTuple):
     """Kafka's setting name -> value, as the flags give them."""
     log_level: str
     parent_pipe: int | None
+    """The read end of a pipe whose write end the parent process holds; the broker stops when the parent has ended."""
+    brokers: int | None = None
+    """How many brokers a supervisor runs; None means that this process is one broker."""
+    json: bool = False
+    """Whether the lines on stdout are JSON."""
+    is_supervised: bool = False
+    """Whether the parent is the supervisor of a cluster. Log lines and errors then name the broker."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a broker until SIGTERM or SIGINT and return the exit code. Every failure is one line on stderr."""
+    """Run the broker, or the brokers, until SIGTERM or SIGINT and return the exit code.
+
+    Every failure is one line on stderr.
+    """
     try:
         options = parse(arguments)
     except MisusedError as error:
         print(f"Error: {error} (see tidelog start --help)", file=sys.stderr)
         return MISUSED
+    if options.brokers is not None:
+        from tidelog.cli.supervisor import supervise
+
+        return supervise(options)
     from tidelog.cli.serve import serve
 
     return serve(options)
@@ -72,7 +93,10 @@ def parse(arguments: Sequence[str]) -> Options:
         flag, equals, value = rest.pop(0).partition("=")
         if flag not in FLAGS:
             raise MisusedError(unknown_flag_message(flag))
-        if not equals:
+        if not FLAGS[flag]:
+            if equals:
+                raise MisusedError(f"{flag} takes no value")
+        elif not equals:
             if not rest:
                 raise MisusedError(f"{flag} needs a value: {flag} {FLAGS[flag]}")
             value = rest.pop(0)
@@ -93,7 +117,16 @@ def parse(arguments: Sequence[str]) -> Options:
             if key in settings:
                 raise MisusedError(f"{flag} and --set {key} cannot be used together, because they are the same setting")
             settings[key] = convert(values[flag])
-    return Options(values.get("--config"), settings, log_level(values), parent_pipe(values))
+    pipes = [pipe(values, flag) for flag in HIDDEN_FLAGS]
+    return Options(
+        values.get("--config"),
+        settings,
+        log_level(values),
+        pipes[0] if pipes[1] is None else pipes[1],
+        broker_count(values),
+        "--json" in values,
+        is_supervised=pipes[1] is not None,
+    )
 
 
 def unknown_flag_message(flag: str) -> str:
@@ -107,7 +140,7 @@ def unknown_flag_message(flag: str) -> str:
         return f"no such option: {flag}; use --set {name}=VALUE"
     import difflib
 
-    close_matches = difflib.get_close_matches(flag, [name for name in FLAGS if name != "--parent-pipe"], n=1)
+    close_matches = difflib.get_close_matches(flag, [name for name in FLAGS if name not in HIDDEN_FLAGS], n=1)
     return f"no such option: {flag}" + (f"; did you mean {close_matches[0]}?" if close_matches else "")
 
 
@@ -134,10 +167,19 @@ def log_level(values: dict[str, str]) -> str:
     return level
 
 
-def parent_pipe(values: dict[str, str]) -> int | None:
-    text = values.get("--parent-pipe")
+def broker_count(values: dict[str, str]) -> int | None:
+    text = values.get("--brokers")
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= BROKERS_MAX:
+        raise MisusedError(f"--brokers takes a number from 1 to {BROKERS_MAX}, for example --brokers 3, not {text!r}")
+    return int(text)
+
+
+def pipe(values: dict[str, str], flag: str) -> int | None:
+    text = values.get(flag)
     if text is None:
         return None
     if not text.isascii() or not text.isdigit():
-        raise MisusedError(f"--parent-pipe takes a file descriptor, not {text!r}")
+        raise MisusedError(f"{flag} takes a file descriptor, not {text!r}")
     return int(text)

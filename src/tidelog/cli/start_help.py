@@ -23,11 +23,20 @@ def start(
         list[str],
         typer.Option(metavar="KEY=VALUE", show_default=False, help="A setting, by Kafka's name; repeatable."),
     ] = [],  # noqa: B006 - typer copies it
+    brokers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default=False,
+            help="Run a cluster of N brokers on this machine, each in a process of its own.",
+        ),
+    ] = None,
     log_level: Annotated[
         str, typer.Option(metavar="LEVEL", help="What is logged to stderr: debug, info, warning or error.")
     ] = "info",
+    json: Annotated[bool, typer.Option("--json", help="Print the lines on stdout as JSON.")] = False,
 ) -> None:
-    r"""Run a broker in the foreground.
+    r"""Run a broker, or with --brokers a cluster, in the foreground.
 
     When the broker accepts connections, it prints one line with its address.
     SIGTERM or Ctrl-C shuts it down cleanly.
@@ -36,6 +45,13 @@ def start(
     TIDELOG_NUM_PARTITIONS for num.partitions, override those in the file.
     Settings on the command line override both.
 
+    With --brokers N, broker i listens on the given port plus i - 1, and has
+    its data in DIR/broker-i. The brokers share the metadata store in
+    DIR/cluster.sqlite. A broker that dies is started again. The first Ctrl-C
+    stops the brokers one after another, the second one ends them at once.
+    Topics have three replicas by default (one for each of fewer brokers),
+    and acks=all then needs two of them in sync.
+
     Examples:
 
     $ tidelog start
@@ -43,6 +59,7 @@ def start(
     $ tidelog start --set num.partitions=12 --set log.retention.hours=24
     $ tidelog start --listen 0.0.0.0:9092 \
         --set advertised.listeners=PLAINTEXT://broker1:9092
+    $ tidelog start --brokers 3 --data ./cluster
     """
     from tidelog.cli.start import main
 

@@ -3,11 +3,12 @@
 import shlex
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidelog.cli import cluster, offline
+from tidelog.cli.cluster_state import PartitionReplicas, read_partitions
 from tidelog.cli.connection import (
     LOCALHOST,
     PARTITIONS_MAX,
@@ -31,14 +32,18 @@ from tidelog.cli.tables import (
     print_notes,
     print_table,
     printable,
-    size,
 )
-from tidelog.cli.when import duration_text
+from tidelog.cli.topic_tables import (
+    partitions_table,
+    replicas_text,
+    settings_json,
+    settings_table,
+    topic_json,
+)
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
 
-NO_LIMIT = 2**63 - 1
 INTERNAL_CONTENTS = {
     "__consumer_offsets": "the committed offsets of every consumer group",
     "__transaction_state": "the state of every transaction",
@@ -222,12 +227,6 @@ def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownO
     return Table(columns, rows)
 
 
-def replicas_text(topic: cluster.TopicState) -> str:
-    """Return the number of replicas per partition; a range such as 1-3 if partitions differ."""
-    counts = sorted({len(part.replicas) for part in topic.partitions})
-    return "-".join(map(str, counts[:1] + counts[1:][-1:]))
-
-
 def trouble(topic: cluster.TopicState) -> str:
     """Return a text about partitions that an operator should check; empty if there are none."""
     leaderless = sum(part.leader < 0 for part in topic.partitions)
@@ -256,6 +255,7 @@ def describe(
     failures: dict[str, CommandError] = {}
     with connect(bootstrap, client).open() as cluster_client:
         described, refused = cluster.describe_each(cluster_client, topics)
+        replicas = replicas_by_partition(cluster_client, [topic.name for topic in described])
         known_offsets = cluster.offsets(cluster_client, described)
         for topic in described:
             try:
@@ -265,25 +265,37 @@ def describe(
     if json:
         print_json(
             [
-                topic_json(t, known_offsets.offsets) | {"settings": settings_json(settings.get(t.name))}
+                topic_json(t, known_offsets.offsets, replicas) | {"settings": settings_json(settings.get(t.name))}
                 for t in described
             ]
         )
     else:
         for number, topic in enumerate(described):
             print("\n" * bool(number), end="")
-            show_topic(topic, known_offsets, settings.get(topic.name))
+            show_topic(topic, known_offsets, settings.get(topic.name), replicas)
     print_notes([str(failure) for failure in known_offsets.failures.values()])
     report_offline(described, known_offsets)
     raise_together((refused | failures).values())
 
 
+def replicas_by_partition(client: "Client", topics: list[str]) -> dict[cluster.TopicAndPartition, PartitionReplicas]:
+    """Return the replicas and their state. Empty if a topic was deleted meanwhile or must not be described."""
+    try:
+        partitions = read_partitions(client, topics) if topics else []
+    except CommandError:
+        return {}
+    return {(part.topic, part.partition): part for part in partitions}
+
+
 def show_topic(
-    topic: cluster.TopicState, known_offsets: cluster.KnownOffsets, settings: list[cluster.Setting] | None
+    topic: cluster.TopicState,
+    known_offsets: cluster.KnownOffsets,
+    settings: list[cluster.Setting] | None,
+    replicas: dict[cluster.TopicAndPartition, PartitionReplicas],
 ) -> None:
     """Print one topic. `settings` is None if the settings cannot be read."""
     print_heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
-    print_table(partitions_table(topic, known_offsets.offsets))
+    print_table(partitions_table(topic, known_offsets.offsets, replicas))
     print()
     if settings:
         print_table(settings_table(settings))
@@ -308,76 +320,6 @@ def report_offline(topics: list[cluster.TopicState], known_offsets: cluster.Know
 
 def settings_to_show(client: "Client", topic: str, every: bool) -> list[cluster.Setting]:
     return [setting for setting in cluster.settings(client, topic) if every or setting.origin != cluster.DEFAULT]
-
-
-def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], cluster.Offsets]) -> Table:
-    columns = [
-        Column("Partition", True),
-        Column("Leader", True, spare=1),
-        Column("Replicas", spare=3),
-        Column("ISR", spare=2),
-        Column("First offset", True),
-        Column("Next offset", True),
-        Column("Records", True, spare=1),
-    ]
-    rows = []
-    for part in topic.partitions:
-        partition_offsets = offsets.get((topic.name, part.partition))
-        numbers = (
-            (str(partition_offsets.earliest), str(partition_offsets.latest), cell(partition_offsets.records))
-            if partition_offsets
-            else ("?", "?", "?")
-        )
-        leader = str(part.leader) if part.leader >= 0 else "none"
-        rows.append((str(part.partition), leader, comma_separated(part.replicas), comma_separated(part.isr), *numbers))
-    return Table(columns, rows)
-
-
-def settings_table(settings: list[cluster.Setting]) -> Table:
-    columns = [Column("Setting"), Column("Value", spare=-1, breaks=True), Column("From", spare=1)]
-    rows = [[s.name, "(hidden)" if s.sensitive else value_text(s.name, s.value), s.origin] for s in settings]
-    if not all(setting.effect for setting in settings):
-        columns.append(Column("Note", style="yellow"))
-        for setting, row in zip(settings, rows, strict=True):
-            row.append("" if setting.effect else "no effect yet")
-    return Table(columns, rows)
-
-
-def value_text(name: str, value: str) -> str:
-    """Return the value as it was set. At a terminal, a large number is also given in readable units."""
-    if not sys.stdout.isatty() or not value.removeprefix("-").isdigit():
-        return value
-    number = int(value)
-    if number == NO_LIMIT or (number == -1 and name.startswith("retention.")):
-        return f"{value} (no limit)"
-    if name.endswith(".ms") and number >= 1000:
-        return f"{value} ({duration_text(number / 1000)})"
-    if name.endswith(".bytes") and number >= 1024:
-        return f"{value} ({size(number)})"
-    return value
-
-
-def topic_json(
-    topic: cluster.TopicState, offsets: dict[tuple[str, int], cluster.Offsets] | None = None
-) -> dict[str, Any]:
-    partitions: list[dict[str, Any]] = [
-        {"partition": part.partition, "leader": part.leader, "replicas": part.replicas, "isr": part.isr}
-        for part in topic.partitions
-    ]
-    if offsets is not None:
-        for part in partitions:
-            partition_offsets = offsets.get((topic.name, part["partition"]))
-            part["offline"] = partition_offsets is None
-            if partition_offsets is not None:
-                part |= {"first_offset": partition_offsets.earliest, "next_offset": partition_offsets.latest}
-    return {"topic": topic.name, "topic_id": topic.topic_id, "internal": topic.internal, "partitions": partitions}
-
-
-def settings_json(settings: list[cluster.Setting] | None) -> dict[str, Any] | None:
-    """Return the settings as JSON; None if they cannot be read."""
-    if settings is None:
-        return None
-    return {s.name: {"value": None if s.sensitive else s.value, "from": s.origin, "effect": s.effect} for s in settings}
 
 
 @app.command()

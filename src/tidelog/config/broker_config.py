@@ -29,8 +29,10 @@ from tidelog.config.retired_keys import retirement_reason
 OTHER_VARIABLES = ("TIDELOG_BOOTSTRAP",)
 """Environment variables of other parts of Tidelog, which are not settings of the broker."""
 FLAG_VARIABLES = {
+    "TIDELOG_BROKERS": "the flag --brokers N",
     "TIDELOG_CONFIG": "the flag --config FILE",
     "TIDELOG_DATA": "TIDELOG_LOG_DIRS, or the flag --data DIR",
+    "TIDELOG_JSON": "the flag --json of tidelog start",
     "TIDELOG_LISTEN": "TIDELOG_LISTENERS, or the flag --listen HOST:PORT",
     "TIDELOG_LOG_LEVEL": "the flag --log-level LEVEL",
     "TIDELOG_SET": "a variable for each setting, or the flag --set KEY=VALUE",
@@ -41,6 +43,11 @@ SERVICE_LINK = re.compile(
     r"TIDELOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 """Variables that Kubernetes sets for services whose name begins with "tidelog"."""
+
+
+LEASE_MS_MIN = 2000
+"""Shortest term of a lease. A holder stops to rely on its lease some time before the end, and must be able to renew it
+more than once."""
 
 
 class ConfigError(Exception):
@@ -69,8 +76,11 @@ class BrokerConfig:
     """
 
     auto_create_topics_enable: bool
+    auto_leader_rebalance_enable: bool
+    broker_heartbeat_interval_ms: int
     broker_rack: str | None
     connections_max_idle_ms: int
+    controlled_shutdown_enable: bool
     controller_quota_window_num: int
     controller_quota_window_size_seconds: int
     default_replication_factor: int
@@ -94,6 +104,8 @@ class BrokerConfig:
     group_max_session_timeout_ms: int
     group_max_size: int
     group_min_session_timeout_ms: int
+    initial_broker_registration_timeout_ms: int
+    leader_imbalance_check_interval_seconds: int
     log_cleaner_backoff_ms: int
     log_cleaner_dedupe_buffer_size: int
     log_cleaner_enable: bool
@@ -111,6 +123,7 @@ class BrokerConfig:
     node_id: int
     num_partitions: int
     offset_metadata_max_bytes: int
+    offsets_commit_timeout_ms: int
     offsets_retention_check_interval_ms: int
     offsets_retention_minutes: int
     offsets_topic_num_partitions: int
@@ -238,6 +251,12 @@ class BrokerConfig:
         return directories
 
     @property
+    def lease_ms(self) -> int:
+        """Term of the leases in a metadata store that other processes can reach, in milliseconds."""
+        session_ms: int = self.get("broker.session.timeout.ms")
+        return max(session_ms, LEASE_MS_MIN)
+
+    @property
     def metadata_store(self) -> StoreAddress:
         return parse_store_address(self.get("metadata.store"))
 
@@ -262,6 +281,12 @@ class BrokerConfig:
         """The addresses to listen on."""
         texts = [text for text in self.get("listeners") if not self._is_controller_listener(text)]
         return parse_endpoints("listeners", texts, self._protocols())
+
+    @property
+    def inter_broker_listener(self) -> str:
+        """The name of the listener that the other brokers of the cluster connect to."""
+        name: str | None = self.get("inter.broker.listener.name")
+        return name.strip().upper() if name else self.endpoints[0].listener
 
     @property
     def controller_listeners(self) -> list[str]:
@@ -322,6 +347,12 @@ class BrokerConfig:
                     "it accepts connections on all interfaces, but clients need one address: "
                     f"set advertised.listeners={name}://HOST:{endpoint.port} with a host they can reach",
                 )
+        if self.inter_broker_listener not in endpoints:
+            raise InvalidValue(
+                "inter.broker.listener.name",
+                self.get("inter.broker.listener.name"),
+                f"listeners has no listener of this name, only {', '.join(endpoints)}",
+            )
         for assignor in self.get("group.consumer.assignors"):
             if assignor not in CONSUMER_ASSIGNORS:
                 raise InvalidValue("group.consumer.assignors", assignor, "takes uniform or range")

@@ -284,13 +284,12 @@ def elect_leaders(
 
     A preferred election makes the first replica the leader if it is in sync. An unclean one lets any active replica
     lead a partition that has no leader. `partitions` of None means all partitions; the results then leave out those
-    that need no election, as in Kafka. Raises ApiError (INVALID_REQUEST) if `partitions` is None and the type is
-    unknown.
+    that need no election, as in Kafka. Raises ApiError (INVALID_REQUEST) if the type is unknown.
     """
     changes = StateChanges(image)
     rules = TopicRules(image, config)
     results: list[ElectionResult] = []
-    if partitions is None and election_type not in (PREFERRED, UNCLEAN):
+    if election_type not in (PREFERRED, UNCLEAN):
         raise ApiError(f"Unknown election type {election_type}", ErrorCode.INVALID_REQUEST)
     for name, partition in _all_partitions(image) if partitions is None else partitions:
         yield
@@ -313,8 +312,6 @@ def _elect_on_request(
     changes: StateChanges, image: MetadataImage, election_type: int, name: str, partition: int, rules: TopicRules
 ) -> None:
     """Collect one election. Raises ApiError."""
-    if election_type not in (PREFERRED, UNCLEAN):
-        raise ApiError(f"Unknown election type {election_type}", ErrorCode.INVALID_REQUEST)
     topic = image.topics.get(name)
     if topic is None:
         raise ApiError(f"No such topic as {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

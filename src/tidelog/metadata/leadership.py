@@ -1,4 +1,4 @@
-"""The controller lease: acquire it, renew it, notice its loss, and append under it.
+"""The leases of a broker: acquire one, renew it, notice its loss; and append to the journal under the controller lease.
 
 A broker relies on its lease only for a time on its own monotonic clock. This time begins when the last confirmed
 acquisition or renewal was sent, and is shorter than the lease by a margin (`LeaseTerm`). So the broker stops before the
@@ -24,7 +24,7 @@ from tidelog.runtime.interfaces import Runtime
 logger = logging.getLogger("tidelog.metadata")
 
 CONTROLLER_LEASE: Final = "controller"
-NOT_RENEWED: Final = "the controller lease was not renewed in time"
+NOT_RENEWED: Final = "the lease was not renewed in time"
 RENEWALS_PER_LEASE: Final = 3
 SETTLE_S: Final = 10.0
 """Longest time, in seconds, that an append under a lease that does not expire waits for its outcome."""
@@ -51,7 +51,7 @@ class OutcomeUnknown(Exception):
 
 
 class HeldLease:
-    """The controller lease of this broker, from its acquisition to its loss. A lost lease is never valid again."""
+    """A lease of this broker, from its acquisition to its loss. A lost lease is never valid again."""
 
     def __init__(self, store: Store, runtime: Runtime, lease: Lease, ttl_ms: int | None, sent_s: float) -> None:
         self.lease = lease
@@ -67,13 +67,13 @@ class HeldLease:
         self._appends = 0
 
     @staticmethod
-    async def acquire(store: Store, runtime: Runtime, holder: str, ttl_ms: int | None) -> "HeldLease | None":
-        """Acquire the controller lease if no other holder has it. Raises as `Store.acquire`.
+    async def acquire(store: Store, runtime: Runtime, name: str, holder: str, ttl_ms: int | None) -> "HeldLease | None":
+        """Acquire the lease `name` if no other holder has it. Raises as `Store.acquire`.
 
         Without `ttl_ms` the lease does not expire, since no other process can reach the store.
         """
         sent_s = runtime.clock.monotonic()
-        lease = await store.acquire(CONTROLLER_LEASE, holder, ttl_ms)
+        lease = await store.acquire(name, holder, ttl_ms)
         return None if lease is None else HeldLease(store, runtime, lease, ttl_ms, sent_s)
 
     @property
@@ -97,6 +97,14 @@ class HeldLease:
         if not self.lost.done():
             self.lost.set_result(reason)
 
+    async def release(self) -> None:
+        """Release the lease. If the store cannot be reached, the lease ends after its term."""
+        self.lose("the broker stops")
+        try:
+            await self._store.release(self.lease)
+        except (StoreUnavailable, StoreFailed) as error:
+            logger.warning("lease not released lease=%s reason=%s", self.lease.name, error)
+
     async def keep(self) -> None:
         """Renew the lease until it is lost."""
         assert self._ttl_ms is not None
@@ -111,7 +119,7 @@ class HeldLease:
                 self.lose(str(error))
             except (StoreUnavailable, StoreFailed) as error:
                 if pause_s != RETRY_S:  # the first failure of an outage
-                    logger.warning("controller lease not renewed reason=%s", error)
+                    logger.warning("lease not renewed lease=%s reason=%s", self.lease.name, error)
                 pause_s = RETRY_S
             except TimeoutError:
                 self.lose(NOT_RENEWED)

@@ -8,12 +8,16 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.alterations import Alteration, AlterationResult
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
+from tidelog.metadata.elections import ElectionResult
+from tidelog.metadata.features import LevelChange
 from tidelog.metadata.image import BrokerRegistration
+from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
+from tidelog.metadata.reassignment import Reassignment, ReassignmentResult
+from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -21,6 +25,9 @@ R = TypeVar("R")
 
 FORWARD_TIMEOUT_MS: Final = 30_000
 """Longest time that a request without a timeout of its own waits for a remote controller, in milliseconds."""
+CONTROLLER_TIMEOUT_MS: Final = 5_000
+"""Longest time that FindCoordinator and InitProducerId wait for a remote controller, in milliseconds. Clients repeat
+these requests, and no other request of their connection is answered meanwhile."""
 RETRY_S: Final = 0.1
 """Pause before the next attempt to find the controller, in seconds."""
 
@@ -50,6 +57,7 @@ class EnsureTopics(NamedTuple):
 
     names: Sequence[str]
     requester: Requester | None = None
+    timeout_ms: int | None = None
 
 
 class DeleteTopics(NamedTuple):
@@ -81,17 +89,67 @@ class AllocateProducerIds(NamedTuple):
     """Allocate a block of producer ids that no producer has had or will have. The result is (first, end)."""
 
     node_id: int
+    timeout_ms: int | None = None
 
 
 class RegisterBroker(NamedTuple):
-    """Register a broker, so that clients find it. It must be ready to serve its partitions."""
+    """Register a broker. The result is its broker epoch.
 
-    node_id: int
-    incarnation: str
-    endpoints: Sequence[Endpoint]
-    rack: str | None
-    renew_leaderships: bool
-    """Whether the partitions that the broker leads begin new leader epochs, since the broker was restarted."""
+    The broker must hold its lease in the store. While the level of `tidelog.metadata.version` is 0, it must be ready to
+    serve its partitions; later levels need a heartbeat that says so.
+    """
+
+    registration: Registration
+    renew_leaderships: bool = False
+    """Whether the partitions that the broker leads begin new leader epochs, since the broker was restarted. It matters
+    only at level 0: later levels end the leaderships of a broker that was restarted."""
+
+
+class BrokerHeartbeat(NamedTuple):
+    heartbeat: Heartbeat
+    timeout_ms: int | None = None
+
+
+class AlterPartition(NamedTuple):
+    """Change the in-sync replicas of partitions that the broker leads. Each proposal has a result, in their order."""
+
+    broker_id: int
+    broker_epoch: int
+    proposals: Sequence[IsrProposal]
+    timeout_ms: int | None = None
+
+
+class ElectLeaders(NamedTuple):
+    """Elect leaders on an administrator's request. A result may be missing only for `partitions` of None."""
+
+    election_type: int
+    """`elections.PREFERRED` or `elections.UNCLEAN`. Any other type is refused."""
+    partitions: Sequence[tuple[str, int]] | None
+    """Topic and partition. None means all partitions of the cluster."""
+    timeout_ms: int | None = None
+
+
+class AlterReassignments(NamedTuple):
+    """Begin, change or cancel reassignments of replicas. The results are in the order of the request."""
+
+    reassignments: Sequence[Reassignment]
+    allow_factor_change: bool = True
+    """Whether a reassignment may change the number of replicas."""
+    timeout_ms: int | None = None
+
+
+class UnregisterBroker(NamedTuple):
+    """Remove the registration of a broker that will not return."""
+
+    broker_id: int
+
+
+class UpdateFeatures(NamedTuple):
+    """Finalize levels of the cluster's features, all or none."""
+
+    changes: Sequence[LevelChange]
+    validate_only: bool = False
+    timeout_ms: int | None = None
 
 
 ControllerRequest: TypeAlias = (
@@ -103,9 +161,15 @@ ControllerRequest: TypeAlias = (
     | AlterQuotas
     | AllocateProducerIds
     | RegisterBroker
+    | BrokerHeartbeat
+    | AlterPartition
+    | ElectLeaders
+    | AlterReassignments
+    | UnregisterBroker
+    | UpdateFeatures
 )
 
-REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker)
+REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
 """Requests that may be sent again when their answer was lost: it does no harm if both are executed."""
 
 
@@ -153,7 +217,13 @@ class ControllerLink(Protocol):
     async def alter_configs(self, request: AlterConfigs) -> Answer[list[AlterationResult]]: ...
     async def alter_quotas(self, request: AlterQuotas) -> Answer[list[QuotaResult]]: ...
     async def allocate_producer_ids(self, request: AllocateProducerIds) -> Answer[tuple[int, int]]: ...
-    async def register(self, request: RegisterBroker) -> Answer[None]: ...
+    async def register(self, request: RegisterBroker) -> Answer[int]: ...
+    async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]: ...
+    async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
+    async def elect_leaders(self, request: ElectLeaders) -> Answer[list[ElectionResult]]: ...
+    async def alter_reassignments(self, request: AlterReassignments) -> Answer[list[ReassignmentResult]]: ...
+    async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]: ...
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -230,7 +300,25 @@ class ControllerRouter:
     async def allocate_producer_ids(self, request: AllocateProducerIds) -> Answer[tuple[int, int]]:
         return await self._ask(request)
 
-    async def register(self, request: RegisterBroker) -> Answer[None]:
+    async def register(self, request: RegisterBroker) -> Answer[int]:
+        return await self._ask(request)
+
+    async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]:
+        return await self._ask(request)
+
+    async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]:
+        return await self._ask(request)
+
+    async def elect_leaders(self, request: ElectLeaders) -> Answer[list[ElectionResult]]:
+        return await self._ask(request)
+
+    async def alter_reassignments(self, request: AlterReassignments) -> Answer[list[ReassignmentResult]]:
+        return await self._ask(request)
+
+    async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]:
+        return await self._ask(request)
+
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:

@@ -9,15 +9,21 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import controller, link
 from tidelog.metadata.alterations import alter_configs
 from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
-from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.elections import UNCLEAN_ELECTION, elect_leaderless, elect_leaders
+from tidelog.metadata.features import change_feature_levels
+from tidelog.metadata.heartbeats import Heartbeats
+from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
 from tidelog.metadata.internal_topics import internal_topic
+from tidelog.metadata.isr_changes import alter_partitions
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
 from tidelog.metadata.leadership import NOT_RENEWED, RETRY_S, HeldLease
 from tidelog.metadata.link import Answer, ControllerRequest, Requester
 from tidelog.metadata.publisher import Publisher
 from tidelog.metadata.quota_alterations import alter_quotas
+from tidelog.metadata.reassignment import alter_reassignments
 from tidelog.metadata.records import JournalRecord
-from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, StoreFailed, StoreUnavailable
+from tidelog.metadata.registration import broker_lease, register_broker, unregister_broker
+from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import MutationQuota
@@ -46,7 +52,15 @@ class LocalController:
     from the image that results from the changes before it.
     """
 
-    def __init__(self, journal: Journal, publisher: Publisher, config: BrokerConfig, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        publisher: Publisher,
+        config: BrokerConfig,
+        runtime: Runtime,
+        shared_store: Store | None = None,
+    ) -> None:
+        """`shared_store` has the leases of the brokers; None if the store belongs to this broker alone."""
         self.deciding = asyncio.Lock()
         """Held while a change is decided and appended."""
         self.mutation_quota: MutationQuota | None = None
@@ -55,6 +69,8 @@ class LocalController:
         self._publisher = publisher
         self._config = config
         self._runtime = runtime
+        self._shared_store = shared_store
+        self._heartbeats = Heartbeats(config)
         self.has_to_be_active = False
         """Whether this broker cannot be one of several: then it acquires a lost lease again at once."""
         self._lease: HeldLease | None = None
@@ -65,6 +81,7 @@ class LocalController:
 
     def activate(self, lease: HeldLease) -> None:
         """Begin to decide. The journal has this controller's claim, and the image contains it."""
+        self._heartbeats = Heartbeats(self._config)
         self._lease = lease
 
     async def deactivate(self, reason: str = NOT_THE_CONTROLLER) -> None:
@@ -91,8 +108,18 @@ class LocalController:
         """Execute one request. A change that has begun runs to its end, even if the caller is cancelled."""
         if self._waits_for_lease:
             await self._wait_for_lease()
+        is_lease_valid = False
+        if isinstance(request, link.RegisterBroker) and self._shared_store is not None:
+            try:
+                is_lease_valid = await _has_another_run(self._shared_store, request)
+            except (StoreUnavailable, StoreFailed) as error:
+                return Answer(None, ErrorCode.NOT_CONTROLLER, f"the leases of the brokers cannot be read: {error}")
         budget = _PartitionBudget(getattr(request, "requester", None), self.mutation_quota, self._now_ms)
-        answer = await self._commit(self._decision(request, budget.reserve), getattr(request, "timeout_ms", None))
+        answer = await self._commit(
+            self._decision(request, budget.reserve, is_lease_valid), getattr(request, "timeout_ms", None)
+        )
+        if self._shared_store is not None and _may_allow_elections(request) and not answer.error:
+            await self.decide(lambda image: elect_leaderless(image, self._config))
         return answer._replace(throttle_ms=budget.throttle_ms)
 
     @property
@@ -107,7 +134,9 @@ class LocalController:
         while self._waits_for_lease and self._runtime.clock.monotonic() < ends_s:
             await self._runtime.tasks.sleep(RETRY_S / 2)
 
-    def _decision(self, request: ControllerRequest, reserve: controller.ReservePartitions) -> Decide[Any]:
+    def _decision(
+        self, request: ControllerRequest, reserve: controller.ReservePartitions, is_lease_valid: bool
+    ) -> Decide[Any]:
         """Return the function that decides the request."""
         config, new_id = self._config, self._new_topic_id
         match request:
@@ -132,7 +161,25 @@ class LocalController:
             case link.AllocateProducerIds(node_id):
                 return lambda image: _allocate_producer_ids(image, node_id)
             case link.RegisterBroker():
-                return lambda image: _register(image, request)
+                return lambda image: _register(image, request, config, is_lease_valid=is_lease_valid)
+            case link.BrokerHeartbeat(heartbeat):
+                return lambda image: self._heartbeats.decide(image, heartbeat)
+            case link.AlterPartition(broker_id, broker_epoch, proposals):
+                return lambda image: alter_partitions(image, broker_id, broker_epoch, proposals, config)
+            case link.ElectLeaders(election_type, partitions):
+                return lambda image: elect_leaders(image, election_type, partitions, config)
+            case link.AlterReassignments(reassignments, allow_factor_change):
+                return lambda image: alter_reassignments(
+                    image, reassignments, config, allow_factor_change=allow_factor_change
+                )
+            case link.UnregisterBroker(broker_id):
+                return lambda image: unregister_broker(image, broker_id, config)
+            case link.UpdateFeatures(changes, validate_only):
+                return lambda image: change_feature_levels(image, changes, config, validate_only=validate_only)
+
+    async def decide(self, decide: Decide[R]) -> Answer[R]:
+        """Make a change that the controller itself wants, from the image at the time of the decision."""
+        return await self._commit(decide, None)
 
     def _ensure_topics(
         self, image: MetadataImage, request: link.EnsureTopics, reserve: controller.ReservePartitions
@@ -295,9 +342,29 @@ def _allocate_producer_ids(image: MetadataImage, node_id: int) -> JournalDecisio
     return JournalDecision(new_records, (block.start, block.stop))
 
 
-def _register(image: MetadataImage, request: link.RegisterBroker) -> JournalDecision[None]:
-    node_id, incarnation, endpoints, rack, renew_leaderships = request
-    new_records, _ = controller.register_broker(image, node_id, incarnation, endpoints, rack)
-    if renew_leaderships:
-        new_records += controller.renew_leadership(image, node_id)
-    return JournalDecision(new_records, None)
+def _may_allow_elections(request: ControllerRequest) -> bool:
+    """Return whether the change of settings may allow elections of partitions that have no leader."""
+    return (
+        isinstance(request, link.AlterConfigs)
+        and not request.validate_only
+        and any(
+            each.replace or any(change.setting == UNCLEAN_ELECTION for change in each.changes)
+            for each in request.alterations
+        )
+    )
+
+
+async def _has_another_run(store: Store, request: link.RegisterBroker) -> bool:
+    """Return whether another process holds the lease of the broker that wants to be registered."""
+    name = broker_lease(request.registration.broker_id)
+    leases = await store.held_leases(name)
+    return any(lease.name == name and lease.holder != request.registration.incarnation for lease in leases)
+
+
+def _register(
+    image: MetadataImage, request: link.RegisterBroker, config: BrokerConfig, *, is_lease_valid: bool
+) -> Steps[JournalDecision[int]]:
+    decision = yield from register_broker(image, request.registration, config, is_lease_valid=is_lease_valid)
+    if request.renew_leaderships and not image.feature_levels.get(METADATA_FEATURE, 0):
+        decision.records.extend(controller.renew_leadership(image, request.registration.broker_id))
+    return decision

@@ -18,6 +18,9 @@ from tidelog.metadata.state_changes import StateChanges
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
+REPLICAS_MAX = 1_000
+"""Maximum number of replicas of a partition."""
+
 
 class Reassignment(NamedTuple):
     topic: str
@@ -91,6 +94,9 @@ def _begin(
 ) -> None:
     """Collect the begin of a reassignment. It may replace one in progress. Raises ApiError."""
     state = changes.state(topic, partition)
+    if len(new_replicas) > REPLICAS_MAX:
+        message = f"a partition has at most {REPLICAS_MAX} replicas"
+        raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     check_assignment(image, new_replicas)
     factor = len(replicas_after_reassignment(state))
     if not allow_factor_change and len(new_replicas) != factor:

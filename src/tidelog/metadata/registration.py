@@ -15,7 +15,7 @@ While the level of `tidelog.metadata.version` is 0, a registered broker is activ
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.endpoints import Endpoint
@@ -33,6 +33,15 @@ from tidelog.metadata.records import (
 from tidelog.metadata.state_changes import StateChanges
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
+
+BROKER_LEASES: Final = "broker/"
+"""Beginning of the names of the brokers' leases in the store. The holder of a broker's lease is its incarnation."""
+
+
+def broker_lease(broker_id: int) -> str:
+    """Return the name of the lease that a running broker holds."""
+    return f"{BROKER_LEASES}{broker_id}"
+
 
 RESERVED_DIRECTORY_IDS = 100
 """Directory ids below this number have a special meaning in Kafka (unknown, lost, in migration) and name no

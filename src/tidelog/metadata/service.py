@@ -9,13 +9,23 @@ from typing import Final
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.endpoints import Endpoint
 from tidelog.metadata import controller
-from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.broker_lifecycle import ACQUIRE_EXTRA_S, BrokerLifecycle
+from tidelog.metadata.cluster_upkeep import ClusterUpkeep
+from tidelog.metadata.features import SUPPORTED_LEVELS
+from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
 from tidelog.metadata.leadership import CONTROLLER_LEASE, RENEWALS_PER_LEASE, RETRY_S, HeldLease
 from tidelog.metadata.link import ControllerChannel, ControllerLink, ControllerRouter, RegisterBroker
 from tidelog.metadata.local_controller import NOT_THE_CONTROLLER, LocalController
 from tidelog.metadata.publisher import ImageListener, MetadataCache, Publisher, RoleListener
-from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, JournalRecord
+from tidelog.metadata.records import (
+    ClusterNamed,
+    ControllerElected,
+    FeatureLevelChanged,
+    JournalError,
+    JournalRecord,
+)
+from tidelog.metadata.registration import Registration
 from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import uuid_text
 from tidelog.runtime.interfaces import Runtime
@@ -23,12 +33,15 @@ from tidelog.wire.errors import ErrorCode
 
 logger = logging.getLogger("tidelog.metadata")
 
-ACQUIRE_EXTRA_S: Final = 4.0
-"""A start waits for the lease of a process that ended for this time after a full term, in seconds, since a store may
-notice the end of a lease late."""
-REGISTRATION_TIMEOUT_S: Final = 60.0
-"""A broker that cannot register within this time does not start, as in Kafka (initial.broker.registration.timeout.ms).
-"""
+FINAL_ANSWERS: Final = (
+    ErrorCode.NONE,
+    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+    ErrorCode.INVALID_REGISTRATION,
+    ErrorCode.UNSUPPORTED_VERSION,
+)
+"""Answers to a registration that a later attempt would get again."""
+CANDIDACY_S: Final = 0.5
+"""Mean pause before a broker of a cluster looks again whether the controller lease has ended, in seconds."""
 
 FirstRecords = Callable[[], Awaitable[Sequence[JournalRecord]]]
 """Returns the records that a new journal begins with, after the cluster's id."""
@@ -59,7 +72,9 @@ class MetadataService:
         """
         self.journal = Journal(store, runtime)
         self.publisher = Publisher(runtime.tasks, config, cache)
-        self.controller = LocalController(self.journal, self.publisher, config, runtime)
+        self.controller = LocalController(
+            self.journal, self.publisher, config, runtime, None if channel is None else store
+        )
         self.link: ControllerLink = ControllerRouter(
             config.node_id, self.controller, channel, self.publisher, cache, runtime
         )
@@ -79,12 +94,18 @@ class MetadataService:
         self._renewal: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._claimed_at_start = False
+        self.lifecycle: BrokerLifecycle | None = None
+        """None if this broker cannot be one of several."""
+        self._upkeep: ClusterUpkeep | None = None
+        if channel is not None:
+            self.lifecycle = BrokerLifecycle(store, self.link, self.publisher, cache, config, runtime, self.incarnation)
+            self._upkeep = ClusterUpkeep(store, self.journal, self.controller, config, runtime)
         self._store_is_away = False
         """Whether the last attempt to read the journal failed. The log has one line about each outage."""
 
     @cached_property
-    def _incarnation(self) -> str:
-        """Identifies this run of the broker's process."""
+    def incarnation(self) -> str:
+        """Identifies this run of the broker's process. It is a secret of the cluster's brokers."""
         return uuid_text(self._runtime.new_uuid())
 
     # Starting and stopping
@@ -101,9 +122,15 @@ class MetadataService:
         return image is not None
 
     async def start(
-        self, cluster_id: str | None = None, first_records: FirstRecords | None = None, holder: str | None = None
+        self,
+        cluster_id: str | None = None,
+        first_records: FirstRecords | None = None,
+        holder: str | None = None,
+        previous_incarnation: str | None = None,
     ) -> None:
         """Replay the journal, and become the controller if no other broker is.
+
+        A broker of a cluster first acquires its own lease; see `BrokerLifecycle.acquire_lease`.
 
         `holder` identifies this broker among all processes that can reach the store, and is the same after a restart,
         which then acquires its own lease at once. The default is the node id; if the lease expires, it is the node id
@@ -112,11 +139,14 @@ class MetadataService:
         `first_records`: the topics of an adopted directory. A broker that does not become the controller waits until
         the journal has this entry.
 
-        Raises StoreFailed, StoreUnavailable and JournalError. Raises LeaseLost if another broker is the controller and
-        this broker cannot be one of several.
+        Raises StoreFailed, StoreUnavailable and JournalError. Raises LeaseLost if another process runs as this broker,
+        or if another broker is the controller and this broker cannot be one of several.
         """
+        if self.lifecycle is not None:
+            self.lifecycle.on_failed = self.on_failed
+            await self.lifecycle.acquire_lease(previous_incarnation)
         broker = f"broker-{self._config.node_id}"
-        self._holder = holder or (broker if self._lease_ms is None else f"{broker}/{self._incarnation}")
+        self._holder = holder or (broker if self._lease_ms is None else f"{broker}/{self.incarnation}")
         lease = await self._acquire()
         if lease is None and self._channel is None:
             lease = await self._wait_for_lease()
@@ -146,16 +176,21 @@ class MetadataService:
         return True
 
     async def stop(self) -> None:
-        """Finish the change that is in progress, release the lease, close the store."""
+        """Finish the change that is in progress, release the leases, close the store."""
         self.controller.has_to_be_active = False
+        if self.lifecycle is not None:
+            await self.lifecycle.stop()
         for task in (self._running, self._renewal):
             if task is not None:
                 task.cancel()
                 await asyncio.wait((task,))
         await self.journal.stop()
         await self.controller.deactivate("the broker stops")
-        if self._lease is not None:
-            await self._release(self._lease)
+        # If the store is away, each call waits for its time limit, so both are made at once.
+        releases = [] if self._lease is None else [self._lease.release()]
+        if self.lifecycle is not None:
+            releases.append(self.lifecycle.release_lease())
+        await asyncio.gather(*releases)
         await self.publisher.wait_until_idle()
         await self._store.close()
 
@@ -163,26 +198,46 @@ class MetadataService:
         """See `Publisher.subscribe`."""
         await self.publisher.subscribe(listener, roles)
 
-    async def register(self, endpoints: Sequence[Endpoint]) -> None:
-        """Register this broker with its `endpoints`, so that clients find it. Raises ApiError.
+    @property
+    def has_fencing(self) -> bool:
+        """Whether the brokers of the cluster register fenced, and begin to lead partitions later."""
+        return self.journal.image.feature_levels.get(METADATA_FEATURE, 0) > 0
 
-        All listeners must have processed the image before, so that the broker can serve its partitions.
-        """
-        request = RegisterBroker(
-            self._config.node_id,
-            self._incarnation,
-            tuple(endpoints),
-            self._config.broker_rack or None,
-            renew_leaderships=not self._claimed_at_start,
+    def registration(self, endpoints: Sequence[Endpoint]) -> Registration:
+        """Return a registration of this run of the broker with its `endpoints`."""
+        request = Registration(
+            self._config.node_id, self.incarnation, tuple(endpoints), self._config.broker_rack or None
         )
-        ends_s = self._runtime.clock.monotonic() + REGISTRATION_TIMEOUT_S
+        return request if self.lifecycle is None else request._replace(features=dict(SUPPORTED_LEVELS))
+
+    async def register(self, registration: Registration) -> None:
+        """Register this broker, so that clients find it. Raises ApiError.
+
+        Without fencing, all listeners must have processed the image before, so that the broker can serve its
+        partitions.
+        """
+        request = RegisterBroker(registration, renew_leaderships=not self._claimed_at_start)
+        ends_s = self._runtime.clock.monotonic() + self._config.initial_broker_registration_timeout_ms / 1000
         answer = await self.link.register(request)
-        while answer.error in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT) and self._lease_ms is not None:
+        while answer.error not in FINAL_ANSWERS and self._lease_ms is not None:
             if self._runtime.clock.monotonic() >= ends_s:
                 break
             logger.warning("broker not registered yet reason=%s", answer.message)
+            await self._tasks.sleep(RETRY_S)
             answer = await self.link.register(request)
-        answer.result()
+        epoch = answer.result()
+        if self.lifecycle is not None:
+            await self.publisher.wait_for(answer.position)
+            await self.publisher.subscribe(self.lifecycle.on_image)
+            self.lifecycle.note_registration(registration, epoch)
+
+    async def begin_to_serve(self) -> None:
+        """Wait until this broker may lead partitions. All its listeners must have processed the image.
+
+        Raises ApiError.
+        """
+        if self.lifecycle is not None:
+            await self.lifecycle.begin_to_serve()
 
     # Becoming the controller
 
@@ -200,7 +255,7 @@ class MetadataService:
 
     async def _acquire(self) -> HeldLease | None:
         """Acquire the controller lease if it is free, and renew it from now on. Raises as `Store.acquire`."""
-        lease = await HeldLease.acquire(self._store, self._runtime, self._holder, self._lease_ms)
+        lease = await HeldLease.acquire(self._store, self._runtime, CONTROLLER_LEASE, self._holder, self._lease_ms)
         self._lease = lease
         if lease is not None:
             self._epochs[lease.lease.epoch] = None
@@ -229,10 +284,12 @@ class MetadataService:
             new_records: list[JournalRecord] = []
             if image.position == 0:
                 new_records.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
+                if self._channel is not None:
+                    new_records.append(FeatureLevelChanged(METADATA_FEATURE, 1))
                 if first_records is not None:
                     new_records += await first_records()
             new_records.append(ControllerElected(self._config.node_id, lease.lease.epoch))
-            if restarted:
+            if restarted and not image.feature_levels.get(METADATA_FEATURE, 0):
                 new_records += controller.renew_leadership(image, self._config.node_id)
             try:
                 # The first entry is all or nothing: a part of an adopted directory could never be completed.
@@ -328,7 +385,12 @@ class MetadataService:
             self._publish_since(old)
             if not is_claimed:
                 lease.lose("the controller lease ended before the claim was stored")
-        reason = await lease.lost
+        upkeep = None if self._upkeep is None else self._tasks.spawn(self._upkeep.run(), name="cluster-upkeep")
+        try:
+            reason = await lease.lost
+        finally:
+            if upkeep is not None:
+                upkeep.cancel()
         await self.controller.deactivate(reason if self.controller.has_to_be_active else NOT_THE_CONTROLLER)
         logger.warning("controller lease lost node=%d reason=%s", self._config.node_id, reason)
         assert self._renewal is not None
@@ -373,7 +435,7 @@ class MetadataService:
     async def _acquire_when_free(self, lease_ms: int) -> HeldLease:
         """Try to acquire the controller lease, at random intervals so that brokers do not try at the same moment."""
         while True:
-            await self._tasks.sleep(lease_ms / 1000 / RENEWALS_PER_LEASE * self._runtime.random.uniform(0.5, 1.5))
+            await self._tasks.sleep(CANDIDACY_S * self._runtime.random.uniform(0.5, 1.5))
             try:
                 held = await self._store.held_leases(CONTROLLER_LEASE)
                 if any(lease.name == CONTROLLER_LEASE and lease.holder != self._holder for lease in held):
@@ -384,12 +446,6 @@ class MetadataService:
                 continue
             if lease is not None:
                 return lease
-
-    async def _release(self, lease: HeldLease) -> None:
-        try:
-            await self._store.release(lease.lease)
-        except (StoreUnavailable, StoreFailed) as error:
-            logger.warning("controller lease not released reason=%s", error)
 
 
 def _check_cluster(image: MetadataImage, cluster_id: str | None) -> None:

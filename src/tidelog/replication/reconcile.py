@@ -75,6 +75,7 @@ class Reconciler:
         Partitions that are not open yet get their role when their log is open.
         """
         self._image = new
+        self._partitions.topics = new.topics
         if old.brokers is not new.brokers:
             self._eligible = {broker.broker_id: broker.epoch for broker in new.brokers.values() if broker.active}
             for partition in self._partitions:
@@ -89,6 +90,13 @@ class Reconciler:
                     led = self._partitions.find(name, index)
                     if led is not None and led.topic_id == topic.topic_id:
                         self._take_role(led, state)
+
+    def take_roles_again(self) -> None:
+        """Give every open partition the role that the newest image says, after the broker has resigned by itself."""
+        for partition in self._partitions:
+            topic = self._image.topics.get(partition.topic)
+            if topic is not None and topic.topic_id == partition.topic_id and not partition.deleted:
+                self._take_role(partition, topic.partitions[partition.index])
 
     def _take_role(self, partition: Partition, state: "PartitionState") -> None:
         if len(state.replicas) > 1:
@@ -210,7 +218,7 @@ class Reconciler:
             topic.topic_id,
             index,
             log,
-            replica=Replica(self._node_id, log.log_end_offset, high_watermark),
+            replica=Replica(self._node_id, log.log_end_offset, high_watermark, lag_max_ms=partitions.lag_max_ms),
             internal=topic.internal,
             clock=self._runtime.clock,
             tasks=self._runtime.tasks,

@@ -22,7 +22,8 @@ from tidelog.simulation.world import SimHost, World
 PORT: Final = 9092
 DATA: Final = "/data"
 LEASE_MS: Final = 6000
-"""Time after which the controller of several brokers is replaced if it does not renew its lease, in milliseconds."""
+"""Time after which the controller of several brokers is replaced, and a broker is fenced, if it does not renew its
+lease; in milliseconds."""
 
 
 class SimNode:
@@ -49,7 +50,7 @@ class SimNode:
         self.host.disk.cold = 0.2
         cluster, runtime = self._cluster, self.host.runtime
         if cluster.has_several_brokers:
-            channel = cluster.controllers.channel(self.host.name, runtime)
+            channel = None if cluster.has_real_channels else cluster.controllers.channel(self.host.name, runtime)
             broker = BrokerServer(
                 self._config(), runtime, store_factory=self._store, lease_ms=LEASE_MS, channel=channel
             )
@@ -82,6 +83,7 @@ class SimNode:
             "log.dirs": DATA,
             "listeners": f"PLAINTEXT://{self.host.address}:{PORT}",
             "offsets.topic.num.partitions": "2",
+            "broker.session.timeout.ms": str(LEASE_MS),
         }
         flags.update(self._cluster.settings)
         return BrokerConfig.load(None, {}, flags)
@@ -92,8 +94,12 @@ class SimCluster:
     name.
     """
 
-    def __init__(self, world: World, brokers: int, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, world: World, brokers: int, settings: dict[str, str] | None = None, *, has_real_channels: bool = False
+    ) -> None:
+        """`has_real_channels`: requests to the controller are sent as by real brokers, not as simulated messages."""
         self.world = world
+        self.has_real_channels = has_real_channels
         self.settings = settings or {}
         self.store = SharedStore(world)
         self.has_several_brokers = brokers > 1

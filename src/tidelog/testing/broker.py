@@ -100,6 +100,11 @@ class Broker:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def is_started(self) -> bool:
+        """Whether the broker was started, and was neither stopped nor killed since."""
+        return self._running is not None
+
+    @property
     def pid(self) -> int:
         """The id of the process that the broker runs in. Raises RuntimeError unless it runs."""
         return self._require_running().pid
@@ -280,7 +285,7 @@ class Broker:
 
     async def __aenter__(self) -> Self:
         try:
-            await _run_in_thread(self.start)
+            await run_in_thread(self.start)
         except BaseException:
             self.stop()
             raise
@@ -291,7 +296,7 @@ class Broker:
     ) -> None:
         # In a forked process the event loop is a copy of the owner's, and nothing may be called on it.
         if not self._belongs_to_another_process:
-            await _run_in_thread(self.stop)
+            await run_in_thread(self.stop)
 
 
 def setting_text(value: object) -> str:
@@ -303,7 +308,7 @@ def setting_text(value: object) -> str:
     return str(value)
 
 
-async def _run_in_thread(function: Callable[[], None]) -> None:
+async def run_in_thread(function: Callable[[], None]) -> None:
     """Run `function` in a new thread, and return when the thread has ended. (A thread of the loop's executor would not
     end.)
 

@@ -1,4 +1,5 @@
-"""The fixture `tidelog_broker`: an empty broker with its own port and data directory, deleted after the test.
+"""The fixtures `tidelog_broker`, an empty broker with its own port and data directory, and `tidelog_cluster`, several
+brokers that replicate. Everything is deleted after the test.
 
 Every pytest run on a machine that has Tidelog loads this module, so it imports the broker only when a test uses it.
 """
@@ -9,42 +10,49 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tidelog.testing import Broker
+    from tidelog.testing import Broker, Cluster
 
 
 class StartedBroker:
-    """A broker that the fixture has started."""
+    """A broker or cluster that a fixture has started."""
 
     def __init__(self, settings: dict[str, object]) -> None:
         self.settings = settings
         self.test_file = ""
-        """The file of the first test that used the broker."""
+        """The file of the first test that used it."""
 
 
 SCOPES = ("function", "class", "module", "package", "session")
 RUNNING = pytest.StashKey[dict[int, StartedBroker]]()
-"""The running brokers, by the `id()` of the `Broker`."""
+"""The running brokers and clusters, by the `id()` of the `Broker` or `Cluster`."""
+FIXTURES = ("tidelog_broker", "tidelog_cluster")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini(
-        "tidelog_broker_scope", f"Scope of the fixture tidelog_broker: {', '.join(SCOPES)}", default="function"
-    )
+    for fixture in FIXTURES:
+        parser.addini(f"{fixture}_scope", f"Scope of the fixture {fixture}: {', '.join(SCOPES)}", default="function")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the ini option. Raises UsageError, which pytest prints as one line. Without this check, pytest would report
-    the invalid scope in many lines.
+    """Check the ini options. Raises UsageError, which pytest prints as one line. Without this check, pytest would
+    report the invalid scope in many lines.
     """
-    scope = config.getini("tidelog_broker_scope")
-    if scope not in SCOPES:
-        raise pytest.UsageError(
-            f"tidelog_broker_scope is {scope!r}; it must be {', '.join(SCOPES[:-1])} or {SCOPES[-1]}"
-        )
+    for fixture in FIXTURES:
+        scope = config.getini(f"{fixture}_scope")
+        if scope not in SCOPES:
+            raise pytest.UsageError(
+                f"{fixture}_scope is {scope!r}; it must be {', '.join(SCOPES[:-1])} or {SCOPES[-1]}"
+            )
 
 
 def _scope(fixture_name: str, config: pytest.Config) -> Any:
-    return config.getini("tidelog_broker_scope")
+    return config.getini(f"{fixture_name}_scope")
+
+
+@pytest.fixture(scope="session")
+def tidelog_cluster_size() -> int:
+    """The number of brokers of `tidelog_cluster`. Override it in a conftest.py or a test module to change it."""
+    return 3
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +77,25 @@ def tidelog_broker(tidelog_settings: Mapping[str, object], request: pytest.Fixtu
         del running[id(broker)]
 
 
+@pytest.fixture(scope=_scope)
+def tidelog_cluster(
+    tidelog_settings: Mapping[str, object], tidelog_cluster_size: int, request: pytest.FixtureRequest
+) -> "Iterator[Cluster]":
+    """A running cluster of three brokers. `tidelog_cluster.bootstrap` has their addresses; topics are created when they
+    are first used, with three replicas.
+
+    `tidelog_cluster.kill(2)` kills a broker, and `start(2)` starts it again. Each test gets its own cluster, unless the
+    ini option `tidelog_cluster_scope` is class, module, package or session.
+    """
+    from tidelog.testing import Cluster
+
+    running = request.config.stash.setdefault(RUNNING, {})
+    with Cluster(tidelog_cluster_size, settings=tidelog_settings) as cluster:
+        running[id(cluster)] = StartedBroker(dict(tidelog_settings))
+        yield cluster
+        del running[id(cluster)]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check, after the fixtures were created, that the broker was started with this test's own `tidelog_settings`.
@@ -77,16 +104,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     Settings of later tests would silently have no effect.
     """
     arguments: Mapping[str, Any] = getattr(item, "funcargs", {})
-    started = item.config.stash.get(RUNNING, {}).get(id(arguments.get("tidelog_broker")))
-    if started is None or "tidelog_settings" not in arguments:
-        return
-    test_file = item.nodeid.partition("::")[0]
-    started.test_file = started.test_file or test_file
-    if dict(arguments["tidelog_settings"]) != started.settings:
-        scope = item.config.getini("tidelog_broker_scope")
-        pytest.fail(
-            f"the tidelog_settings of {test_file} have no effect: tidelog_broker_scope is {scope}, and its broker was"
-            f" started with those of {started.test_file}. Set tidelog_broker_scope = module (or function), or give all"
-            " tests the same settings, in conftest.py",
-            pytrace=False,
-        )
+    for fixture in FIXTURES:
+        started = item.config.stash.get(RUNNING, {}).get(id(arguments.get(fixture)))
+        if started is None or "tidelog_settings" not in arguments:
+            continue
+        test_file = item.nodeid.partition("::")[0]
+        started.test_file = started.test_file or test_file
+        if dict(arguments["tidelog_settings"]) != started.settings:
+            scope = item.config.getini(f"{fixture}_scope")
+            subject = "broker" if fixture == "tidelog_broker" else "cluster"
+            pytest.fail(
+                f"the tidelog_settings of {test_file} have no effect: {fixture}_scope is {scope}, and its {subject} was"
+                f" started with those of {started.test_file}. Set {fixture}_scope = module (or function), or give all"
+                " tests the same settings, in conftest.py",
+                pytrace=False,
+            )

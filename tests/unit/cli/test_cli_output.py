@@ -29,7 +29,8 @@ from tidelog.cli.tables import (
     ranges,
     size,
 )
-from tidelog.cli.topic import replicas_text, topic_differences, trouble, value_text
+from tidelog.cli.topic import topic_differences, trouble
+from tidelog.cli.topic_tables import replicas_text, value_text
 
 COLUMNS = [Column("Topic"), Column("Records", right=True)]
 

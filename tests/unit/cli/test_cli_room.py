@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from tidelog.cli import bench, broker, group, log_dirs, offset_plan, quota, topic
+from tidelog.cli import bench, broker, group, log_dirs, offset_plan, quota, topic, topic_tables
 from tidelog.cli.broker_settings import BrokerSetting
 from tidelog.cli.cluster import KnownOffsets, Offsets, PartitionState, Setting, TopicState
 from tidelog.cli.lag import Lag, Total, lag_table
@@ -129,8 +129,8 @@ TABLES: dict[str, Callable[[], Table]] = {
         [offset_plan.OffsetChange(NAME, p, BIG, 2 * BIG, "5 is below the log's start" * p) for p in range(2)]
     ),
     "topic list": lambda: topic.topics_table(states(), KnownOffsets(offsets(), {})),
-    "topic describe": lambda: topic.partitions_table(states()[0], offsets()),
-    "topic config": lambda: topic.settings_table(settings()),
+    "topic describe": lambda: topic_tables.partitions_table(states()[0], offsets()),
+    "topic config": lambda: topic_tables.settings_table(settings()),
     "broker config describe": lambda: broker.settings_table(broker_settings()),
     "broker config describe, one": lambda: broker.layers_table(
         [("log.retention.ms", "log.retention.hours", str(2**63 - 1), at) for at in ("broker file", "default")]

@@ -18,7 +18,7 @@ import pytest
 
 from tidelog.cli import serve, start
 from tidelog.cli.logs import OneLineFormatter
-from tidelog.cli.start import FLAGS, MisusedError, Options, parse
+from tidelog.cli.start import FLAGS, HIDDEN_FLAGS, MisusedError, Options, parse
 from tidelog.cli.start_help import start as start_command
 from tidelog.config.broker_config import BrokerConfig, ConfigError
 from tidelog.runtime.failures import IN_PYTHON, ON_THE_COMMAND_LINE, explain
@@ -100,7 +100,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
 def test_the_help_lists_the_flags_that_are_read() -> None:
     """`start` is read by `cli/start.py` and shown by typer: two lists of one thing."""
     shown = {"--" + name.replace("_", "-") for name in start_command.__annotations__ if name != "return"}
-    assert shown == set(FLAGS) - {"--parent-pipe"}
+    assert shown == set(FLAGS) - set(HIDDEN_FLAGS)
 
 
 # Log lines
@@ -235,8 +235,9 @@ def handlers() -> Iterator[None]:
 
 def run(runtime: FakeRuntime, parent_pipe: int | None = None) -> int:
     config = BrokerConfig.load(flags={"log.dirs": "/data"})
+    options = Options(None, {}, "info", parent_pipe)
     with asyncio.Runner() as runner:
-        return runner.run(serve.run_broker(config, FakeBroker, lambda: cast(Runtime, runtime), parent_pipe))
+        return runner.run(serve.run_broker(config, FakeBroker, lambda: cast(Runtime, runtime), options))
 
 
 @pytest.mark.usefixtures("handlers")
@@ -308,6 +309,7 @@ import os, signal, sys, time
 from types import SimpleNamespace
 import uvloop
 from tidelog.cli import serve
+from tidelog.cli.start import Options
 from test_cli_start import FakeBroker, FakeRuntime
 
 config = SimpleNamespace(data_directories=["/data"], endpoints=[])
@@ -334,7 +336,8 @@ for round in range(60):
     reading, writing = os.pipe()
     runtime = FakeRuntime(once_started=once_started)
     with serve.asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        result = runner.run(serve.run_broker(config, FakeBroker, lambda: runtime, reading))
+        options = Options(None, {}, "info", reading)
+        result = runner.run(serve.run_broker(config, FakeBroker, lambda: runtime, options))
     os.wait()
     assert result == 0, result
 """

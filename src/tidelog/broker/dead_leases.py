@@ -1,0 +1,74 @@
+"""End the leases of a broker process that is known to be dead, for the program that started the process.
+
+A lease normally ends when its term is over, some seconds after its holder has died. The parent process knows at once
+that its child is dead, and ends the leases, so that the other brokers elect new leaders without waiting.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidelog.broker.last_run import directory_ids, read_last_run
+from tidelog.broker.metadata_store import make_store
+from tidelog.metadata.leadership import CONTROLLER_LEASE
+from tidelog.metadata.registration import broker_lease
+from tidelog.metadata.store import Lease, StoreFailed, StoreUnavailable
+from tidelog.model.ids import uuid_text
+
+if TYPE_CHECKING:
+    from tidelog.config.metadata_store import StoreAddress
+    from tidelog.metadata.store import Store
+    from tidelog.runtime.interfaces import Runtime
+
+logger = logging.getLogger("tidelog.broker")
+
+
+class BrokerLeases:
+    """Reads and ends the brokers' leases in the store at `address`. No method raises because of the store."""
+
+    def __init__(self, address: "StoreAddress", runtime: "Runtime") -> None:
+        self._address = address
+        self._runtime = runtime
+
+    async def controller(self) -> int | None:
+        """Return the number of the broker that is the controller; None if there is none or the store is away."""
+        store = self._open()
+        try:
+            held = await store.held_leases(CONTROLLER_LEASE)
+        except (StoreFailed, StoreUnavailable) as error:
+            logger.warning("leases of brokers not read reason=%s", error)
+            return None
+        finally:
+            await store.close()
+        return next((controller_number(lease) for lease in held if lease.name == CONTROLLER_LEASE), None)
+
+    async def end(self, number: int, directories: Sequence[str]) -> None:
+        """End the leases of the broker's last run in these data directories. Its process must be dead.
+
+        A lease of any other process is not affected, not even if it has the same number: the holder of a lease names
+        the run or the data directory, and an acquisition raises the lease's epoch.
+        """
+        store = self._open()
+        try:
+            run_blocking, disk = self._runtime.tasks.run_blocking, self._runtime.disk
+            run = await run_blocking(read_last_run, disk, directories)
+            holders = {broker_lease(number): run.incarnation}
+            for directory in (await run_blocking(directory_ids, disk, directories))[:1]:
+                holders[CONTROLLER_LEASE] = f"broker-{number}/{uuid_text(directory)}"
+            for lease in await store.held_leases(""):
+                if lease.holder and lease.holder == holders.get(lease.name):
+                    await store.release(lease)
+                    logger.info("lease of a dead broker ended name=%s epoch=%d", lease.name, lease.epoch)
+        except (StoreFailed, StoreUnavailable) as error:
+            logger.warning("leases of a dead broker not ended node=%d reason=%s", number, error)
+        finally:
+            await store.close()
+
+    def _open(self) -> "Store":
+        return make_store(self._address, "", self._runtime)
+
+
+def controller_number(lease: Lease) -> int | None:
+    """Return the number in the holder of the controller's lease, which is `broker-N/DIRECTORY`."""
+    text = lease.holder.removeprefix("broker-").partition("/")[0]
+    return int(text) if text.isascii() and text.isdigit() else None

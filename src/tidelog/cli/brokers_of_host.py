@@ -1,0 +1,128 @@
+"""Derive the settings of each broker that `tidelog start --brokers N` runs from the settings that the user gave.
+
+Broker i of N has node id i, the data directory DATA/broker-i, and the given ports plus i - 1. All of them share the
+metadata store DATA/cluster.sqlite, unless `metadata.store` is set.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tidelog.config.broker_config import BrokerConfig, ConfigError
+from tidelog.config.endpoints import Endpoint
+from tidelog.log.checkpoints import META_PROPERTIES
+from tidelog.log.file_kinds import METADATA_STORE, METADATA_STORE_MARK
+
+SHARED_STORE = "cluster.sqlite"
+"""File of the metadata store that the brokers share."""
+BROKER_DIRECTORY = re.compile(r"broker-([1-9]\d*)")
+REPLICAS_MAX = 3
+"""Upper bound on the default number of replicas."""
+MIN_INSYNC_REPLICAS = 2
+"""Default of `min.insync.replicas` if there are enough brokers: a record that was acknowledged with acks=all is then on
+two of them."""
+PORT_MAX = 65535
+
+
+class BrokerPlan(NamedTuple):
+    """One broker of the cluster."""
+
+    number: int
+    settings: dict[str, str]
+    """The settings that override those that the user gave."""
+    endpoints: tuple[Endpoint, ...]
+    directories: list[str]
+
+
+def plan_brokers(config: BrokerConfig, count: int) -> list[BrokerPlan]:
+    """Return the brokers 1 to `count`. `config` has the settings that all of them share. Raises ConfigError."""
+    for name in ("node.id", "broker.id"):
+        if name in config.origins:
+            origin = config.origins[name]
+            raise ConfigError(f"{name} ({origin}) cannot be used with --brokers, which gives the brokers numbers")
+    shared = cluster_defaults(config, count)
+    directories = [path.rstrip("/") or "/" for path in config.data_directories]
+    if "metadata.store" not in config.origins:
+        shared["metadata.store"] = f"sqlite:{directories[0].rstrip('/')}/{SHARED_STORE}"
+    listeners: list[str] = config.get("listeners")
+    advertised: list[str] = config.get("advertised.listeners") or []
+    plans = []
+    for number in range(1, count + 1):
+        own_directories = [f"{path.rstrip('/')}/broker-{number}" for path in directories]
+        settings = shared | {
+            "node.id": str(number),
+            "log.dirs": ",".join(own_directories),
+            "listeners": ",".join(shifted(text, number - 1) for text in listeners),
+        }
+        if advertised:
+            settings["advertised.listeners"] = ",".join(shifted(text, number - 1) for text in advertised)
+        endpoints = tuple(
+            endpoint._replace(port=endpoint.port and endpoint.port + number - 1) for endpoint in config.endpoints
+        )
+        plans.append(BrokerPlan(number, settings, endpoints, own_directories))
+    check_ports(plans)
+    return plans
+
+
+def cluster_defaults(config: BrokerConfig, count: int) -> dict[str, str]:
+    """Return the settings whose defaults differ from those of one broker, except those that the user set."""
+    defaults = {"default.replication.factor": str(min(count, REPLICAS_MAX))}
+    if count > MIN_INSYNC_REPLICAS:
+        defaults["min.insync.replicas"] = str(MIN_INSYNC_REPLICAS)
+    return {name: value for name, value in defaults.items() if name not in config.origins}
+
+
+def shifted(listener: str, distance: int) -> str:
+    """Return NAME://HOST:PORT with the port raised by `distance`. Port 0, which means any free port, stays.
+
+    Raises ConfigError if there is no such port.
+    """
+    address, _, port = listener.rpartition(":")
+    number = int(port)
+    if number == 0:
+        return listener
+    if number + distance > PORT_MAX:
+        raise ConfigError(f"{listener}: there is no port {number + distance} for the last broker; choose a lower port")
+    return f"{address}:{number + distance}"
+
+
+def check_ports(plans: Sequence[BrokerPlan]) -> None:
+    """Raise ConfigError if two brokers would listen on the same port."""
+    owners: dict[int, int] = {}
+    for plan in plans:
+        for endpoint in plan.endpoints:
+            port = endpoint.port
+            other = owners.setdefault(port, plan.number) if port else plan.number
+            if other != plan.number:
+                raise ConfigError(
+                    f"listeners: brokers {other} and {plan.number} would both use port {port}, because every broker "
+                    f"uses the ports after those of the broker before: choose ports that are {len(plans)} or more apart"
+                )
+
+
+def check_directory(path: str) -> list[int]:
+    """Return the numbers of the brokers whose data is in the cluster's directory. Raises ConfigError if the directory
+    is not one of a cluster.
+    """
+    try:
+        names = [file.name for file in Path(path).iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): choose another with --data DIR") from None
+    names = [name for name in names if not name.startswith(".") and name != "lost+found"]
+    if single := next((n for n in (META_PROPERTIES, METADATA_STORE, METADATA_STORE_MARK) if n in names), None):
+        raise ConfigError(
+            f"{path} is the data directory of one broker (it contains {single}), and the brokers of a cluster are in "
+            "DIR/broker-1, DIR/broker-2 and so on: choose another directory with --data DIR, or move the broker into "
+            'a cluster as docs/cluster.md says ("Grow one broker into three")'
+        )
+    numbers = [int(match[1]) for name in names if (match := BROKER_DIRECTORY.fullmatch(name))]
+    if names and not numbers and SHARED_STORE not in names:
+        shown_names = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+        raise ConfigError(
+            f"{path} is not empty, and has no data of a cluster: it contains {shown_names}; choose an empty or a new "
+            "directory (--data)"
+        )
+    return sorted(numbers)

@@ -1,0 +1,267 @@
+"""Show, start, watch and cancel moves of replicas: for `tidelog cluster reassign` and `drain`."""
+
+import json as json_module
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidelog.cli.cluster_requests import alter_reassignments, clear_throttle, elect_leaders, set_throttle
+from tidelog.cli.cluster_state import Move, racks_of, read_brokers, read_moves, read_partitions
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.reassignment_plan import (
+    PlannedMove,
+    lead_elsewhere,
+    moves_from_document,
+    plan_document,
+    plan_drain,
+    plan_moves,
+)
+from tidelog.cli.tables import Column, Table, comma_separated, counted, print_json, print_table
+
+if TYPE_CHECKING:
+    from tidelog.client.blocking import Client
+
+POLL_S = 0.5
+"""Interval in which --watch reads the unfinished moves."""
+
+Partition = tuple[str, int]
+
+
+class Execution(NamedTuple):
+    """What to do with a plan."""
+
+    execute: bool
+    watch: bool
+    throttle: int | None
+    """Bytes per second; None: no limit."""
+    json: bool
+
+
+def broker_numbers(text: str) -> list[int]:
+    """Split `1,2,3`. Raises UsageError."""
+    numbers = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise UsageError(f"--brokers takes the numbers of brokers, for example --brokers 1,2,3, not {text!r}")
+    return sorted({int(number) for number in numbers})
+
+
+def make_plan(
+    client: "Client", brokers: Sequence[int], topics: Sequence[str], replicas: int | None, file: str
+) -> list[PlannedMove]:
+    """Return the moves. If `brokers` is empty, all active brokers are used. Raises CommandError."""
+    if file:
+        return moves_from_document(read_plan(file), read_partitions(client))
+    _, _, registered = read_brokers(client)
+    known = {broker.number for broker in registered}
+    if unknown := [number for number in brokers if number not in known]:
+        raise CommandError(
+            f"there is no broker {comma_separated(unknown)}; the cluster has {comma_separated(sorted(known))}"
+        )
+    if fenced := [broker.number for broker in registered if broker.is_fenced and broker.number in brokers]:
+        raise CommandError(f"broker {comma_separated(fenced)} is down or not ready: start it first")
+    targets = brokers or [broker.number for broker in registered if not broker.is_fenced]
+    partitions = read_partitions(client, topics)
+    # A new number of replicas, without other brokers, does not move the replicas that remain.
+    return plan_moves(partitions, targets, racks_of(registered), replicas, balance=bool(brokers))
+
+
+def read_plan(file: str) -> Any:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        return json_module.loads(text)
+    except OSError as error:
+        raise UsageError(f"--plan {file}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"--plan {file} is not JSON: {error}") from None
+
+
+def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: Execution) -> int:
+    """Show the plan and, if wanted, carry it out. Return the exit code."""
+    if execution.json and not execution.execute:
+        print_json(plan_document(moves))
+        return 0
+    if not moves:
+        print_done(execution, "Nothing has to move.", [])
+        return 0
+    if not execution.json:
+        print_table(plan_table(moves))
+    if not execution.execute:
+        added = sum(len(move.adding) for move in moves)
+        print(
+            f"\n{counted(len(moves), 'partition')} would change, {counted(added, 'replica')} would be copied. "
+            "--execute does it."
+        )
+        return 0
+    if execution.throttle is not None:
+        set_throttle(client, moves, execution.throttle)
+    failures = alter_reassignments(client, {(move.topic, move.partition): move.after for move in moves})
+    report(failures)
+    started = [move for move in moves if (move.topic, move.partition) not in failures]
+    if execution.watch:
+        wait_for(client, {(move.topic, move.partition) for move in started}, quiet=execution.json)
+        if execution.throttle is not None:
+            remove_throttle(client, list(dict.fromkeys(move.topic for move in moves)), quiet=True)
+    undo = json_module.dumps(plan_document(started, before=True))
+    if execution.watch:
+        print_done(execution, f"Done: {counted(len(started), 'partition')}.", started)
+    else:
+        print_done(
+            execution,
+            f"Started: {counted(len(started), 'partition')}. Watch it: tidelog cluster reassign --watch",
+            started,
+        )
+        if execution.throttle is not None and not execution.json:
+            print("The limit of --throttle stays until: tidelog cluster reassign --clear-throttle")
+    if not execution.json and started:
+        print(f"To go back: tidelog cluster reassign --execute --plan - <<< '{undo}'", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def print_done(execution: Execution, text: str, moves: Sequence[PlannedMove]) -> None:
+    if execution.json:
+        print_json(plan_document(moves))
+    else:
+        print(text)
+
+
+def plan_table(moves: Sequence[PlannedMove]) -> Table:
+    columns = [
+        Column("Topic"),
+        Column("Partition", True),
+        Column("Replicas"),
+        Column("New replicas", style="bold"),
+        Column("Copied to", spare=1),
+        Column("Removed from", spare=2),
+    ]
+    rows = [
+        [
+            move.topic,
+            str(move.partition),
+            comma_separated(move.before),
+            comma_separated(move.after),
+            comma_separated(move.adding),
+            comma_separated(move.removing),
+        ]
+        for move in moves
+    ]
+    return Table(columns, rows, name_columns=2)
+
+
+def report(failures: Mapping[Partition, CommandError]) -> None:
+    sys.stdout.flush()
+    for (topic, partition), failure in failures.items():
+        print(f"Error: {topic}-{partition}: {failure}", file=sys.stderr)
+
+
+# Unfinished moves
+
+
+def show_moves(client: "Client", topics: Sequence[str], json: bool, *, watch: bool) -> int:
+    """List the unfinished moves, or wait until there are none."""
+    moves = chosen(read_moves(client), topics)
+    if watch:
+        wait_for(client, set(moves), quiet=json)
+        if not json:
+            print("No partition moves.")
+        return 0
+    if json:
+        print_json(moves_json(moves))
+    elif not moves:
+        print("No partition moves.")
+    else:
+        print_table(moves_table(moves))
+    return 0
+
+
+def chosen(moves: Mapping[Partition, Move], topics: Sequence[str]) -> dict[Partition, Move]:
+    return {partition: move for partition, move in sorted(moves.items()) if not topics or partition[0] in topics}
+
+
+def moves_json(moves: Mapping[Partition, Move]) -> list[dict[str, Any]]:
+    return [
+        {"topic": topic, "partition": partition, "adding": move.adding, "removing": move.removing}
+        for (topic, partition), move in moves.items()
+    ]
+
+
+def moves_table(moves: Mapping[Partition, Move]) -> Table:
+    columns = [Column("Topic"), Column("Partition", True), Column("Adding"), Column("Removing")]
+    rows = [
+        [topic, str(partition), comma_separated(move.adding), comma_separated(move.removing)]
+        for (topic, partition), move in moves.items()
+    ]
+    return Table(columns, rows, name_columns=2)
+
+
+def wait_for(client: "Client", partitions: set[Partition], *, quiet: bool) -> None:
+    """Wait until none of these partitions moves any more, and print the number on stderr when it changes."""
+    total = remaining = len(partitions)
+    shown = -1
+    while partitions:
+        moving = read_moves(client).keys() & partitions
+        remaining = len(moving)
+        if remaining != shown and not quiet:
+            shown = remaining
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(moving)[:5])
+            rest = f": {names}{', ...' if remaining > 5 else ''}" if names else ""
+            print(f"{total - remaining} of {total} done, {remaining} moving{rest}", file=sys.stderr, flush=True)
+        if not remaining:
+            return
+        time.sleep(POLL_S)
+
+
+def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
+    """Cancel the unfinished moves: the replicas stay where they were. Return the exit code."""
+    moves = chosen(read_moves(client), topics)
+    failures = alter_reassignments(client, dict.fromkeys(moves)) if moves else {}
+    cancelled = {partition: move for partition, move in moves.items() if partition not in failures}
+    if json:
+        print_json(moves_json(cancelled))
+    else:
+        print(f"Cancelled: {counted(len(cancelled), 'move')}." if moves else "No partition moves.")
+    report(failures)
+    return 1 if failures else 0
+
+
+def remove_throttle(client: "Client", topics: Sequence[str], *, quiet: bool = False) -> None:
+    """Remove the limit of --throttle from all brokers, and from these topics or all."""
+    _, _, brokers = read_brokers(client)
+    names = topics or list(dict.fromkeys(part.topic for part in read_partitions(client)))
+    clear_throttle(client, [broker.number for broker in brokers if not broker.is_fenced], names)
+    if not quiet:
+        print("The limit of --throttle was removed.")
+
+
+# Draining
+
+
+def drain(client: "Client", broker: int, execution: Execution, *, only_leaders: bool) -> int:
+    """Move all replicas, or only the leaderships, away from the broker. Return the exit code."""
+    _, _, registered = read_brokers(client)
+    if broker not in {other.number for other in registered}:
+        raise CommandError(
+            f"there is no broker {broker}; the cluster has {comma_separated(other.number for other in registered)}"
+        )
+    partitions = read_partitions(client)
+    if not only_leaders:
+        others = [other.number for other in registered if other.number != broker and not other.is_fenced]
+        return show_or_execute(client, plan_drain(partitions, broker, others, racks_of(registered)), execution)
+    moves = lead_elsewhere(partitions, broker)
+    code = show_or_execute(client, moves, execution)
+    led = {(part.topic, part.partition) for part in partitions if part.leader == broker and len(part.replicas) > 1} | {
+        (move.topic, move.partition) for move in moves
+    }
+    if not execution.execute or not led:
+        return code
+    numbers: dict[str, list[int]] = {}
+    for topic, partition in sorted(led):
+        numbers.setdefault(topic, []).append(partition)
+    failures = {
+        (election.topic, election.partition): CommandError(election.error)
+        for election in elect_leaders(client, numbers, unclean=False)
+        if election.error
+    }
+    report(failures)
+    return 1 if failures else code

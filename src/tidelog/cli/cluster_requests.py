@@ -1,0 +1,140 @@
+"""The requests of `tidelog cluster` that change something: elections, reassignments, throttles of replication."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.cli.cluster import DELETE, SET, TOPIC_RESOURCE, ask_controller, code_error
+from tidelog.cli.connection import ANSWER_MS
+from tidelog.cli.errors import CommandError
+from tidelog.cli.own_client import ask_any, raise_for_code
+
+if TYPE_CHECKING:
+    from tidelog.cli.reassignment_plan import PlannedMove
+    from tidelog.client.blocking import Client
+
+BROKER_RESOURCE = 4
+"""Type of a broker resource in IncrementalAlterConfigs."""
+RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
+"""Broker settings: bytes per second, as leader and as follower, of the throttled replicas."""
+REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+"""Topic settings: which replicas are throttled, as PARTITION:BROKER,..."""
+
+
+class Election(NamedTuple):
+    topic: str
+    partition: int
+    error: str
+    """Why no leader was elected; empty if one was, or if the right one leads already."""
+    is_new: bool
+    """Whether a leader was elected."""
+
+
+def elect_leaders(client: "Client", partitions: Mapping[str, Sequence[int]] | None, *, unclean: bool) -> list[Election]:
+    """Elect leaders for these partitions, by topic, or for all partitions. Raises CommandError.
+
+    For all partitions, the brokers report only those for which there was something to do.
+    """
+    from tidelog.client.error_codes import error_name
+    from tidelog.wire.errors import ErrorCode
+    from tidelog.wire.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
+
+    wanted = None
+    if partitions is not None:
+        wanted = [TopicPartitions(topic, list(numbers)) for topic, numbers in partitions.items()]
+    request = ElectLeadersRequest(int(unclean), wanted, ANSWER_MS)
+    answer = ask_controller(client, request, ElectLeadersResponse)
+    raise_for_code(answer.error_code, None)
+    elections = []
+    for topic in answer.replica_election_results:
+        for part in topic.partition_result:
+            code = part.error_code
+            is_unneeded = code == ErrorCode.ELECTION_NOT_NEEDED
+            error = "" if is_unneeded or not code else f"{part.error_message or error_name(code)}"
+            elections.append(Election(topic.topic, part.partition_id, error, is_new=not code))
+    return sorted(elections, key=lambda election: (election.topic, election.partition))
+
+
+def alter_reassignments(
+    client: "Client", replicas: Mapping[tuple[str, int], list[int] | None]
+) -> dict[tuple[str, int], CommandError]:
+    """Begin to move partitions to new replicas, or cancel their moves (None). Return the errors by partition.
+
+    Raises CommandError if the whole request is refused.
+    """
+    from tidelog.wire.messages.alter_partition_reassignments import (
+        AlterPartitionReassignmentsRequest,
+        AlterPartitionReassignmentsResponse,
+        ReassignablePartition,
+        ReassignableTopic,
+    )
+
+    topics: dict[str, ReassignableTopic] = {}
+    for (topic, partition), wanted in replicas.items():
+        topics.setdefault(topic, ReassignableTopic(topic)).partitions.append(ReassignablePartition(partition, wanted))
+    request = AlterPartitionReassignmentsRequest(timeout_ms=ANSWER_MS, topics=list(topics.values()))
+    answer = ask_controller(client, request, AlterPartitionReassignmentsResponse)
+    raise_for_code(answer.error_code, answer.error_message)
+    return {
+        (topic_answer.name, part.partition_index): code_error(part.error_code, part.error_message, topic_answer.name)
+        for topic_answer in answer.responses
+        for part in topic_answer.partitions
+        if part.error_code
+    }
+
+
+# Throttles
+
+
+def set_throttle(client: "Client", moves: Sequence["PlannedMove"], bytes_per_second: int) -> None:
+    """Limit the traffic that the moves cause, as kafka-reassign-partitions does (KIP-73). Raises CommandError.
+
+    The present replicas of a moved partition are throttled as leaders, and the added ones as followers.
+    """
+    changes: dict[tuple[int, str], dict[str, str | None]] = {}
+    for broker in sorted({broker for move in moves for broker in [*move.before, *move.after]}):
+        changes[BROKER_RESOURCE, str(broker)] = dict.fromkeys(RATES, str(bytes_per_second))
+    for topic in dict.fromkeys(move.topic for move in moves):
+        own = [move for move in moves if move.topic == topic]
+        sources = ",".join(f"{move.partition}:{broker}" for move in own for broker in move.before)
+        targets = ",".join(f"{move.partition}:{broker}" for move in own for broker in move.adding)
+        changes[TOPIC_RESOURCE, topic] = {REPLICAS[0]: sources, REPLICAS[1]: targets}
+    _alter_settings(client, changes)
+
+
+def clear_throttle(client: "Client", brokers: Iterable[int], topics: Iterable[str]) -> None:
+    """Remove the throttles of these brokers and topics. Raises CommandError."""
+    changes: dict[tuple[int, str], dict[str, str | None]] = {}
+    changes.update({(BROKER_RESOURCE, str(broker)): dict.fromkeys(RATES) for broker in brokers})
+    changes.update({(TOPIC_RESOURCE, topic): dict.fromkeys(REPLICAS) for topic in topics})
+    _alter_settings(client, changes)
+
+
+def _alter_settings(client: "Client", changes: Mapping[tuple[int, str], Mapping[str, str | None]]) -> None:
+    """Set the settings of brokers and topics; None removes one. A broker's settings are altered at that broker.
+
+    Raises CommandError for the first resource that is refused; the others are changed.
+    """
+    from tidelog.cli.own_client import ask, broker_address, broker_addresses
+    from tidelog.wire.messages.incremental_alter_configs import (
+        AlterableConfig,
+        AlterConfigsResource,
+        IncrementalAlterConfigsRequest,
+        IncrementalAlterConfigsResponse,
+    )
+
+    addresses = broker_addresses(client)
+    answers = []
+    for (kind, name), settings in changes.items():
+        configs = [
+            AlterableConfig(setting, DELETE if value is None else SET, value) for setting, value in settings.items()
+        ]
+        request = IncrementalAlterConfigsRequest(resources=[AlterConfigsResource(kind, name, configs)])
+        if kind == BROKER_RESOURCE:
+            if int(name) not in addresses:
+                continue  # a broker that is down sends and receives nothing
+            answers += ask(client, [(broker_address(addresses, int(name)), request)], IncrementalAlterConfigsResponse)
+        else:
+            answers.append(ask_any(client, request, IncrementalAlterConfigsResponse))
+    for answer in answers:
+        for result in answer.responses:
+            raise_for_code(result.error_code, result.error_message)

@@ -1,0 +1,235 @@
+"""Show the state of a cluster: a picture of the brokers' shares, and the partitions with trouble."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tidelog.cli.cluster_state import ClusterState, PartitionReplicas
+from tidelog.cli.tables import (
+    Column,
+    Table,
+    cell,
+    comma_separated,
+    counted,
+    print_heading,
+    print_table,
+    stdout_is_utf8,
+)
+
+DEGRADED = 3
+"""Exit code of `tidelog cluster status` if a broker is fenced, or if a replica is not in sync."""
+BAR_CELLS = 20
+SHOWN_PARTITIONS = 20
+"""Upper bound on the partitions that are listed without --all."""
+
+
+class Trouble(NamedTuple):
+    """A kind of trouble that a partition can have."""
+
+    key: str
+    """The JSON key."""
+    title: str
+    style: str
+    applies: Callable[[PartitionReplicas], bool]
+
+
+TROUBLES = (
+    Trouble("offline", "offline", "bold red", lambda part: part.has_no_leader),
+    Trouble("under_min_isr", "under min ISR", "red", lambda part: part.is_under_min_isr),
+    Trouble("under_replicated", "under-replicated", "yellow", lambda part: bool(part.behind)),
+    Trouble("not_preferred_leader", "led by another", "", lambda part: part.is_led_by_other),
+)
+"""From the worst to the most harmless. The last one needs no action."""
+MOVING = "moving"
+
+
+def is_degraded(state: ClusterState) -> bool:
+    return bool(state.fenced or state.missing) or any(
+        trouble.applies(part) for trouble in TROUBLES[:-1] for part in state.partitions
+    )
+
+
+def troubles_of(part: PartitionReplicas) -> list[Trouble]:
+    """Return the kinds of trouble of the partition, the worst first. Offline includes under min ISR."""
+    found = [trouble for trouble in TROUBLES if trouble.applies(part)]
+    return found[:1] if part.has_no_leader else found
+
+
+def state_words(part: PartitionReplicas) -> list[str]:
+    """Return the trouble of a partition, and whether it moves. A leader that is not preferred is no trouble."""
+    words = [trouble.title for trouble in troubles_of(part) if trouble is not TROUBLES[-1]]
+    return words + [MOVING] * (part.move is not None)
+
+
+def print_status(state: ClusterState, *, every: bool) -> None:
+    controller = "none" if state.controller < 0 else str(state.controller)
+    topics = len({part.topic for part in state.partitions})
+    print_heading(
+        f"Cluster {state.cluster_id}",
+        f"controller {controller}",
+        counted(len(state.brokers), "broker"),
+        counted(topics, "topic"),
+        counted(len(state.partitions), "partition"),
+    )
+    print_table(brokers_table(state, with_bars=sys.stdout.isatty()))
+    if state.missing:
+        print(f"Brokers that have replicas and are not there: {comma_separated(state.missing)}")
+    print()
+    counts = {trouble.key: sum(trouble.applies(part) for part in state.partitions) for trouble in TROUBLES}
+    moving = sum(part.move is not None for part in state.partitions)
+    print_line(summary_text(counts, moving), "red" if is_degraded(state) else "green")
+    partitions = [part for part in state.partitions if troubles_of(part) or part.move is not None]
+    partitions.sort(key=lambda part: [not trouble.applies(part) for trouble in TROUBLES])
+    if partitions:
+        print()
+        print_table(trouble_table(partitions if every else partitions[:SHOWN_PARTITIONS]))
+        if len(partitions) > SHOWN_PARTITIONS and not every:
+            print(f"... and {counted(len(partitions) - SHOWN_PARTITIONS, 'more partition')}; --all lists them")
+
+
+def summary_text(counts: dict[str, int], moving: int) -> str:
+    parts = [f"{counts[trouble.key]} {trouble.title}" for trouble in TROUBLES if counts[trouble.key]]
+    if moving:
+        parts.append(f"{moving} {MOVING}")
+    if not any(counts[trouble.key] for trouble in TROUBLES[:-1]):
+        return "Every partition has a leader, and all replicas are in sync" + (
+            f" ({comma_separated(parts)})." if parts else "."
+        )
+    return f"Partitions: {comma_separated(parts)}."
+
+
+def print_line(text: str, style: str) -> None:
+    if sys.stdout.isatty():
+        from rich.text import Text
+
+        from tidelog.cli.tables import console
+
+        console().print(Text(text, style=style), soft_wrap=True)
+    else:
+        print(text)
+
+
+def brokers_table(state: ClusterState, *, with_bars: bool = False) -> Table:
+    """Return the brokers with their numbers of leaders and replicas; `with_bars` draws the numbers, too."""
+    leaders = Counter(part.leader for part in state.partitions)
+    replicas = Counter(broker for part in state.partitions for broker in part.replicas)
+    behind = Counter(broker for part in state.partitions for broker in part.behind)
+    columns = [
+        Column("Broker", True),
+        Column("Rack", spare=3),
+        Column("Address", spare=1),
+        Column("State"),
+        Column("Leaders", True),
+        Column("Replicas", True),
+        Column("Not in sync", True, spare=2),
+    ]
+    if with_bars:
+        columns[5:5] = [Column("", style="green", spare=5)]
+        columns[7:7] = [Column("", style="cyan", spare=4)]
+    rows, styles = [], []
+    for broker in state.brokers:
+        number = broker.number
+        condition = "fenced" if broker.is_fenced else "active"
+        row = [
+            str(number),
+            broker.rack or "",
+            broker.address,
+            f"{condition}, controller" if number == state.controller else condition,
+            cell(leaders[number]),
+            cell(replicas[number]),
+            cell(behind[number]),
+        ]
+        if with_bars:
+            row[5:5] = [bar(leaders[number], max(leaders.values(), default=0))]
+            row[7:7] = [bar(replicas[number], max(replicas.values(), default=0))]
+        rows.append(row)
+        styles.append("red" if broker.is_fenced else "yellow" if behind[number] else "")
+    return Table(columns, rows, row_styles=styles)
+
+
+def bar(number: int, largest: int) -> str:
+    """Return a bar of at most BAR_CELLS cells, in eighths of a cell if stdout can show them."""
+    if not largest or not number:
+        return ""
+    if not stdout_is_utf8():
+        return "#" * max(1, round(number * BAR_CELLS / largest))
+    whole, eighths = divmod(max(1, round(number * BAR_CELLS * 8 / largest)), 8)
+    return "█" * whole + (chr(0x2590 - eighths) if eighths else "")
+
+
+def trouble_table(partitions: list[PartitionReplicas]) -> Table:
+    columns = [
+        Column("Topic"),
+        Column("Partition", True),
+        Column("State"),
+        Column("Leader", True),
+        Column("Replicas", spare=2),
+        Column("ISR", spare=1),
+        Column("ELR", spare=3),
+    ]
+    rows, styles = [], []
+    for part in partitions:
+        troubles = troubles_of(part)
+        moving = [MOVING] * (part.move is not None)
+        rows.append(
+            [
+                part.topic,
+                str(part.partition),
+                comma_separated([*(trouble.title for trouble in troubles), *moving]),
+                "none" if part.has_no_leader else str(part.leader),
+                comma_separated(part.replicas),
+                comma_separated(part.isr),
+                comma_separated(part.eligible or ()),
+            ]
+        )
+        styles.append(troubles[0].style if troubles else "cyan")
+    return Table(columns, rows, row_styles=styles, name_columns=2)
+
+
+def state_json(state: ClusterState) -> dict[str, Any]:
+    leaders = Counter(part.leader for part in state.partitions)
+    replicas = Counter(broker for part in state.partitions for broker in part.replicas)
+    behind = Counter(broker for part in state.partitions for broker in part.behind)
+    document: dict[str, Any] = {
+        "cluster_id": state.cluster_id,
+        "controller": state.controller,
+        "healthy": not is_degraded(state),
+        "brokers": [
+            {
+                "broker": broker.number,
+                "rack": broker.rack,
+                "host": broker.host,
+                "port": broker.port,
+                "fenced": broker.is_fenced,
+                "controller": broker.number == state.controller,
+                "leaders": leaders[broker.number],
+                "replicas": replicas[broker.number],
+                "replicas_not_in_sync": behind[broker.number],
+            }
+            for broker in state.brokers
+        ],
+        "missing_brokers": state.missing,
+        "topics": len({part.topic for part in state.partitions}),
+        "partitions": len(state.partitions),
+    }
+    for trouble in TROUBLES:
+        document[trouble.key] = [partition_json(part) for part in state.partitions if trouble.applies(part)]
+    document[MOVING] = [partition_json(part) for part in state.partitions if part.move is not None]
+    return document
+
+
+def partition_json(part: PartitionReplicas) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "topic": part.topic,
+        "partition": part.partition,
+        "leader": part.leader,
+        "replicas": part.replicas,
+        "isr": part.isr,
+        "eligible_leader_replicas": part.eligible,
+        "offline_replicas": part.offline,
+        "min_insync_replicas": part.min_isr,
+    }
+    if part.move is not None:
+        facts |= {"adding": part.move.adding, "removing": part.move.removing}
+    return facts

@@ -1,0 +1,235 @@
+"""Plan which brokers have the replicas of partitions: for `tidelog cluster reassign` and `drain`. Pure functions.
+
+The rules, the most important one first: 1. no replica is on a broker that is not allowed; 2. the replicas of a
+partition are on as many racks as possible; 3. brokers have about the same number of replicas, and are the preferred
+leader of about the same number of partitions; 4. as few replicas as possible move. The same input gives the same plan.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tidelog.cli.cluster_state import PartitionReplicas
+from tidelog.cli.errors import CommandError, UsageError
+
+KAFKA_VERSION = 1
+"""Version of the JSON format of Kafka's tool kafka-reassign-partitions, which our plans use, too."""
+
+
+class PlannedMove(NamedTuple):
+    """New replicas of one partition."""
+
+    topic: str
+    partition: int
+    before: list[int]
+    after: list[int]
+
+    @property
+    def adding(self) -> list[int]:
+        return [broker for broker in self.after if broker not in self.before]
+
+    @property
+    def removing(self) -> list[int]:
+        return [broker for broker in self.before if broker not in self.after]
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class _Placement:
+    """The replicas of all partitions while the plan is made."""
+
+    def __init__(self, replicas: list[list[int]], brokers: Sequence[int], racks: Mapping[int, str | None]) -> None:
+        self.replicas = replicas
+        self.counts = dict.fromkeys(brokers, 0)
+        """How many replicas each allowed broker has."""
+        self._racks = racks
+        for brokers_of_partition in replicas:
+            for broker in brokers_of_partition:
+                if broker in self.counts:
+                    self.counts[broker] += 1
+
+    def rack(self, broker: int) -> object:
+        """A broker without a rack counts as in a rack of its own."""
+        return self._racks.get(broker) or broker
+
+    def racks_used(self, replicas: Iterable[int]) -> int:
+        return len({self.rack(broker) for broker in replicas})
+
+    def add(self, index: int) -> None:
+        """Add a replica on the best allowed broker: on a rack that the partition does not use, with few replicas."""
+        replicas = self.replicas[index]
+        candidates = [broker for broker in self.counts if broker not in replicas]
+        best = min(candidates, key=lambda broker: (-self.racks_used([*replicas, broker]), self.counts[broker], broker))
+        replicas.append(best)
+        self.counts[best] += 1
+
+    def fill(self, index: int, count: int) -> None:
+        """Add replicas until the partition has `count` of them."""
+        while len(self.replicas[index]) < count:
+            self.add(index)
+
+    def move(self, index: int, source: int, target: int) -> None:
+        replicas = self.replicas[index]
+        replicas[replicas.index(source)] = target
+        self.counts[source] -= 1
+        self.counts[target] += 1
+
+    def balance(self) -> None:
+        """Move replicas from the broker with the most to one with fewer, while that makes the numbers more equal."""
+        is_improving = True
+        while is_improving:
+            is_improving = False
+            for source in sorted(self.counts, key=lambda broker: (-self.counts[broker], broker)):
+                for target in sorted(self.counts, key=lambda broker: (self.counts[broker], broker)):
+                    if self.counts[source] - self.counts[target] < 2:
+                        break
+                    is_improving = self._move_many(source, target) or is_improving
+
+    def _move_many(self, source: int, target: int) -> bool:
+        """Move replicas until the two brokers have about the same number. Return whether one was moved."""
+        has_moved = False
+        for index, replicas in enumerate(self.replicas):
+            if self.counts[source] - self.counts[target] < 2:
+                break
+            if source not in replicas or target in replicas:
+                continue
+            moved = [target if broker == source else broker for broker in replicas]
+            if self.racks_used(moved) >= self.racks_used(replicas):
+                self.move(index, source, target)
+                has_moved = True
+        return has_moved
+
+    def balance_leaders(self) -> None:
+        """Reorder replicas, so that every broker is first in about the same number of partitions."""
+        leads = dict.fromkeys(self.counts, 0)
+        for replicas in self.replicas:
+            leads[replicas[0]] += 1
+        is_improving = True
+        while is_improving:
+            is_improving = False
+            for replicas in self.replicas:
+                first = replicas[0]
+                best = min(replicas, key=lambda broker: (leads[broker], broker))
+                if leads[first] - leads[best] >= 2:
+                    replicas.remove(best)
+                    replicas.insert(0, best)
+                    leads[first] -= 1
+                    leads[best] += 1
+                    is_improving = True
+
+
+def plan_moves(
+    partitions: Sequence[PartitionReplicas],
+    brokers: Sequence[int],
+    racks: Mapping[int, str | None],
+    replicas: int | None = None,
+    *,
+    balance: bool = True,
+) -> list[PlannedMove]:
+    """Return the partitions whose replicas change, so that all replicas are on `brokers`.
+
+    `replicas` is the new number of replicas; None keeps the number of each partition. Without `balance`, only replicas
+    on other brokers move. Raises CommandError if there are fewer brokers than a partition needs.
+    """
+    for part in partitions:
+        if (replicas or len(part.replicas)) > len(brokers):
+            raise CommandError(
+                f"partition {part} needs {replicas or len(part.replicas)} brokers for its replicas, and only "
+                f"{len(brokers)} may be used ({', '.join(map(str, brokers))}); --replicas N lowers their number"
+            )
+    kept = []
+    for part in partitions:
+        allowed = [broker for broker in part.replicas if broker in brokers]
+        kept.append(allowed if replicas is None else allowed[:replicas])
+    placement = _Placement(kept, brokers, racks)
+    for index, part in enumerate(partitions):
+        placement.fill(index, replicas or len(part.replicas))
+    if balance:
+        placement.balance()
+        placement.balance_leaders()
+    return _changes(partitions, placement)
+
+
+def _changes(partitions: Sequence[PartitionReplicas], placement: _Placement) -> list[PlannedMove]:
+    return [
+        PlannedMove(part.topic, part.partition, part.replicas, after)
+        for part, after in zip(partitions, placement.replicas, strict=True)
+        if after != part.replicas
+    ]
+
+
+def plan_drain(
+    partitions: Sequence[PartitionReplicas], broker: int, others: Sequence[int], racks: Mapping[int, str | None]
+) -> list[PlannedMove]:
+    """Return the moves that replace `broker` by one of the `others`. All other replicas stay where they are.
+
+    `partitions` are all partitions of the cluster. Raises CommandError if there are too few other brokers.
+    """
+    for part in partitions:
+        if broker in part.replicas and not set(others) - set(part.replicas):
+            raise CommandError(
+                f"broker {broker} cannot be emptied: no other active broker is free for its replica of {part}, which "
+                f"has the replicas {', '.join(map(str, part.replicas))}. Add a broker first, or lower the number of "
+                "replicas with tidelog cluster reassign --replicas N"
+            )
+    placement = _Placement([[b for b in part.replicas if b != broker] for part in partitions], others, racks)
+    for index, part in enumerate(partitions):
+        if broker not in part.replicas:
+            continue
+        placement.fill(index, len(part.replicas))
+        # The new broker takes the place of the old one, also as the preferred leader.
+        replicas = placement.replicas[index]
+        replicas.insert(part.replicas.index(broker), replicas.pop())
+    return _changes(partitions, placement)
+
+
+def lead_elsewhere(partitions: Sequence[PartitionReplicas], broker: int) -> list[PlannedMove]:
+    """Return new orders of replicas, with `broker` last, for the partitions whose preferred leader is `broker`.
+
+    No data moves. Partitions with one replica are left out.
+    """
+    moves = []
+    for part in partitions:
+        if part.replicas[:1] == [broker] and len(part.replicas) > 1:
+            moves.append(PlannedMove(part.topic, part.partition, part.replicas, [*part.replicas[1:], broker]))
+    return moves
+
+
+def plan_document(moves: Iterable[PlannedMove], *, before: bool = False) -> dict[str, Any]:
+    """Return the plan in the format of kafka-reassign-partitions; with `before`, the plan that would undo it."""
+    return {
+        "version": KAFKA_VERSION,
+        "partitions": [
+            {
+                "topic": move.topic,
+                "partition": move.partition,
+                "replicas": move.before if before else move.after,
+            }
+            for move in moves
+        ],
+    }
+
+
+def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) -> list[PlannedMove]:
+    """Return the moves of a plan that differ from the present replicas. Raises UsageError for a malformed plan."""
+    present = {(part.topic, part.partition): part.replicas for part in partitions}
+    try:
+        if document["version"] != KAFKA_VERSION:
+            raise UsageError(f"the plan has version {document['version']!r}, not {KAFKA_VERSION}")
+        entries = [(entry["topic"], entry["partition"], list(entry["replicas"])) for entry in document["partitions"]]
+    except (KeyError, TypeError) as error:
+        raise UsageError(
+            'the plan is not of the form {"version": 1, "partitions": [{"topic": "orders", "partition": 0, "replicas": '
+            f"[1, 2, 3]}}]}}: {type(error).__name__} {error}"
+        ) from None
+    moves = []
+    for topic, partition, replicas in entries:
+        if not all(isinstance(broker, int) for broker in replicas) or len(set(replicas)) != len(replicas):
+            raise UsageError(f"the plan for {topic}-{partition} needs different brokers' numbers, not {replicas}")
+        if (topic, partition) not in present:
+            raise CommandError(
+                f"there is no partition {topic}-{partition}; tidelog topic describe shows the partitions"
+            )
+        if present[topic, partition] != replicas:
+            moves.append(PlannedMove(topic, partition, present[topic, partition], replicas))
+    return moves

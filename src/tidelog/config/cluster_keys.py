@@ -1,0 +1,60 @@
+"""Broker settings of a cluster of several brokers: their leases and heartbeats, controlled shutdown, leaders."""
+
+from tidelog.config.key import AtLeast, Key, Type
+
+BOOLEAN = Type.BOOLEAN
+INT = Type.INT
+LONG = Type.LONG
+
+KEYS: tuple[Key, ...] = (
+    Key(
+        "auto.leader.rebalance.enable",
+        BOOLEAN,
+        "true",
+        doc="Whether the controller of a cluster gives partitions back to their preferred leaders.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "broker.heartbeat.interval.ms",
+        INT,
+        "2000",
+        doc="Pause between two heartbeats of a broker to the controller of its cluster.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "broker.session.timeout.ms",
+        INT,
+        "9000",
+        doc="Term of the leases in a metadata store that other processes can reach, at least 2000: after this time "
+        "without a renewal, the controller is replaced and a broker is fenced. It also bounds a controlled shutdown.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "controlled.shutdown.enable",
+        BOOLEAN,
+        "true",
+        doc="Whether a broker of a cluster gives its partitions to other leaders before it stops.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "initial.broker.registration.timeout.ms",
+        INT,
+        "60000",
+        doc="Time within which a broker of a cluster must be registered and unfenced; otherwise its start fails.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "leader.imbalance.check.interval.seconds",
+        LONG,
+        "300",
+        AtLeast(1),
+        doc="Interval of auto.leader.rebalance.enable.",
+        effect=True,
+        read_only=True,
+    ),
+)

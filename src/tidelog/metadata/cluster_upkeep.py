@@ -1,0 +1,106 @@
+"""The changes that the active controller of a cluster makes by itself, without a request: it fences the brokers whose
+leases have ended, and gives partitions back to their preferred leaders.
+"""
+
+import logging
+from functools import partial
+from typing import Final
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.metadata.controller import JournalDecision
+from tidelog.metadata.elections import elect_leaderless, rebalance_leaders
+from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
+from tidelog.metadata.journal import Journal
+from tidelog.metadata.local_controller import LocalController
+from tidelog.metadata.registration import BROKER_LEASES, broker_lease, fence_broker
+from tidelog.metadata.store import Store, StoreFailed, StoreUnavailable
+from tidelog.model.steps import Steps
+from tidelog.runtime.interfaces import Runtime
+
+logger = logging.getLogger("tidelog.metadata")
+
+GRACE_S: Final = 0.6
+"""A new controller waits for this time, in seconds, before it fences the first broker: after an outage of the store, in
+which all leases ended, the brokers acquire their leases again."""
+CHECK_S: Final = 0.25
+"""Interval at which the controller compares the brokers with their leases, in seconds."""
+
+
+class ClusterUpkeep:
+    """The tasks of one broker while it is the controller."""
+
+    def __init__(
+        self, store: Store, journal: Journal, controller: LocalController, config: BrokerConfig, runtime: Runtime
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._controller = controller
+        self._config = config
+        self._clock = runtime.clock
+        self._tasks = runtime.tasks
+
+    async def run(self) -> None:
+        """Run until this task is cancelled, when the broker is no longer the controller."""
+        await self._tasks.sleep(GRACE_S)
+        is_logged = False
+        is_new = True
+        rebalance_s = self._clock.monotonic() + self._config.leader_imbalance_check_interval_seconds
+        while True:
+            try:
+                await self._fence_brokers_without_lease()
+                is_logged = False
+                if is_new:
+                    is_new = not await self._elect_leaderless()
+                if self._clock.monotonic() >= rebalance_s:
+                    is_complete = await self._rebalance()
+                    interval_s = self._config.leader_imbalance_check_interval_seconds if is_complete else CHECK_S
+                    rebalance_s = self._clock.monotonic() + interval_s
+            except (StoreUnavailable, StoreFailed) as error:
+                if not is_logged:
+                    logger.warning("leases of the brokers not read reason=%s", error)
+                is_logged = True
+            except Exception:
+                logger.exception("upkeep of the cluster failed")  # the next run tries again
+            await self._tasks.sleep(CHECK_S)
+
+    async def _fence_brokers_without_lease(self) -> None:
+        # A broker acquires its lease before it is registered. So the image must be older than the list of the leases.
+        image = self._journal.image
+        unfenced = [broker for broker in image.brokers.values() if not broker.fenced]
+        if not unfenced or self._has_no_level():
+            return
+        holders = {lease.name: lease.holder for lease in await self._store.held_leases(BROKER_LEASES)}
+        for broker in unfenced:
+            number, incarnation = broker.broker_id, broker.incarnation
+            if holders.get(broker_lease(number)) == incarnation:
+                continue
+            answer = await self._controller.decide(partial(self._fence, number, incarnation))
+            if answer.error:
+                logger.warning("broker not fenced node=%d reason=%s", number, answer.message)
+            else:
+                logger.warning("broker fenced, its lease has ended node=%d epoch=%d", number, broker.epoch)
+
+    async def _elect_leaderless(self) -> bool:
+        """Elect leaders that a changed setting allows, in case the controller before this one has not done so.
+
+        Returns whether it is done.
+        """
+        return self._has_no_level() or not (await self._controller.decide(self._decide_leaderless)).error
+
+    async def _rebalance(self) -> bool:
+        """Give partitions back to their preferred leaders. Returns False if some remain for a later call."""
+        if not self._config.auto_leader_rebalance_enable or self._has_no_level():
+            return True
+        return not (await self._controller.decide(self._decide_rebalance)).value
+
+    def _has_no_level(self) -> bool:
+        return not self._journal.image.feature_levels.get(METADATA_FEATURE, 0)
+
+    def _decide_leaderless(self, image: MetadataImage) -> Steps[JournalDecision[None]]:
+        return elect_leaderless(image, self._config)
+
+    def _decide_rebalance(self, image: MetadataImage) -> Steps[JournalDecision[bool]]:
+        return rebalance_leaders(image, self._config)
+
+    def _fence(self, number: int, incarnation: str, image: MetadataImage) -> Steps[JournalDecision[None]]:
+        return fence_broker(image, number, incarnation, self._config)

@@ -1,0 +1,363 @@
+"""A cluster of brokers for a `with` block, each in a process of its own: `with Cluster(3) as cluster:`."""
+
+import asyncio
+import atexit
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from tidelog.testing.broker import AFTER_GRANDCHILDREN, Broker, run_in_thread
+from tidelog.testing.failure import BrokerFailedError
+
+if TYPE_CHECKING:
+    from multiprocessing.util import Finalize
+
+    from tidelog.client.blocking import Client
+
+__all__ = ["Cluster"]
+
+STORE_FILE = "cluster.sqlite"
+REPLICAS_MAX = 3
+SESSION_MS = 4000
+"""Without a sign of life for this time, a broker is considered dead. Shorter than the default, for tests that pause."""
+POLL_S = 0.05
+
+
+class Cluster:
+    """Brokers on free ports of the loopback interface. They are ready when the block begins and stopped when it ends.
+
+    The brokers have the numbers 1 to `brokers`. Each is a child process, so a test can kill, pause, stop and start it.
+    A broker that is started again has the same data and the same port. `settings` has Kafka's names and is used by all
+    brokers; by default topics have three replicas (if there are so many brokers) and `min.insync.replicas` is 2.
+
+    Without `data` everything is in a temporary directory, which is deleted at the end, also if the test fails or the
+    program ends without stopping the cluster. The processes end when this process ends, however that happens.
+
+    A started cluster belongs to the process that started it. In a process that is forked from that one, `stop` and the
+    end of the block do nothing, and all methods that change a broker raise RuntimeError.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        data: str | Path | None = None,
+        settings: Mapping[str, object] = {},
+        host: str = "127.0.0.1",
+    ) -> None:
+        if brokers < 1:
+            raise ValueError(f"a cluster has at least one broker, not {brokers}")
+        for name in ("node.id", "broker.id", "metadata.store"):
+            if name in settings:
+                raise ValueError(f"{name} is set by the cluster")
+        self.data = None if data is None else Path(data).absolute()
+        """The directory with the brokers' data directories. None while there is no temporary directory."""
+        self._temporary = data is None
+        self._count = brokers
+        self._settings = dict(settings)
+        self._host = host
+        self._brokers: dict[int, Broker] = {}
+        self._paused: dict[int, None] = {}
+        self._owner_pid: int | None = None
+        """The process that started the cluster; None before the start and after the stop."""
+        self._child_finalizer: Finalize | None = None
+
+    # What clients need
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all brokers, for a client's `bootstrap.servers`. Raises RuntimeError before the start."""
+        return ",".join(self.address(number) for number in self.numbers)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the brokers, also of those that do not run."""
+        return list(range(1, self._count + 1))
+
+    def address(self, number: int) -> str:
+        """Return HOST:PORT of one broker."""
+        return self._broker(number).bootstrap
+
+    def pid(self, number: int) -> int:
+        """Return the id of the broker's process. Raises RuntimeError unless it runs."""
+        return self._broker(number).pid
+
+    def log(self, number: int) -> str:
+        """Return the log of the broker's process since its last start. Raises RuntimeError unless it runs."""
+        return self._broker(number).log()
+
+    @property
+    def running(self) -> list[int]:
+        """The numbers of the brokers that were started and neither stopped nor killed. They may be paused."""
+        return [number for number, broker in self._brokers.items() if broker.is_started]
+
+    # Changing one broker
+
+    def kill(self, number: int) -> None:
+        """End the broker's process as kill -9 does. The others elect new leaders at once, because its lease is ended.
+
+        (They do the same if `tidelog start --brokers` runs them. Where nobody watches the process, they wait for
+        `broker.session.timeout.ms`; `pause` behaves so.)
+        """
+        self._check_owner()
+        self._broker(number).kill()
+        self._paused.pop(number, None)
+        self._end_leases(number)
+
+    def restart(self, number: int) -> None:
+        """Stop the broker in order, if it runs, and start it again."""
+        if number in self.running:
+            self.stop(number)
+        self.start(number)
+
+    def pause(self, number: int) -> None:
+        """Stop the broker's process from running (SIGSTOP), as a long pause of the machine does.
+
+        The others notice it after `broker.session.timeout.ms`, 4 s by default.
+        """
+        self._check_owner()
+        os.kill(self.pid(number), signal.SIGSTOP)
+        self._paused[number] = None
+
+    def resume(self, number: int) -> None:
+        """Let a paused broker run again. Does nothing if it is not paused."""
+        self._check_owner()
+        if number in self._paused:
+            del self._paused[number]
+            os.kill(self.pid(number), signal.SIGCONT)
+
+    def wait_until_in_sync(self, timeout_s: float = 30.0) -> None:
+        """Wait until every broker is registered, and every partition has a leader and all its replicas in sync.
+
+        Raises TimeoutError, which says what is missing.
+        """
+        from tidelog.client.blocking import Client
+        from tidelog.client.errors import ClientError
+
+        deadline = time.monotonic() + timeout_s
+        with Client(self.bootstrap) as client:
+            while True:
+                try:
+                    problem = _problem(client, self._count)
+                except ClientError as error:
+                    problem = str(error)
+                if not problem:
+                    return
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the cluster is not in sync after {timeout_s:g} s: {problem}")
+                time.sleep(POLL_S)
+
+    # The whole cluster, or one broker
+
+    def start(self, number: int | None = None) -> None:
+        """Start all brokers, and return when they accept connections; or one broker that was stopped or killed.
+
+        A broker that is started again has the same data and port. Raises BrokerFailedError with the message of a
+        broker that did not start. Raises RuntimeError if the cluster or the broker runs already, or belongs to another
+        process.
+        """
+        self._check_owner()
+        if number is not None:
+            self._broker(number).start()
+            return
+        if self._owner_pid is not None:
+            raise RuntimeError("the cluster runs already")
+        self._owner_pid = os.getpid()
+        if self.data is None:
+            self.data = Path(tempfile.mkdtemp(prefix="tidelog-cluster-"))
+            self._clean_up_at_exit()
+        self.data.mkdir(parents=True, exist_ok=True)
+        for number in self.numbers:
+            if number not in self._brokers:
+                self._brokers[number] = self._new_broker(number, self.data)
+        try:
+            _run_all([broker.start for broker in self._brokers.values()])
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, number: int | None = None) -> None:
+        """Stop all brokers in order, one after another, and delete a temporary directory; or stop one broker, which
+        hands its leaderships over.
+
+        Does nothing in a process that was forked from the owner. Raises BrokerFailedError if a broker had ended by
+        itself or did not stop in order. If all brokers are to be stopped, they are, before the first error is raised.
+        """
+        if self._belongs_to_another_process or self._owner_pid is None:
+            return
+        if number is not None:
+            self.resume(number)
+            self._broker(number).stop()
+            return
+        failures: list[BrokerFailedError] = []
+        try:
+            for other in reversed(self.running):
+                try:
+                    self.stop(other)
+                except BrokerFailedError as failure:
+                    failures.append(failure)
+        finally:
+            self._forget()
+        if failures:
+            raise failures[0]
+
+    def _new_broker(self, number: int, data: Path) -> Broker:
+        defaults: dict[str, object] = {
+            "default.replication.factor": min(self._count, REPLICAS_MAX),
+            "offsets.topic.replication.factor": min(self._count, REPLICAS_MAX),
+            "min.insync.replicas": 2 if self._count > 2 else 1,
+            "broker.session.timeout.ms": SESSION_MS,
+        }
+        own = {"node.id": number, "metadata.store": f"sqlite:{data / STORE_FILE}"}
+        settings = defaults | self._settings | own
+        return Broker(process=True, data=data / f"broker-{number}", settings=settings, host=self._host)
+
+    def _end_leases(self, number: int) -> None:
+        """End the leases of a broker's process that is dead."""
+        from tidelog.broker.dead_leases import BrokerLeases
+        from tidelog.config.metadata_store import StoreAddress
+        from tidelog.runtime.real import real_runtime
+
+        data = self.data
+        assert data is not None
+
+        async def end() -> None:
+            runtime = real_runtime()
+            try:
+                store = StoreAddress("sqlite", (), str(data / STORE_FILE))
+                await BrokerLeases(store, runtime).end(number, [str(data / f"broker-{number}")])
+            finally:
+                await runtime.close()
+
+        def run() -> None:
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                runner.run(end())
+
+        _run_all([run])  # in a thread: this one may be running an event loop
+
+    def _forget(self) -> None:
+        """Delete a temporary directory, and forget the brokers' ports if it was deleted."""
+        self._paused.clear()
+        if self._temporary and self.data is not None:
+            atexit.unregister(self._at_exit)
+            if self._child_finalizer is not None:
+                self._child_finalizer.cancel()
+                self._child_finalizer = None
+            shutil.rmtree(self.data, ignore_errors=True)
+            self.data = None
+            self._brokers.clear()
+        self._owner_pid = None
+
+    def _at_exit(self) -> None:
+        """Kill the processes of a cluster that was not stopped, and delete the directory. A program that is ending
+        cannot start the threads that an orderly stop needs.
+        """
+        if not self._belongs_to_another_process:
+            for number in self.running:
+                self._broker(number).kill()
+            self._forget()
+
+    def _clean_up_at_exit(self) -> None:
+        atexit.register(self._at_exit)
+        if "multiprocessing" in sys.modules:
+            from multiprocessing import parent_process, util
+
+            # Forked children of multiprocessing do not run the functions of atexit. They run these finalizers.
+            if parent_process() is not None:
+                self._child_finalizer = util.Finalize(None, self._at_exit, exitpriority=AFTER_GRANDCHILDREN)
+
+    def _broker(self, number: int) -> Broker:
+        if number not in self.numbers:
+            raise ValueError(f"there is no broker {number}; the brokers are {', '.join(map(str, self.numbers))}")
+        if number not in self._brokers:
+            raise RuntimeError("the cluster has not started")
+        return self._brokers[number]
+
+    @property
+    def _belongs_to_another_process(self) -> bool:
+        return self._owner_pid not in (None, os.getpid())
+
+    def _check_owner(self) -> None:
+        """Raise RuntimeError if the cluster belongs to another process."""
+        if self._belongs_to_another_process:
+            raise RuntimeError(
+                f"this cluster belongs to process {self._owner_pid}, which started it; this is process {os.getpid()}. "
+                f"Use it as a client of {self.bootstrap}, or start a Cluster of this process's own"
+            )
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state for pickle and copy. Raises TypeError if the cluster is started: it cannot be copied."""
+        if self._owner_pid is not None:
+            raise TypeError(
+                f"this cluster belongs to process {self._owner_pid} and cannot be copied: pass its bootstrap instead"
+            )
+        return self.__dict__
+
+    def __repr__(self) -> str:
+        if self._owner_pid is None:
+            return f"<Cluster of {self._count} brokers, not started>"
+        return f"<Cluster {self.bootstrap} of process {self._owner_pid}>"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await run_in_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # In a forked process the event loop is a copy of the owner's, and nothing may be called on it.
+        if not self._belongs_to_another_process:
+            await run_in_thread(self.stop)
+
+
+def _run_all(functions: "list[Callable[[], None]]") -> None:
+    """Run each function in a thread of its own, and return when all have ended. Raises the first error."""
+    errors: list[BaseException] = []
+
+    def run(function: Callable[[], None]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        raise error
+
+
+def _problem(client: "Client", brokers: int) -> str:
+    """Return what is missing until all brokers and replicas are in sync; empty if nothing is. Raises ClientError."""
+    from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
+
+    answer = client.ask_any(MetadataRequest(topics=None), client.deadline())
+    assert isinstance(answer, MetadataResponse)
+    if len(answer.brokers) < brokers:
+        return f"only {len(answer.brokers)} of {brokers} brokers are active"
+    for topic in answer.topics:
+        for part in topic.partitions:
+            if part.leader_id < 0:
+                return f"{topic.name}-{part.partition_index} has no leader"
+            if missing := set(part.replica_nodes) - set(part.isr_nodes):
+                return f"replica {min(missing)} of {topic.name}-{part.partition_index} is not in sync"
+    return ""
