@@ -182,14 +182,13 @@ class BrokerServer:
         if self._store_is_elsewhere:
             new_ids = await self._start_with_store_elsewhere(directories, metadata, identity)
         else:
-            await metadata.start(
-                identity.cluster_id, self._first_records, previous_incarnation=self._last_run.incarnation
-            )
+            await metadata.start(identity.cluster_id, self._first_records, previous_incarnation=self._ended_run)
             new_ids = self._new_directory_ids(directories)
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
-        if metadata.has_fencing:
+        is_fenced_at_first = metadata.has_fencing
+        if is_fenced_at_first:
             await self._register()
         reconciler = services.partitions.reconciler
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
@@ -201,7 +200,7 @@ class BrokerServer:
         services.groups.start()
         if self._channel is not None:
             await self._start_cluster_parts()
-        if not metadata.has_fencing:
+        if not is_fenced_at_first:
             await self._register()
         self._listen()
         await metadata.begin_to_serve()
@@ -225,10 +224,15 @@ class BrokerServer:
         new_ids = self._new_directory_ids(directories)
         directory_id = await run_blocking(directories.first_id) or new_ids[0]
         holder = f"broker-{self.config.node_id}/{directory_id}"
-        await metadata.start(identity.cluster_id, self._first_records, holder, self._last_run.incarnation)
+        await metadata.start(identity.cluster_id, self._first_records, holder, self._ended_run)
         paths = [directory.path for directory in directories.online]
         await run_blocking(write_marks, self.runtime.disk, self._store_address, paths)
         return new_ids
+
+    @property
+    def _ended_run(self) -> str | None:
+        """The incarnation of a run of this broker that has ended for sure."""
+        return self._last_run.incarnation if self._last_run.has_ended else None
 
     def _new_directory_ids(self, directories: DataDirectories) -> list[str]:
         return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
@@ -418,15 +422,17 @@ class BrokerServer:
             return
         run_blocking, disk = self.runtime.tasks.run_blocking, self.runtime.disk
         paths = [directory.path for directory in directories.online]
+        boot_id = await run_blocking(read_boot_id, disk)
         await metadata.register(
             registration._replace(
-                boot_id=await run_blocking(read_boot_id, disk),
+                boot_id=boot_id,
                 directories=await run_blocking(directory_ids, disk, paths),
                 previous_epoch=self._last_run.broker_epoch,
                 is_synced=directories.clean,
             )
         )
-        await run_blocking(write_last_run, disk, paths, LastRun(registration.incarnation, self.broker_epoch))
+        run = LastRun(registration.incarnation, self.broker_epoch, boot_id)
+        await run_blocking(write_last_run, disk, paths, run)
 
     def _listen(self) -> None:
         """Accept connections."""

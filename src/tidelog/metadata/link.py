@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tidelog.metadata.alterations import Alteration, AlterationResult
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
+from tidelog.metadata.features import LevelChange
 from tidelog.metadata.image import BrokerRegistration
 from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
@@ -111,6 +112,14 @@ class AlterPartition(NamedTuple):
     timeout_ms: int | None = None
 
 
+class UpdateFeatures(NamedTuple):
+    """Finalize levels of the cluster's features, all or none."""
+
+    changes: Sequence[LevelChange]
+    validate_only: bool = False
+    timeout_ms: int | None = None
+
+
 ControllerRequest: TypeAlias = (
     CreateTopics
     | EnsureTopics
@@ -122,6 +131,7 @@ ControllerRequest: TypeAlias = (
     | RegisterBroker
     | BrokerHeartbeat
     | AlterPartition
+    | UpdateFeatures
 )
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
@@ -175,6 +185,7 @@ class ControllerLink(Protocol):
     async def register(self, request: RegisterBroker) -> Answer[int]: ...
     async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]: ...
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -258,6 +269,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]:
+        return await self._ask(request)
+
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:
