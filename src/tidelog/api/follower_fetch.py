@@ -38,6 +38,15 @@ class Followers(Protocol):
     def unwatch_ends(self, watcher: EndWatcher) -> None: ...
 
 
+def is_peer(services: Services, context: RequestContext, broker_id: int) -> bool:
+    """Return whether the connection of a request is that of this other broker: anyone can write its number into a
+    request.
+    """
+    if services.peer_brokers is None:
+        return broker_id != services.config.node_id
+    return services.peer_brokers.sender(context.peer) == broker_id
+
+
 class FollowerItem(FetchItem):
     """One partition that a follower fetches."""
 
@@ -70,7 +79,7 @@ def handle(
     if peers is not None and peers.sender(context.peer) != follower.broker_id:
         return None
     registration = services.metadata.image.brokers.get(follower.broker_id)
-    if registration is None or follower.broker_id == services.config.node_id:
+    if registration is None or not is_peer(services, context, follower.broker_id):
         return None
     if 0 <= follower.broker_epoch < registration.epoch:  # a later epoch: this broker does not know it yet
         return None

@@ -39,6 +39,7 @@ from tidelog.broker.metadata_store import (
     refuse_empty_store,
     write_marks,
 )
+from tidelog.config.broker_config import ConfigError
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
@@ -208,6 +209,7 @@ class BrokerServer:
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
+            await metadata.publisher.wait_for(self.broker_epoch + 1)  # connections are identified by the registration
             self._peers.start()
         self._listen()
         await metadata.begin_to_serve()
@@ -223,8 +225,11 @@ class BrokerServer:
         """Make the part that works with other brokers, if this broker is one of several. It must exist before the
         partitions get their roles.
         """
-        if self._channel is None:
+        if self.peer_connections is None:
             return
+        selector = self.config.get("replica.selector.class")
+        if selector not in (None, "", RACK_AWARE_SELECTOR):
+            raise ConfigError(f"replica.selector.class is {selector}; the one selector is {RACK_AWARE_SELECTOR}")
         peers = self._peers = Peers(
             self.runtime,
             self.config,
@@ -232,9 +237,10 @@ class BrokerServer:
             self._cache,
             services.controller,
             broker_epoch=lambda: self.broker_epoch,
+            connect=self.peer_connections.channel,
         )
         services.followers = peers.followers
-        services.selects_replicas = self.config.get("replica.selector.class") == RACK_AWARE_SELECTOR
+        services.selects_replicas = selector == RACK_AWARE_SELECTOR
         await metadata.subscribe(lambda old, new: None, peers.change_addresses)
 
     async def _start_with_store_elsewhere(

@@ -70,8 +70,8 @@ KEYS: tuple[Key, ...] = (
         "replica.selector.class",
         STRING,
         None,
-        doc="With org.apache.kafka.common.replica.RackAwareReplicaSelector, consumers that set client.rack fetch from a "
-        "replica in their rack. A broker does not start with another class.",
+        doc="With org.apache.kafka.common.replica.RackAwareReplicaSelector, consumers that set client.rack fetch from "
+        "a replica in their rack. A broker of a cluster does not start with another class.",
         effect=True,
         read_only=True,
     ),

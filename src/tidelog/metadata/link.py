@@ -18,6 +18,7 @@ from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
 from tidelog.metadata.reassignment import Reassignment, ReassignmentResult
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration
+from tidelog.model.ids import TopicId
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -152,6 +153,16 @@ class UpdateFeatures(NamedTuple):
     timeout_ms: int | None = None
 
 
+class ReplicasOffline(NamedTuple):
+    """The logs of these replicas of the broker cannot be used: it leaves their ISR, and others lead."""
+
+    broker_id: int
+    broker_epoch: int
+    replicas: Sequence[tuple[TopicId, int]]
+    """Topic id and index of each partition."""
+    timeout_ms: int | None = None
+
+
 ControllerRequest: TypeAlias = (
     CreateTopics
     | EnsureTopics
@@ -167,6 +178,7 @@ ControllerRequest: TypeAlias = (
     | AlterReassignments
     | UnregisterBroker
     | UpdateFeatures
+    | ReplicasOffline
 )
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
@@ -224,6 +236,7 @@ class ControllerLink(Protocol):
     async def alter_reassignments(self, request: AlterReassignments) -> Answer[list[ReassignmentResult]]: ...
     async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]: ...
     async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -319,6 +332,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def update_features(self, request: UpdateFeatures) -> Answer[None]:
+        return await self._ask(request)
+
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:
