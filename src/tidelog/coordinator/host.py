@@ -153,7 +153,7 @@ class CoordinatorHost(Generic[C]):
         count = self._partition_count
         coordinator = self._coordinators.get(self._partition_index(key, count)) if count else None
         if coordinator is None:
-            raise NotCoordinator(f"this broker does not coordinate {key!r}")
+            raise NotCoordinator  # without a message, as Kafka
         return coordinator
 
     def coordinators(self) -> "list[CoordinatorPartition[C]]":

@@ -146,7 +146,7 @@ class CoordinatorPartition(Generic[C]):
 
     def _unavailable_error(self) -> ApiError:
         if self._is_closed or self.partition.log.failure is not None:
-            return NotCoordinator(f"{self.name} is not served here")
+            return NotCoordinator()
         return self._refusal or CoordinatorLoadInProgress(f"{self.name} is being loaded")
 
     @property
@@ -195,7 +195,7 @@ class CoordinatorPartition(Generic[C]):
             if timer is not None:
                 timer.cancel()
         self._reload_timer = self._answer_timer = None
-        self._unload(NotCoordinator(f"{self.name} is not served here any more"), unsent)
+        self._unload(NotCoordinator(), unsent)
 
     # Steps
 
