@@ -12,8 +12,9 @@ Only in a column that `breaks` may a word be split.
 
 4. The rows are printed as blocks instead of a table (`cli.blocks`), with all columns.
 
-If each row must remain one line (`Table.shorten`), names are shortened in the middle, and only columns are left out,
-until one column remains.
+If each row must remain one line (`Table.shorten`), only step 3 is done, until one column remains: first the columns
+with a `spare` of at least `BEFORE_NAMES` are left out, then names are shortened in the middle, then the other columns
+are left out.
 """
 
 import re
@@ -24,6 +25,8 @@ from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, stdout_is_utf8
 
 GAP = 2
 """Cells between two columns."""
+BEFORE_NAMES = 4
+"""Least `spare` of the columns that are left out before a name is shortened (only with `Table.shorten`)."""
 NUMBER = re.compile(r"[(+-]?\d[\d.,:+-]*\)?")
 """Matches words that are numbers rather than names."""
 NUMBER_WIDTH_MAX = 27
@@ -54,6 +57,10 @@ def fit(table: Table, width: int) -> TableFit:
     above: list[int] = []
     left_out: list[int] = []
     full_width = total_width(least_widths)
+    if table.shorten and any(column.spare >= BEFORE_NAMES for column in table.columns[1:]):
+        full_width = total_width(natural_widths)
+        left_out = columns_left_out_before_names(table, natural_widths, width)
+        shown = [index for index in shown if index not in left_out]
     while total_width([least_widths[index] for index in shown]) > width:
         constant_columns = [] if table.shorten else [index for index in shown if has_one_value(table, index)]
         if constant_columns and len(shown) > 1:
@@ -69,6 +76,19 @@ def fit(table: Table, width: int) -> TableFit:
         shown.remove(dropped)
     widths = column_widths([least_widths[index] for index in shown], [natural_widths[index] for index in shown], width)
     return TableFit(shown, widths, sorted(above), sorted(left_out), full_width)
+
+
+def columns_left_out_before_names(table: Table, natural_widths: Sequence[int], width: int) -> list[int]:
+    """Return the columns that are left out so that fewer names are shortened; none if all names fit."""
+    shown = list(range(len(table.columns)))
+    left_out: list[int] = []
+    while total_width([natural_widths[index] for index in shown]) > width:
+        dropped = column_to_leave_out(table, shown)
+        if dropped is None or table.columns[dropped].spare < BEFORE_NAMES:
+            break
+        left_out.append(dropped)
+        shown.remove(dropped)
+    return left_out
 
 
 def column_to_leave_out(table: Table, shown: Sequence[int]) -> int | None:

@@ -42,7 +42,7 @@ class Table(NamedTuple):
     row_styles: Sequence[str] = ()
     """Styles of the rows at a terminal; empty if they have none."""
     shorten: bool = False
-    """Whether long names are shortened in the middle so that every row is one line. Otherwise names stay whole."""
+    """Whether names may be shortened in the middle so that every row is one line. Otherwise names stay whole."""
     json: bool = True
     """Whether the command has the option --json, which the note about omitted columns then names."""
     name_columns: int = 1
