@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tidelog.wire.facts import (
+from tidelog.wire.fields import (
     NEWEST,
     NO_VERSIONS,
     Field,
@@ -36,7 +36,8 @@ MODULES = {
     "raft": "raft_records",
     "storage": "storage_records",
 }
-"""The module, for each section, of messages that are neither requests nor responses."""
+"""The module for messages of each section that are neither requests nor responses, unless `module_of` chooses
+another."""
 WITHOUT_CLASS = {"RequestHeader", "ResponseHeader", "DefaultPrincipalData"}
 """Messages without a class: headers are written by hand in frames.py, and principals in api/envelope.py, because their
 field `name` would hide an attribute of every message."""
@@ -60,6 +61,7 @@ PYTHON_TYPES = {
     "uuid": "bytes",
 }
 RESERVED = {name for name in dir(Message) if not name.startswith("__")}
+"""Attributes of every message. No field may have such a name."""
 
 
 class Part(NamedTuple):
@@ -96,7 +98,9 @@ def main() -> None:
 
 
 def generate(tables: dict[str, str]) -> dict[str, str]:
-    """Return file name below `wire/` -> text, for `tables`: section -> table."""
+    """Return the text of each generated file, by its name below `wire/`. `tables` maps the name of each section to
+    its table.
+    """
     modules: dict[str, list[Definition]] = {}
     for section, table in tables.items():
         for definition in read_table(table):
@@ -327,7 +331,9 @@ def annotation(field: Field) -> str:
 
 
 def default(field: Field) -> str:
-    """Return the default of the argument: None if the schema says so, or if each object gets a new value."""
+    """Return the default of the argument as source: None if the schema says so, or if each object gets a new value.
+    UNSET stands for a new value if the caller may also pass None.
+    """
     if field.is_array and field.default is not None:
         return "None" if field.nullable == NO_VERSIONS else "UNSET"
     if field.is_struct and not field.is_array and field.default is not None and field.nullable != NO_VERSIONS:
@@ -363,13 +369,13 @@ def apis_text(modules: dict[str, list[Definition]]) -> str:
 
 APIS = '''\
 {generated}
-"""Every API by its key: the facts of a request that are needed before its message module is imported."""
+"""Every API by its key, with the data that is needed before the module of its messages is imported."""
 
 from typing import NamedTuple
 
 
 class ApiInfo(NamedTuple):
-    """`module` is a module of `tidelog.wire.messages`. `flexible_from` is {never} if no version is flexible."""
+    """One API. `module` is in `tidelog.wire.messages`. `flexible_from` is {never} if no version is flexible."""
 
     name: str
     module: str

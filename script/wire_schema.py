@@ -28,7 +28,7 @@ FOLDERS = ("common/message/", "message/")
 HEADER = """\
 # Facts of Apache Kafka {version}'s message definitions, made by script/wire-schema: do not edit.
 # Message: name, kind, api key or "-", versions, flexible versions, "unstable" if the last version is.
-# "struct" names a part that several fields share. Fields: see tidelog/wire/facts.py.
+# "struct" names a part that several fields share. Fields: see tidelog/wire/fields.py.
 """
 
 Json = dict[str, Any]
@@ -71,7 +71,9 @@ def fetch_jars(version: str, folder: Path) -> None:
 
 
 def read_definitions(folder: Path) -> dict[str, list[Json]]:
-    """Return section -> definitions by name, from jars or from JSON files in folders that are named as the sections."""
+    """Return the definitions of each section, sorted by name. They come from jars, or from JSON files in folders
+    with the sections' names.
+    """
     sections: dict[str, list[Json]] = {}
     for artifact, section in JARS.items():
         definitions = [parse_definition(text) for text in _texts(folder, artifact, section)]
@@ -153,8 +155,8 @@ def field_line(field: Json) -> str:
 def _default_text(field: Json) -> str:
     """Return the default as text, or "" if it is the default of the type. Numbers are decimal.
 
-    Kafka's generator reads the string "null" as null. It reads JSON's null as no default, so that the field starts
-    as an empty array or struct.
+    Kafka's generator reads the string "null" as null. JSON's null is no default, so the field starts as an empty
+    array or struct.
     """
     value = field.get("default")
     if value is None:

@@ -22,14 +22,18 @@ class RangePartition(InputPartition):
 
 
 class TidelogReader(DataSourceReader):
+    """The reader of one batch query."""
+
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Ask the brokers for the offsets of both bounds. Each action on the DataFrame asks again.
+        """Return the Spark partitions of the query. The offsets of both bounds are requested from the brokers, again
+        for each action on the DataFrame.
 
-        Raises DataLoss. Raises OptionError if a bound is not found or if a start is past its end.
+        Raises DataLoss if offsets to read are not in the log, unless failOnDataLoss is false. Raises OptionError if
+        a bound is not found or if a start is past its end.
         """
         options = self._options
         with connect(options) as client:

@@ -49,7 +49,8 @@ class MalformedRecords(ValueError):
 
 
 Decode: TypeAlias = Callable[[list[Payload], int, int, int], Decoded]
-"""`decode(payloads, low, high, wanted)` returns the records with low <= offset < high. Raises MalformedRecords."""
+"""`decode(payloads, low, high, wanted)` returns the records with low <= offset < high. `wanted` is a sum of `WANT_*`
+(see `decode_kernel`): the columns to return. Raises MalformedRecords."""
 
 
 def decoder() -> Decode:

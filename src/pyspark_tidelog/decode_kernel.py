@@ -91,8 +91,8 @@ def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
 
 @compile_inline
 def _size(data: Any, at: int, end: int) -> tuple[int, int]:
-    """Read a length; a negative one means null. Return it and the position after it. The position is -1 if fewer
-    bytes than this length remain before `end`.
+    """Read a length; a negative one means null. Return it and the position after it. The position is -1 if the
+    length is malformed, or if fewer bytes than this length remain before `end`.
     """
     size, at = _varint(data, at, end)
     if size > end - at:
@@ -119,6 +119,7 @@ def _append(column: Any, row: int, filled: int, data: Any, at: int, size: int, c
 
 @compile_inline
 def _microseconds(timestamp_ms: int) -> int:
+    """Convert milliseconds to microseconds. The result is limited to the range of 64 bits."""
     return min(max(timestamp_ms, -MILLISECONDS_MAX), MILLISECONDS_MAX) * 1000
 
 

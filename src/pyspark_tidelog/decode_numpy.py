@@ -15,6 +15,7 @@ from tidelog.wire.batches import TimestampType
 from tidelog.wire.primitives import MalformedMessage, read_varint
 
 VARLONG_BYTES = 10
+"""Longest varint of 64 bits, in bytes."""
 
 
 class Spans(NamedTuple):
@@ -43,7 +44,7 @@ class Fields(NamedTuple):
 
 
 class _BrokenRecord(Exception):
-    """A record reaches past its bounds, near `position`."""
+    """A record is malformed near `position`."""
 
     def __init__(self, position: int) -> None:
         self.position = position

@@ -8,8 +8,8 @@ from tidelog.wire.batches import HEADER_BYTES, MAGIC, MIN_LENGTH, BatchHeader
 def whole_batches(partition: TopicPartition, position: int, records: memoryview) -> list[BatchHeader]:
     """Return the headers of the complete batches in `records`, whose first batch holds offset `position`.
 
-    The last batch of a fetch may be incomplete: it is left out. Raises DamagedBatch if a header is invalid, if base
-    offsets decrease, or if the message format is not supported.
+    The last batch of a fetch may be incomplete: it is left out. Raises DamagedBatch if a header is invalid, if a
+    batch begins before the end of the previous one, or if the message format is not supported.
     """
     headers = []
     at, expected = 0, 0

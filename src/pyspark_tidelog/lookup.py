@@ -37,6 +37,7 @@ class Lookup:
 
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions that the subscription matches now; a pattern never matches an internal topic.
+        Assigned partitions are returned without a check whether they exist.
 
         Raises UnknownTopicOrPartition if a named topic does not exist, and OptionError if Java rejects the pattern.
         """

@@ -98,8 +98,11 @@ STREAMING_ONLY = dict.fromkeys(
 ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 
 PARTITION_FETCH_BYTES = 8 << 20
+"""Default of kafka.max.partition.fetch.bytes."""
 BATCH_BYTES = 256 << 10
+"""Default of kafka.batch.size."""
 MAX_TRIGGER_DELAY_MS = 15 * 60_000
+"""Default of maxTriggerDelay, as in Spark's Kafka source."""
 TIME_UNITS_MS = {"us": 0.001, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 CODECS = {"none": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
@@ -238,15 +241,16 @@ def _names(bound: Bound, offset: int) -> bool:
     return isinstance(bound, Specific) and offset in bound.offsets.values()
 
 
-def _bound(options: Options, end: str) -> Bound | None:
-    """Parse the bound at the `end` "starting" or "ending". Return None if no option sets it.
+def _bound(options: Options, side: str) -> Bound | None:
+    """Parse the starting or the ending bound; `side` is "starting" or "ending". Return None if no option sets it.
 
-    If several options set the bound, only the first in Spark's order is parsed: Timestamp, OffsetsByTimestamp, Offsets.
+    If several options set the bound, only the first in Spark's order is parsed: Timestamp, OffsetsByTimestamp,
+    Offsets.
     """
-    offsets, by_timestamp, single_timestamp = f"{end}Offsets", f"{end}OffsetsByTimestamp", f"{end}Timestamp"
+    offsets, by_timestamp, single_timestamp = f"{side}Offsets", f"{side}OffsetsByTimestamp", f"{side}Timestamp"
     name = options.first_of(single_timestamp, by_timestamp, offsets)
     strategy = {"error": 0, "latest": 1}
-    latest_if_none = end == "ending" or bool(options.choice("startingOffsetsByTimestampStrategy", strategy, "error"))
+    latest_if_none = side == "ending" or bool(options.choice("startingOffsetsByTimestampStrategy", strategy, "error"))
     if name is None:
         return None
     if name == offsets:

@@ -33,7 +33,7 @@ Columns: TypeAlias = Mapping[str, pa.Array]
 
 
 class BatchEncoder:
-    """Convert the rows of one task to record batches.
+    """Converts the rows of one task to record batches.
 
     `partition_count(topic)` is called for each topic of each Arrow batch, and should therefore cache its results.
     """

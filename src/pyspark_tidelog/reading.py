@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FETCH_BYTES_MIN = 64 << 10
+"""A fetch requests at least this many bytes of records, unless kafka.max.partition.fetch.bytes is smaller."""
 RECORD_BYTES_GUESS = 256
 """Expected size of a record, in bytes, before the first records have been fetched."""
 ESTIMATE_FACTOR = 1.2
@@ -41,8 +42,8 @@ class PartitionClient(Protocol):
 
 
 class RangeReader:
-    """Read one range of offsets; an instance cannot be used twice. The next fetch is in flight while the rows of the
-    previous fetch are decoded and passed on.
+    """Reads one range of offsets; an instance cannot be used twice. The next fetch is in flight while the rows of
+    the previous fetch are decoded and passed on.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from tidelog.wire.compression import decompress
 from tidelog.wire.primitives import Buffer, MalformedMessage
 
 ROWS_MAX = 64 << 10
+"""Upper bound on the rows of one Arrow batch."""
 BYTES_MAX = 8 << 20
 """Limit of the record bytes that are decoded to one Arrow batch, offsets outside the range included. A single record
 batch may have more bytes."""

@@ -33,6 +33,7 @@ CLIENT = (
     "security.protocol",
     "socket.connection.setup.timeout.ms",
 )
+"""Settings of Kafka's clients that have their effect in reads and in writes."""
 
 REFUSED = {
     "auto.offset.reset": "say where to begin with startingOffsets",
@@ -49,12 +50,14 @@ REFUSED = {
     "value.deserializer": "values are binary, cast the column in the DataFrame",
     "value.serializer": "values are written as the column's bytes, cast it in the DataFrame",
 }
+"""Settings of Kafka's clients that are refused, each with the reason or with what to use instead."""
 REFUSED_UNLESS: Mapping[str, str] = {
     PREFIX + "enable.idempotence": "false",
     PREFIX + "partitioner.ignore.keys": "false",
 }
 """Settings of REFUSED that are accepted with one value, because it asks for the behaviour of this source anyway."""
 SECURITY = ("sasl.", "ssl.", "security.providers")
+"""Beginnings of the names of settings that are refused, because connections are in plaintext."""
 
 GROUPS = "no consumer group is joined, offsets are stored in the query's checkpoint"
 SOCKETS = "the operating system's defaults apply"

@@ -101,8 +101,8 @@ class _Round(NamedTuple):
 
 
 class _Sender:
-    """Send rounds of batches. A round has at most one batch of each partition. `send` waits for the acknowledgement of
-    the previous round, which is in flight until then.
+    """Sends rounds of batches. A round has at most one batch of each partition. `send` waits for the acknowledgement
+    of the previous round, which is in flight until then.
     """
 
     def __init__(self, client: Client, acks: int) -> None:

@@ -21,7 +21,7 @@ UNBOUND_VALUES: tuple[Any, ...] = (
     None,
     messages.ZERO_ID,
 )  # `bound` rules allow no other value for these
-CLOCK_SLACK_MS = 2_000
+CLOCK_SLACK_MS = 2_000  # a `time` rule allows times this long before the begin and after the end of the run
 KEY_FIELDS = ("name", "api_key", "group_id", "key")  # the first of these that is unique identifies the items of a list
 SETTING = re.compile(r"configs\[\d+\]$")  # items that a rule may name
 LIST_HOWS = ("order", "subset", "extra")

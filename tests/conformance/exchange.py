@@ -15,9 +15,9 @@ from .values import BadText, evaluate
 
 LENGTH = struct.Struct(">i")
 ANSWER_TIMEOUT_S = 12.0
-UNANSWERED_S = 1.5
-UNTIL_TIMEOUT_S = 20.0
-UNTIL_PAUSE_S = 0.02
+UNANSWERED_S = 1.5  # how long to wait for the answer to a step with the directive `unanswered`
+UNTIL_TIMEOUT_S = 20.0  # time limit for a condition of the directive `until`
+UNTIL_PAUSE_S = 0.02  # pause before the request is repeated
 FRAME_BYTES_MAX = 64 << 20
 
 

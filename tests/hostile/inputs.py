@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 from tidelog.api.registry import TABLE
 from tidelog.wire.apis import APIS
 from tidelog.wire.decoding import struct_named
-from tidelog.wire.facts import NO_VERSIONS, Field, fields_from_lines
+from tidelog.wire.fields import NO_VERSIONS, Field, fields_from_lines
 from tidelog.wire.frames import encode_request_header
 from tidelog.wire.message import Message, Struct
 from tidelog.wire.records import Record, encode_batch

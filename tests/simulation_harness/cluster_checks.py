@@ -184,8 +184,8 @@ class ClusterChecks:
 class CommittedLog:
     """The batches that were below the high watermark of any replica of one partition.
 
-    `SameCommittedRecords`: below both high watermarks and above both log starts, an offset that two replicas have is
-    the same record. So no replica ever has another batch there, also not after a restart.
+    `SameCommittedRecords`: two replicas have the same record at every offset that is below both high watermarks and
+    that both logs contain. A replica therefore never gets another batch there, not even after a restart.
     """
 
     def __init__(self, partition: TopicPartition) -> None:

@@ -72,8 +72,8 @@ class Profile(NamedTuple):
 class Faults:
     """Applies faults to a cluster until `until_s` of virtual time. When `run` returns, all faults have ended.
 
-    The kind of the first fault is the seed modulo the number of kinds. So as many consecutive seeds as a profile has
-    kinds of faults meet each kind.
+    The kind of the first fault is the seed modulo the number of kinds. Therefore consecutive seeds, as many as the
+    profile has kinds of faults, begin with each kind once.
     """
 
     def __init__(

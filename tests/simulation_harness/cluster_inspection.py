@@ -108,7 +108,7 @@ def leads(node: SimNode, directory: str) -> bool:
 
 
 def needs_restart(node: SimNode) -> bool:
-    """Return whether the running broker has stopped to work, in a way that only a restart ends."""
+    """Return whether the broker runs but has stopped working, so that only a restart helps."""
     broker = node.broker
     if broker is None or broker._services is None:
         return False

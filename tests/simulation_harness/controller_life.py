@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 class Topic:
-    """What a client knows of one topic. Only this client creates and deletes it, one request at a time."""
+    """One topic, as far as its client knows. Only this client creates and deletes it, one request at a time."""
 
     def __init__(self, name: str) -> None:
         self.name = name

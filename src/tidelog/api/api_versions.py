@@ -19,6 +19,7 @@ from tidelog.wire.messages.api_versions import (
 
 _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 SOFTWARE_NAME_LENGTH_MAX = 256
+"""Longest name and longest version of a client's software, in characters."""
 MIN_LEVEL_ZERO_VERSION = 4
 """From this version on, the response may contain features whose lowest supported level is 0."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
 SETTINGS_VERSION = 5
+"""The first version whose response contains the topic's settings."""
 
 
 def handle(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 HIGH_WATERMARK = -1
 """The offset in a request that means: delete all records that consumers can read."""
 INVALID_LOW_WATERMARK = -1
+"""The low watermark in the answer for a partition with an error."""
 
 
 def handle(

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
 CHOICES_VERSION = 6
+"""The first version whose requests may name topics by id."""
 DELETION_DISABLED_VERSION = 3
+"""The first version whose responses may contain TOPIC_DELETION_DISABLED. Older ones contain INVALID_REQUEST instead."""
 
 
 def handle(

@@ -49,8 +49,8 @@ NO_EFFECT = "No effect yet."
 SET_AT_START = "Set at the start by"
 UNKNOWN_TYPE = 0
 SETTINGS_MAX = 100_000
-"""Upper bound on the settings of one response: all settings of two thousand topics. Without it, a request that names
-one topic a million times would exhaust the memory."""
+"""When a response has this many settings, about those of two thousand topics, its other resources get an error.
+Without this limit, a request that names one topic a million times would exhaust the memory."""
 CHARS_PER_SETTING = 500
 """This many characters of values count as one more setting towards SETTINGS_MAX."""
 
@@ -173,7 +173,7 @@ def _config(described: SettingDescription, request: DescribeConfigsRequest) -> D
     if request.include_documentation:
         # In the protocol, all settings that are given at the start have the same source. Tidelog's command line
         # reads from this text which file or option gave the value.
-        start = f"{SET_AT_START} {described.start}." if described.start else ""
-        parts = (key.doc, "" if key.effect else NO_EFFECT, start)
+        origin = f"{SET_AT_START} {described.origin}." if described.origin else ""
+        parts = (key.doc, "" if key.effect else NO_EFFECT, origin)
         result.documentation = " ".join(part for part in parts if part)
     return result

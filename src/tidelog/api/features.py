@@ -5,8 +5,9 @@ from typing import Final, NamedTuple
 from tidelog.api.services import Services
 
 GROUP_FEATURE: Final = "group.version"
-GROUP_VERSION: Final = 1
 """The only feature of Kafka that is fully supported here: the consumer group protocol (KIP-848)."""
+GROUP_VERSION: Final = 1
+"""The highest level of GROUP_FEATURE, which is the one in force."""
 
 
 class Feature(NamedTuple):

@@ -133,8 +133,8 @@ def _look_up(
 def _find(partition: "Partition", timestamp: int) -> Steps["TimestampOffset | None"]:
     """Find the first record with this timestamp or a later one, or the record with the maximum timestamp.
 
-    The search begins again if the partition moves to another directory meanwhile. It raises StorageError if the
-    topic is deleted, since its files are closed then.
+    The search begins again if the partition moves to another directory meanwhile. Raises StorageError if the log is
+    offline, or if the topic is deleted, which closes its files.
     """
     while True:
         log = partition.log

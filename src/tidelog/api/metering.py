@@ -124,7 +124,8 @@ class Meter:
         return None if burst_max is None else int(min(burst_max, 2**31 - 1))
 
     def record_fetch(self, size: int) -> int:
-        """Record a fetch response of `size` bytes. Returns 0 if it is within the quota.
+        """Record a fetch response of `size` bytes. Returns 0 if the client is within its quotas for fetches and for
+        request time.
 
         Otherwise the bytes are not counted: the caller empties the response, which then states the returned throttle
         time in ms.

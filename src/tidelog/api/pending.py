@@ -43,7 +43,7 @@ class Pending(Generic[R]):
         self._listener: Callable[[R], None] | None = None
 
     def complete(self, response: R) -> None:
-        """Deliver the response. Must be called only once."""
+        """Deliver the response; after `abandon`, drop it. Must be called only once."""
         assert not self.done, "completed twice"
         self.done = True
         if self.abandoned:

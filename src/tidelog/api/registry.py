@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class ApiEntry(NamedTuple):
-    """One row: the module of `tidelog.api` with the handler, the versions that it serves, and whether the request
-    changes state that outlives the connection.
+    """One row: the module of `tidelog.api` with the handler, the versions that it serves, the lowest version that
+    ApiVersions states, and whether the request changes state that outlives the connection.
     """
 
     module: str

@@ -56,7 +56,7 @@ COMMANDS = {
 
 
 class LazyGroup(TyperGroup):
-    """List the commands' names and help without importing their modules; import only the command that runs."""
+    """Lists the commands' names and help without importing their modules; imports only the command that runs."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -100,15 +100,16 @@ def tidelog(
     $ echo hello | tidelog produce greetings
     $ tidelog consume greetings --from-beginning
 
-    --bootstrap or TIDELOG_BOOTSTRAP names the cluster. All commands except
-    start, log dump and log verify also work with Apache Kafka.
+    --bootstrap or TIDELOG_BOOTSTRAP names the cluster. All commands that
+    take --bootstrap also work with Apache Kafka.
     """
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
-    An error is printed as one line on stderr. Nothing is printed for a closed pipe or Ctrl-C.
+    An error of the command is printed as one line on stderr. Nothing is printed for a closed pipe or Ctrl-C. Any
+    other exception is a defect of Tidelog and is raised.
     """
     escape_unencodable_output()
     try:
@@ -135,6 +136,7 @@ def escape_unencodable_output() -> None:
 
 
 def execute(arguments: Sequence[str]) -> int:
+    """Run one command, print its error if it fails, and return its exit code. Raises errors of writing its output."""
     command = typer.main.get_command(app)
     fit_examples(command)
     if COMPLETION_VARIABLE in os.environ:

@@ -1,22 +1,22 @@
-"""Print the rows of a table as blocks of facts, for a terminal that is too narrow for the table.
+"""Format the rows of a table as blocks, for a terminal that is too narrow for the table.
 
-A block begins with the names that identify its rows, one on each line. The facts of a row follow, each with the title
-of its column:
+A block begins with the names that identify its rows, one on each line. The other cells of a row follow, each after
+the title of its column:
 
     Group billing
     Topic orders
       Partition 0  Committed 3  End 80  Lag 77
       Partition 1  Committed 3  End 7  Lag 4
 
-A row that has the same names as the row before does not repeat them. The second and later lines of a row are indented
-further than the first.
+A row that has the same names as the row before does not repeat them. The second and later lines of a row are
+indented further than the first.
 """
 
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from tidelog.cli.room import lines_of_facts
+from tidelog.cli.room import titled_lines
 from tidelog.cli.tables import Table, name_text, printable
 
 ROW_INDENT = "  "
@@ -36,7 +36,7 @@ def block_lines(table: Table, width: int) -> list[BlockLine]:
         names = list(row[: table.name_columns])
         if names != names_before:
             for column, name in zip(table.columns, names, strict=False):
-                lines += [BlockLine(line, "bold") for line in lines_of_facts([(column.title, name_text(name))], width)]
+                lines += [BlockLine(line, "bold") for line in titled_lines([(column.title, name_text(name))], width)]
         names_before = names
         lines += row_lines(table, row[table.name_columns :], width, style)
     if table.footer:
@@ -48,16 +48,16 @@ def block_lines(table: Table, width: int) -> list[BlockLine]:
 def row_lines(
     table: Table, cells: Sequence[str], width: int, style: str, *, with_empty: bool = True
 ) -> list[BlockLine]:
-    """Return the facts of one row besides its names.
+    """Return the lines of one row, without its names.
 
     Empty cells are omitted, except, with `with_empty`, in columns that a table never leaves out.
     """
-    facts = [
+    titled_texts = [
         (column.title, name_text(cell))
         for column, cell in zip(table.columns[table.name_columns :], cells, strict=True)
         if cell or (with_empty and column.spare < 0)
     ]
-    lines = lines_of_facts(facts, width - len(CONTINUATION_INDENT))
+    lines = titled_lines(titled_texts, width - len(CONTINUATION_INDENT))
     return [
         BlockLine((CONTINUATION_INDENT if number else ROW_INDENT) + line, style) for number, line in enumerate(lines)
     ]

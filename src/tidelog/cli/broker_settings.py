@@ -39,8 +39,8 @@ SET_AT_START = " Set at the start by "
 """Words in Tidelog's documentation of a setting before the place where it was set (file and line, environment, or
 command line). The documentation is used because the protocol has no field for this place."""
 FALLBACKS = {"log.dirs": ("log.dirs", "log.dir"), "advertised.listeners": ("advertised.listeners", "listeners")}
-"""Setting -> the settings of which the first that has a value is used. Settings that differ only in their unit are not
-listed here: `broker_synonyms` returns them."""
+"""Groups of settings; the broker uses the first setting of a group that has a value. Settings that differ only in
+their unit are not listed here: `broker_synonyms` returns them."""
 NEVER_REPLACED = ("log.flush.scheduler.interval.ms", "listeners")
 """Settings that are never overridden by another setting, although other settings fall back on their values."""
 
@@ -179,7 +179,8 @@ def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) 
 def convert_value(name: str, other: str, value: str | None) -> str | None:
     """Convert `value` from the unit of the setting `other` to the unit of the setting `name`.
 
-    The value is returned unchanged if the result is not an integer, or if it is negative ("no limit").
+    The value is returned unchanged if the units are not known, if the result is not an integer, or if it is negative
+    ("no limit").
     """
     factors = next((dict(key.synonyms) for key in TOPIC_KEYS.values() if name in dict(key.synonyms)), {})
     try:

@@ -35,7 +35,7 @@ SET, DELETE = 0, 1
 class PartitionState(NamedTuple):
     partition: int
     leader: int
-    """A broker's number; -1 while the partition has no leader."""
+    """A broker's id; -1 while the partition has no leader."""
     replicas: list[int]
     isr: list[int]
 
@@ -50,7 +50,7 @@ class TopicState(NamedTuple):
 class Offsets(NamedTuple):
     earliest: int
     latest: int
-    """Exclusive: the offset of the next record."""
+    """Exclusive: the offset of the next record, or the last stable offset (see `offsets`)."""
 
     @property
     def records(self) -> int:
@@ -59,7 +59,10 @@ class Offsets(NamedTuple):
 
 
 class KnownOffsets(NamedTuple):
-    """Offsets of partitions, and the reason for each partition whose offsets could not be read."""
+    """Offsets of partitions, and the reason for each partition whose offsets could not be read.
+
+    Partitions without a leader are in neither map.
+    """
 
     offsets: dict[TopicAndPartition, Offsets]
     failures: dict[TopicAndPartition, CommandError]
@@ -261,8 +264,9 @@ def list_offsets(
 ) -> tuple[dict[TopicAndPartition, int], dict[TopicAndPartition, CommandError]]:
     """Return two maps by partition: the offsets of the requested timestamps, and the errors.
 
-    `timestamps` has a timestamp, EARLIEST or LATEST for each partition. An offset is that of the first record with this
-    timestamp or a later one; it is -1 if there is no such record.
+    `timestamps` has a timestamp, EARLIEST or LATEST for each partition. For a timestamp, the offset is that of the
+    first record with this timestamp or a later one; it is -1 if there is no such record. With `committed`, LATEST means
+    the last stable offset.
     """
     from tidelog.client.operations import READ_COMMITTED, READ_UNCOMMITTED, ListedOffset
     from tidelog.model.ids import TopicPartition
@@ -298,7 +302,10 @@ def offsets_or_raise(
 
 
 def settings(client: "Client", topic: str) -> list[Setting]:
-    """Return all settings of a topic, sorted by name. Raises CommandError."""
+    """Return the settings that the broker reports for a topic, sorted by name. Raises CommandError.
+
+    Tidelog reports every setting; Kafka does not report every setting that is not set.
+    """
     from tidelog.wire.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,

@@ -282,7 +282,8 @@ def one_line_errors() -> Iterator[None]:
 def client_error(error: "Failure", subject: str = "", *, topic: str = "") -> CommandError:
     """Convert an error of our own client to one line that says what to do.
 
-    `topic` is the name of the topic that the error is about. It is also the default of `subject`.
+    The line begins with `subject`. `topic` is the name of the topic that the error is about, and the default of
+    `subject`.
     """
     from tidelog.client.errors import GaveUp, Unreachable
     from tidelog.wire.errors import ApiError, ErrorCode
@@ -326,7 +327,9 @@ def invalid_topic_text(topic: str, answer: str = "") -> str:
 
 
 def kafka_error(raised: "KafkaException | KafkaError", subject: str = "", *, topic: str = "") -> CommandError:
-    """Convert an error of librdkafka to one line that says what to do. `topic` has the meaning of `client_error`'s."""
+    """Convert an error of librdkafka to one line that says what to do. For `subject` and `topic`, see
+    `client_error`.
+    """
     from confluent_kafka import KafkaError, KafkaException
 
     error = raised.args[0] if isinstance(raised, KafkaException) else raised
@@ -358,7 +361,7 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "", *, top
 def as_command_error(error: Exception) -> CommandError | None:
     """Convert an exception of a request to a CommandError of one line.
 
-    Return None if our own client did not raise it.
+    Return a CommandError unchanged, and None for an error that is not one of our own client.
     """
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError

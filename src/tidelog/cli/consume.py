@@ -115,8 +115,8 @@ def consume(
 
 
 def check_start(group: str | None, has_explicit_start: bool, has_partitions: bool, reads_by_default: bool) -> None:
-    """Raise UsageError if the start does not suit the other options. `reads_by_default`: records are read without an
-    explicit start, too.
+    """Raise UsageError if the start does not suit the other options. `reads_by_default` says whether the command
+    reads any records if no start is given.
     """
     if group is not None:
         check_group(group, has_explicit_start or has_partitions)

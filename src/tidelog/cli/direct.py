@@ -47,6 +47,10 @@ class DirectWriter:
         self._client.produce({TopicPartition(self._topic, partition): batch}, self._acks)
 
     def _partition(self, key: bytes | None) -> int:
+        """Return the partition that the key selects; without a key, the next one in turn.
+
+        A missing topic is created, if the broker creates topics on demand.
+        """
         count = len(self._client.topics([self._topic], create=True)[self._topic].leaders)
         if key is None:
             self._round_robin += 1

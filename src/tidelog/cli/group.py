@@ -108,7 +108,7 @@ def list_all(
 
 
 def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
-    """Print state, members and lag of each group, and notes about unknown facts."""
+    """Print state, members and lag of each group, and notes about everything that is not known."""
     described = describe_groups(client, groups.listed)
     listed = [group for group in groups.listed if group.group_id not in described.vanished]
     measured = all_lags(client, [group.group_id for group in listed], described.groups)
@@ -194,13 +194,13 @@ def describe(
 
 
 def show_group(group: "Group") -> None:
-    facts = [f"state {state_text(group.state)}", f"protocol {group.type.lower()}"]
+    details = [f"state {state_text(group.state)}", f"protocol {group.type.lower()}"]
     if protocol_type := foreign_protocol_type(group.protocol_type):
-        facts.append(f"protocol type {protocol_type}")
+        details.append(f"protocol type {protocol_type}")
     if group.assignor:
-        facts.append(f"assignor {group.assignor}")
-    facts.append(f"coordinator {group.coordinator}")
-    print_heading(name_text(group.group_id), *facts)
+        details.append(f"assignor {group.assignor}")
+    details.append(f"coordinator {group.coordinator}")
+    print_heading(name_text(group.group_id), *details)
     if group.members:
         print_table(members_table(group.members))
     else:

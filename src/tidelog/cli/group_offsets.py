@@ -312,7 +312,8 @@ class ResetTarget:
         logs: Mapping[TopicAndPartition, Offsets],
         file_offsets: Mapping[TopicAndPartition, int] | None,
     ) -> Mapping[TopicAndPartition, int]:
-        """Return the new offset of each partition, which may be outside the log.
+        """Return the new offset of each partition. An offset may be outside the log. A file may also have offsets of
+        other partitions.
 
         Raises CommandError if a partition has no committed offset, which --shift-by needs.
         """

@@ -32,7 +32,8 @@ class Lag(NamedTuple):
     committed: int | None
     """None if the group has not committed there. It then begins where its consumers' `auto.offset.reset` says."""
     end: int | None
-    """The log's end, exclusive. None if the topic was deleted, or if the partition has no leader."""
+    """The log's end, exclusive. None if it cannot be read, for example because the topic was deleted or the
+    partition has no leader."""
     member: str
     """Client and host of the member that reads the partition; empty if no member reads it."""
     start: int = 0
@@ -150,7 +151,8 @@ FETCHES_MAX = 500
 
 
 def batch_timestamp_ms(client: "Client", topic: str, partition: int, offset: int) -> int | None:
-    """Return the first timestamp of the batch that contains the offset; None if the broker cannot return it.
+    """Return the first timestamp of the batch that contains the offset; None if the batch has no timestamp, or if
+    the broker does not return the batch.
 
     Raises ClientError if no broker answers.
     """

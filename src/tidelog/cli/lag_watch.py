@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from tidelog.cli.errors import CommandError
 from tidelog.cli.lag import NO_LAG, GroupPartition, Lag, behind_text, cell_or_dash, lag_json, row_style, total
 from tidelog.cli.offline import warn_of_hidden_groups
-from tidelog.cli.room import fit, left_out_text, shorten, wrap_lines
+from tidelog.cli.room import BEFORE_NAMES, fit, left_out_text, shorten, wrap_lines
 from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_notes, print_table, rich_table
 from tidelog.cli.watching import NoAnswerPeriod, PollResult, polling
 from tidelog.cli.when import duration_text, iso_time
@@ -23,7 +23,7 @@ FIXED_LINES = 6
 
 NUMBER_COLUMNS = (
     Column("Partition", True, spare=-1),
-    *(Column(title, True, spare=4) for title in ("Committed", "End")),
+    *(Column(title, True, spare=BEFORE_NAMES) for title in ("Committed", "End")),
     Column("Lag", True, style="bold", spare=-1),
     Column("Behind", True, spare=1),
     Column("Read/s", True, spare=2),
@@ -256,7 +256,8 @@ def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], w
     """Return a table that has at most `height` lines when it is drawn `width` cells wide, but always one row, the
     total and the other FIXED_LINES.
 
-    If all rows have the same group or topic, its name is in the title instead of a column. Long names are shortened.
+    If all rows have the same group or topic, its name is in the title instead of a column. If the
+    table is too wide, the committed offsets and the ends are left out, then names are shortened (`cli.room`).
     If not all rows fit, one row has the sum of the partitions for which there is no room (see `split_to_fit`).
     """
     table = table_of_rows(lags, progress, width, height - FIXED_LINES)

@@ -132,6 +132,9 @@ def verify(
 
     Checks batches and their CRC, every record, indexes, snapshots and
     checkpoints. The exit code is 1 if there is damage; notes are not damage.
+    If a broker has several data directories, name all of them: only the one
+    with the metadata shows that they are Tidelog's, where a missing segment
+    is damage.
 
     Similar findings in a file, and similar notes in a partition, are printed
     as one line with their number. Notes are printed before damage. --json
@@ -144,13 +147,16 @@ def verify(
     $ tidelog log verify tidelog-data/orders-0 --no-records
     $ tidelog log verify /var/lib/kafka/data --json
     """
+    from tidelog.log.ownership import TidelogDirectories
     from tidelog.log.verify import NOTE, VerifyReport, verify
 
     readable_paths, failures = split_readable(paths)
+    full_paths = [os.path.abspath(path) for path in readable_paths]  # noqa: PTH100 - as in `open_log`
     result = VerifyReport()
     for path in readable_paths:
         with open_log(path) as (disk, full_path), show_activity(f"Verifying {full_path}"):
-            report = verify(disk, full_path, records=records)
+            tidelog_directories = TidelogDirectories(disk, full_paths)
+            report = verify(disk, full_path, records=records, tidelog_directories=tidelog_directories)
         result.add(report)
         for finding, more, last in group_similar(report.findings if not json else ()):
             file = path_as_typed(finding.path, full_path, path)

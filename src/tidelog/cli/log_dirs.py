@@ -264,7 +264,7 @@ def check_move_results(
             )
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             raise CommandError(
-                f"{move.path} on broker {broker} is out of use, or the directory where {move.name} is now"
+                f"broker {broker}: either {move.path} or the directory where {move.name} is now is out of use"
             )
         if code:
             raise CommandError(f"{move.name}: {error_name(code)}")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 GROUPS_TOPIC = "__consumer_offsets"
 SHOWN_TOPICS = 5
+"""Upper bound on the topics that a text names."""
 REMEDY = (
     'The broker\'s log says why (search for "offline"). Stop the broker and find the damage with\n'
     "tidelog log verify DIRECTORY. After a repair, the next start opens the partitions again."

@@ -47,6 +47,7 @@ def topics_and_partitions(texts: Iterable[str]) -> dict[str, list[int] | None]:
 
 
 PARTITIONS_MAX = 100_000
+"""Upper bound on the partitions of one range, such as 3-5."""
 
 
 def _partition_numbers(text: str, whole: str) -> list[int]:
@@ -137,7 +138,7 @@ EXPECTED_FORMAT = 'CSV lines "topic,partition,offset" or "group,topic,partition,
 def read_offsets(path: str, group: str) -> dict[TopicAndPartition, int]:
     """Read the offsets for a group from a file. Lines or items with the name of another group are skipped.
 
-    Raises CommandError that names the file, the line or item, and the expected format.
+    Raises CommandError that names the file, and the line or item that is wrong.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -162,7 +163,7 @@ def read_offsets(path: str, group: str) -> dict[TopicAndPartition, int]:
 
 
 def _whole_number(value: Any) -> int | None:
-    """Return the value of a file as an integer; None if it is not a number of at most 19 digits."""
+    """Return a value from a file as an integer; None unless it consists of 1 to 19 digits."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     text = str(value).strip()

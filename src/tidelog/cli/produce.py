@@ -177,6 +177,10 @@ def text_parser(separator: str | None, key: str | None, headers: Headers, null_m
 
 
 def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Parser:
+    """Return a function that makes a record from a line's number and its JSON.
+
+    The function raises CommandError for a line that is not a record, or that lacks a partition with `keep_partitions`.
+    """
     fixed_key = key.encode() if key is not None else None
 
     def parse(number: int, line: bytes) -> OutgoingRecord:

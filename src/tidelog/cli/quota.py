@@ -110,7 +110,8 @@ def list_quotas(
     if json:
         print_json(quotas_json(quotas))
     elif not quotas:
-        print(f"No quotas are set. To set one: tidelog quota set --client-id NAME {EXAMPLE}", file=sys.stderr)
+        subject = f" for {entity_text(wanted)}" if wanted else ""
+        print(f"No quotas are set{subject}. To set one: tidelog quota set --client-id NAME {EXAMPLE}", file=sys.stderr)
     else:
         print_table(quota_table(quotas))
 

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from tidelog.client.reader import Chunk, Skipped, Stopped
 
 FETCH_WAIT_S = 0.1
+"""Upper bound on the wait of one fetch for records, and on a pause, in seconds. Signals are checked in between."""
 HINT_AFTER_S = 2.0
+"""After this many seconds without any record, a hint on the terminal says that the command waits."""
 OFFLINE_CHECK_S = 5.0
 """After this many seconds without a record, the reader checks whether partitions have gone offline."""
 JOINING_NOTICE_S = 0.5
 """After this many seconds of waiting for partitions of a group, a message on the terminal says so."""
 FETCH_BYTES_MAX = 16 << 20
+"""Upper bound on the bytes of records in a fetch response."""
 PARTITION_BYTES_MAX = 1 << 20
 """Upper bound on the bytes of a partition in a fetch response. A single larger batch is nevertheless returned whole."""
 
@@ -202,7 +205,7 @@ class TopicReader:
             records = "offset" if event.next_offset - event.first == 1 else "offsets"
             last = f" to {event.next_offset - 1}" if event.next_offset - event.first > 1 else ""
             line = f"{tp}: {records} {event.first}{last} cannot be read: {event.reason}"
-            print(f"{line}. Reading continues after them.", file=sys.stderr)
+            print(f"{line}. Reading continues.", file=sys.stderr)
         else:
             reason = event.reason
             if isinstance(reason, ValueError):
@@ -317,7 +320,8 @@ class GroupMember:
     def _starts(self, partitions: list[int]) -> dict[int, int]:
         """Return the offset where reading begins in each partition.
 
-        It is the committed offset, or if there is none, the earliest or the latest offset, by the reset policy.
+        It is the committed offset. If none is committed or it cannot be read, it is the earliest or the latest
+        offset, by the reset policy. Partitions whose offsets cannot be listed are reported and left out.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition

@@ -49,7 +49,7 @@ class OutgoingRecord(NamedTuple):
 
 
 class TemplateError(ValueError):
-    """The format names an unknown field, or a brace is not closed."""
+    """The format has an unknown field, a brace that is not closed, or a placeholder of kcat, such as %s."""
 
 
 def parse_template(text: str, null: bytes) -> RenderRecord:

@@ -2,18 +2,19 @@
 
 These steps are done in this order, until the table fits:
 
-1. Texts and titles of several words fold between their words, into lines that are at least `NAME_WIDTH_MIN` wide. Only
-in a column that `breaks` may a word be split.
+1. Texts and titles of several words fold between their words, into lines that are at least `NAME_WIDTH_MIN` wide.
+Only in a column that `breaks` may a word be split.
 
-2. A column with the same value in every row becomes a fact above the table.
+2. A column with the same value in every row is removed, and its title and value are printed above the table.
 
 3. Columns with a positive `spare` are left out: first the column with the highest `spare`; of columns with equal
 `spare`, the rightmost one.
 
-4. The rows are printed as blocks of facts instead of a table (`cli.blocks`), with all columns.
+4. The rows are printed as blocks instead of a table (`cli.blocks`), with all columns.
 
-If each row must remain one line (`Table.shorten`), names are shortened in the middle, and only columns are left out,
-until one column remains.
+If each row must remain one line (`Table.shorten`), only step 3 is done, until one column remains: first the columns
+with a `spare` of at least `BEFORE_NAMES` are left out, then names are shortened in the middle, then the other columns
+are left out.
 """
 
 import re
@@ -24,6 +25,8 @@ from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, stdout_is_utf8
 
 GAP = 2
 """Cells between two columns."""
+BEFORE_NAMES = 4
+"""Least `spare` of the columns that are left out before a name is shortened (only with `Table.shorten`)."""
 NUMBER = re.compile(r"[(+-]?\d[\d.,:+-]*\)?")
 """Matches words that are numbers rather than names."""
 NUMBER_WIDTH_MAX = 27
@@ -54,6 +57,10 @@ def fit(table: Table, width: int) -> TableFit:
     above: list[int] = []
     left_out: list[int] = []
     full_width = total_width(least_widths)
+    if table.shorten and any(column.spare >= BEFORE_NAMES for column in table.columns[1:]):
+        full_width = total_width(natural_widths)
+        left_out = columns_left_out_before_names(table, natural_widths, width)
+        shown = [index for index in shown if index not in left_out]
     while total_width([least_widths[index] for index in shown]) > width:
         constant_columns = [] if table.shorten else [index for index in shown if has_one_value(table, index)]
         if constant_columns and len(shown) > 1:
@@ -71,6 +78,19 @@ def fit(table: Table, width: int) -> TableFit:
     return TableFit(shown, widths, sorted(above), sorted(left_out), full_width)
 
 
+def columns_left_out_before_names(table: Table, natural_widths: Sequence[int], width: int) -> list[int]:
+    """Return the columns that are left out so that fewer names are shortened; none if all names fit."""
+    shown = list(range(len(table.columns)))
+    left_out: list[int] = []
+    while total_width([natural_widths[index] for index in shown]) > width:
+        dropped = column_to_leave_out(table, shown)
+        if dropped is None or table.columns[dropped].spare < BEFORE_NAMES:
+            break
+        left_out.append(dropped)
+        shown.remove(dropped)
+    return left_out
+
+
 def column_to_leave_out(table: Table, shown: Sequence[int]) -> int | None:
     """Return the index of the shown column that is left out next; None if no more column may be left out."""
     if len(shown) == 1:
@@ -84,24 +104,25 @@ def column_to_leave_out(table: Table, shown: Sequence[int]) -> int | None:
 
 
 def above_lines(table: Table, fitted: TableFit, width: int) -> list[str]:
-    """Return lines with the facts that all rows have in common."""
-    return lines_of_facts(
+    """Return lines with the titles and values of the columns that have the same value in every row."""
+    return titled_lines(
         [(table.columns[index].title, printable(table.rows[0][index]) or "-") for index in fitted.above], width
     )
 
 
-def lines_of_facts(facts: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Return lines with as many facts as fit. A fact is a title and a text.
+def titled_lines(titled_texts: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """Return lines, each with as many texts as fit, and each text after its title.
 
-    A wider fact has lines of its own, and folds between the words of its text. Only a single word may be wider.
+    A text that is wider than a line has lines of its own, and folds between its words. Only a single word may be
+    wider.
     """
     lines: list[str] = []
-    for title, text in facts:
-        fact = f"{title} {text}"
-        if lines and cell_width(lines[-1]) + GAP + cell_width(fact) <= width:
-            lines[-1] += " " * GAP + fact
-        elif cell_width(fact) <= width:
-            lines.append(fact)
+    for title, text in titled_texts:
+        titled_text = f"{title} {text}"
+        if lines and cell_width(lines[-1]) + GAP + cell_width(titled_text) <= width:
+            lines[-1] += " " * GAP + titled_text
+        elif cell_width(titled_text) <= width:
+            lines.append(titled_text)
         else:
             first_word, *more_words = text.split(" ")
             lines.append(f"{title} {first_word}")
@@ -152,9 +173,10 @@ def natural_width(table: Table, index: int) -> int:
 def least_width(table: Table, index: int) -> int:
     """Return the least width of a column.
 
-    A column of numbers is wide enough for the widest one. A column of text has at least NAME_WIDTH_MIN cells (fewer if
-    all its texts are shorter), and room for the words of its title, and for every word of the texts except lists of
-    numbers. In a column that `breaks`, and if names are shortened, only numbers count as words.
+    A column of numbers is wide enough for the widest one. A column of text has at least NAME_WIDTH_MIN cells (fewer
+    if all its texts are shorter), and room for the words of its title, and for every word of the texts except lists
+    of numbers. In a column that `breaks`, only numbers count as words. If names are shortened, the whole title
+    counts, and no word of the texts.
     """
     column = table.columns[index]
     title = column.title if table.shorten else max(column.title.split(), key=cell_width, default="")

@@ -48,7 +48,7 @@ MakeBroker = Callable[[BrokerConfig, Runtime], RunningBroker]
 
 
 def serve(options: Options) -> int:
-    """Run a broker in this process's main thread until a signal stops it. Return the exit code."""
+    """Run a broker in this process's main thread until it is stopped or fails. Return the exit code."""
     configure_logging(options.log_level)
     try:
         config = load_config(options, os.environ)
@@ -96,9 +96,9 @@ def read_file(path: str) -> bytes:
 async def run_broker(
     config: BrokerConfig, make_broker: MakeBroker, make_runtime: Callable[[], Runtime], options: Options
 ) -> int:
-    """Start the broker, print its address, wait for a signal or the end of the parent, then stop. Return the exit code.
+    """Start the broker, print its address, wait for a signal, the end of the parent or a failure, and stop the broker.
 
-    A second signal ends the process at once, as in a crash. The next start then recovers the log.
+    Return the exit code. A second signal ends the process at once, as in a crash; the next start then recovers the log.
     """
     loop = asyncio.get_running_loop()
     stop_requested = asyncio.Event()

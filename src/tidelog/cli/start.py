@@ -1,7 +1,7 @@
 """`tidelog start`: run one broker, or with --brokers a cluster of brokers on this machine, in the foreground.
 
 To start fast, this module does not import typer, rich, argparse or librdkafka. `cli/start_help.py` prints the help of
-the command and has the same list of flags.
+the command and has the same flags except `--parent-pipe`.
 """
 
 import os
@@ -12,7 +12,9 @@ from typing import NamedTuple
 from tidelog.cli.logs import LEVELS
 
 FAILED, MISUSED = 1, 2
-"""Exit codes. 0 means that a signal stopped the broker and that it shut down cleanly."""
+"""Exit codes: the broker failed; the command line is malformed. 0 means that a signal or the end of the parent process
+stopped the broker. If a second signal ends it at once, the exit code is 128 + the signal's number.
+"""
 
 FLAGS = {
     "--config": "FILE",
@@ -44,13 +46,13 @@ FOREIGN_OPTIONS = {
 
 
 class MisusedError(Exception):
-    """The command line is malformed. The text is one line that says what to type instead."""
+    """The command line is malformed. The text is one line that says what is wrong, or what to type instead."""
 
 
 class Options(NamedTuple):
     config_file: str | None
     settings: dict[str, str]
-    """Kafka's setting name -> value, as the flags give them."""
+    """Kafka's setting name -> value, from `--set`, `--data` and `--listen`."""
     log_level: str
     parent_pipe: int | None
     """The read end of a pipe whose write end the parent process holds; the broker stops when the parent has ended."""

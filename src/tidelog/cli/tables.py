@@ -42,7 +42,7 @@ class Table(NamedTuple):
     row_styles: Sequence[str] = ()
     """Styles of the rows at a terminal; empty if they have none."""
     shorten: bool = False
-    """Whether long names are shortened in the middle so that every row is one line. Otherwise names stay whole."""
+    """Whether names may be shortened in the middle so that every row is one line. Otherwise names stay whole."""
     json: bool = True
     """Whether the command has the option --json, which the note about omitted columns then names."""
     name_columns: int = 1
@@ -124,7 +124,8 @@ def base64_text(text: str) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table: at a terminal with rules and colours (none if NO_COLOR is set), in a pipe as aligned columns.
+    """Print a table: at a terminal with lines and colours (no colours if NO_COLOR is set), in a pipe as aligned
+    columns.
 
     In a pipe, all columns are printed, even if the lines are long.
     """
@@ -216,16 +217,16 @@ def rich_table(table: Table, width: int) -> "Group":
     return Group(*parts)
 
 
-def print_heading(line: str, *facts: str) -> None:
-    """Print a name, and facts about it on the same line."""
+def print_heading(line: str, *details: str) -> None:
+    """Print a name, and details about it on the same line."""
     if sys.stdout.isatty():
         from rich.text import Text
 
         text = Text(printable(line), style="bold")
-        text.append("  " + "  ".join(map(printable, facts)), style="not bold dim")
+        text.append("  " + "  ".join(map(printable, details)), style="not bold dim")
         console().print(text, soft_wrap=True)
     else:
-        print("  ".join(map(printable, (line, *facts))))
+        print("  ".join(map(printable, (line, *details))))
 
 
 def printable(text: str) -> str:

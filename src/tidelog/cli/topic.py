@@ -124,7 +124,7 @@ def create(
 def warn_of_differences(
     client: "Client", name: str, partitions: int | None, replicas: int | None, settings: dict[str, str]
 ) -> None:
-    """Print how an existing topic differs from the request, and the commands that would change the topic."""
+    """Print how an existing topic differs from the request, and commands that would remove differences."""
     (topic,) = cluster.describe(client, [name])
     current = {setting.name: setting.value for setting in cluster.settings(client, name)} if settings else {}
     differences, remedies = topic_differences(topic, current, partitions, replicas, settings)
@@ -141,9 +141,10 @@ def topic_differences(
     replicas: int | None,
     settings: dict[str, str],
 ) -> tuple[list[str], list[str]]:
-    """Return the differences from the request, and the commands that would remove them.
+    """Return the differences from the request, and commands that would remove them.
 
-    None in `partitions` or `replicas` means that nothing was requested.
+    No command changes the number of replicas or removes partitions. None in `partitions` or `replicas` means that
+    nothing was requested.
     """
     differences, remedies = [], []
     count = len(topic.partitions)
@@ -211,9 +212,7 @@ def records_json(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets)
 
 
 def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> Table:
-    """Return the table of topics. "12+" records means at least 12: some partitions are not included, because their
-    leader did not answer.
-    """
+    """Return the table of topics. "12+" records means 12 without some partitions whose offsets could not be read."""
     columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True, spare=1), Column("Records", True)]
     rows = []
     for topic in topics:
@@ -306,7 +305,7 @@ def show_topic(
 
 
 def report_offline(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> None:
-    """Warn about the partitions that the tables show with "?", unless another note has already named the reason."""
+    """Warn about the partitions without offsets, unless another note has already named the reason."""
     answered_or_reported = {*known_offsets.offsets, *known_offsets.failures}
     unknown = {
         t.name: [p.partition for p in t.partitions if (t.name, p.partition) not in answered_or_reported] for t in topics
@@ -452,7 +451,8 @@ def configure(
 ) -> None:
     """Change a topic's settings, then show them.
 
-    A setting of --unset that was not set is reported; this is no error.
+    Without --set and --unset, the command only shows them. A setting of
+    --unset that was not set is reported; this is no error.
 
     Examples:
 

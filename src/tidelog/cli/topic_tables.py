@@ -11,6 +11,7 @@ from tidelog.cli.tables import Column, Table, cell, comma_separated, size
 from tidelog.cli.when import duration_text
 
 NO_LIMIT = 2**63 - 1
+"""The highest value of a setting. It means that there is no limit."""
 
 
 def replicas_text(topic: cluster.TopicState) -> str:
@@ -68,7 +69,7 @@ def settings_table(settings: list[cluster.Setting]) -> Table:
 
 
 def value_text(name: str, value: str) -> str:
-    """Return the value as it was set. At a terminal, a large number is also given in readable units."""
+    """Return the value as it was set. At a terminal, a text in brackets explains a large number or "no limit"."""
     if not sys.stdout.isatty() or not value.removeprefix("-").isdigit():
         return value
     number = int(value)

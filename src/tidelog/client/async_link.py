@@ -21,7 +21,7 @@ M = TypeVar("M", bound=Message)
 logger = logging.getLogger("tidelog.channel")
 
 FRAME_BYTES_MAX = 512 << 20
-"""The largest response frame that is accepted, in bytes. No broker sends a larger one."""
+"""The largest response frame that is accepted, in bytes. A peer that states more does not speak Kafka's protocol."""
 
 
 class AsyncLink:
@@ -84,18 +84,20 @@ class AsyncLink:
             self._stream.abort()
 
     def post(self, request: Message, *, version_max: int = NEWEST) -> "asyncio.Future[Message]":
-        """Send a request now, and return a future of its response. The future fails with OSError if the connection
-        ends before the response, and with BrokenProtocol if the peer violates the protocol.
+        """Send a request now, and return a future of its response.
 
-        `records` fields of the response are views of the received bytes. Raises ApiNotSupported; and OSError if the
-        connection has ended.
+        The future fails with OSError if the connection ends before the response, and with BrokenProtocol if the peer
+        violates the protocol. `records` fields of the response are views of the received bytes. Raises
+        ApiNotSupported; if the connection has ended, raises the error with which the futures failed.
         """
         if not self.open:
             raise self._connection_error()
         return self._send(self._connection.request(request, version_max))
 
     async def ask(self, request: Message, kind: type[M], *, version_max: int = NEWEST) -> M:
-        """Send a request and wait for its response, which must be of the class `kind`."""
+        """Send a request and wait for its response, which must be of the class `kind`. Raises like `post` and its
+        future.
+        """
         response = await self.post(request, version_max=version_max)
         assert isinstance(response, kind)
         return response
@@ -152,4 +154,6 @@ class AsyncLink:
     def _connection_error(self) -> OSError | BrokenProtocol:
         if isinstance(self.closed_by, BrokenProtocol):
             return BrokenProtocol(str(self.closed_by))
-        return ConnectionResetError(errno.ECONNRESET, f"the connection has ended: {self.closed_by or 'in order'}")
+        return ConnectionResetError(
+            errno.ECONNRESET, f"the connection has ended: {self.closed_by or 'one side closed it'}"
+        )

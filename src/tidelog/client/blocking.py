@@ -39,8 +39,8 @@ Ticket: TypeAlias = tuple[Link, int] | ClientError
 """A sent request (its link and number), or the reason why it could not be sent."""
 
 OUTAGE_NOTICE_AFTER_S = 5.0
-"""After this many seconds without a reachable broker, a call reports that once, and continues to try. The restart of a
-broker takes less time."""
+"""When a call has taken this many seconds and its last attempt reached no broker, the client reports that to its
+caller, and the call continues to try. It reports only once. The restart of a broker takes less time."""
 JITTER = 0.2
 """Pauses vary by this fraction in both directions, so that clients that failed together do not retry together."""
 
@@ -57,7 +57,8 @@ class ClientConfig(NamedTuple):
     socket_connection_setup_timeout_ms: int = 10_000
     backoff: Backoff = Backoff()
     frame_bytes_max: int = 512 << 20
-    """The largest response frame that is accepted. No broker sends a larger one."""
+    """The largest response frame that is accepted, in bytes. A peer that states more does not speak Kafka's
+    protocol."""
     security: Security = PLAINTEXT
 
 
@@ -75,7 +76,7 @@ def parse_bootstrap(servers: str) -> list[Address]:
 
 
 class StartedOperation(Generic[T]):
-    """An operation whose first requests to partition leaders have been sent."""
+    """An operation whose first requests to partition leaders have been sent, or that ended before it sent any."""
 
     def __init__(self, client: "Client", operation: Operation[T], timeout_ms: int) -> None:
         self._client = client
@@ -88,7 +89,7 @@ class StartedOperation(Generic[T]):
     def result(self) -> T:
         """Wait for the responses, retry as needed, and return the result. Call it once.
 
-        The timeout starts with this call.
+        The whole timeout begins again with this call. Raises like the methods of `Client`.
         """
         if not self._outcome:
             deadline = self._deadline()
@@ -178,7 +179,8 @@ class Client:
         return self._run(operations.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Fetched:
-        """Fetch record batches of one partition. The view `records` is valid until the client's next call.
+        """Fetch record batches of one partition. The view `records` is valid until the client's next call other than
+        `start_fetch` and `start_produce`.
 
         Returns `operations.THROTTLED` if the client is over its fetch quota. Raises OffsetOutOfRange.
         """
@@ -250,8 +252,8 @@ class Client:
     def ask_any(self, request: Message, deadline: float) -> Message:
         """Send a request to the first broker that responds to it, and return the response. See `operations.AskAny`.
 
-        Raises NoBrokerReachable if no broker can be reached, and the first other failure if there is one. After a
-        failed authentication no other broker is tried.
+        If no broker responds, raises the first failure other than Unreachable; if there is none, NoBrokerReachable.
+        After a failed authentication no other broker is tried.
         """
         failures: list[ClientError] = []
         for address in self.cluster.contacts():
@@ -304,8 +306,10 @@ class Client:
         return answers
 
     def pause(self, pause: Pause, deadline: float, timeout_ms: int) -> None:
-        """Wait between two attempts. Raises GaveUp if the pause would end after `deadline`; `timeout_ms` is the
-        call's whole timeout.
+        """Wait between two attempts, and report an outage if there is one (OUTAGE_NOTICE_AFTER_S).
+
+        Raises GaveUp, without waiting, if the pause would end after `deadline`. `timeout_ms` is the call's whole
+        timeout.
         """
         delay = pause.delay_ms / 1000 * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
         now = time.monotonic()
@@ -321,6 +325,7 @@ class Client:
         time.sleep(delay)
 
     def _link(self, address: Address, deadline: float) -> Link:
+        """Return the connection to the broker. Open one if there is none."""
         link = self._links.get(address)
         if link is None or link.closed:
             config = self.config

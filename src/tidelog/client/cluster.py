@@ -36,8 +36,8 @@ class Topic(NamedTuple):
 
 
 class Cluster:
-    """The cache. An entry may be out of date. If a broker's response shows that, callers remove the entry with
-    `forget`.
+    """The cache of brokers and topics. An entry may be out of date. If a broker's response shows that, callers
+    remove the entry with `forget`.
     """
 
     def __init__(self, seeds: list[Address]) -> None:
@@ -47,7 +47,9 @@ class Cluster:
         self.topics: dict[str, Topic] = {}
 
     def update(self, response: MetadataResponse) -> dict[str, ApiError]:
-        """Store a Metadata response. Return the error of each topic for which the broker answered with an error."""
+        """Store a Metadata response. Return the error of each topic for which the broker answered with an error;
+        these topics are removed from the cache.
+        """
         self.brokers = {b.node_id: Address(b.host, b.port) for b in response.brokers}
         topic_errors: dict[str, ApiError] = {}
         for topic in response.topics:

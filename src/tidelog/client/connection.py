@@ -61,6 +61,8 @@ class ClientConnection:
     def continue_greeting(self, frame: Buffer) -> "list[Piece] | None":
         """Process the response to the greeting. Return None if the versions are known now; else the frame of another
         greeting, whose response is processed by this method again.
+
+        Raises ApiError if the broker rejects the greeting, and BrokenProtocol.
         """
         version = self._expected[0].version
         response = cast(ApiVersionsResponse, self._decode_greeting(frame))
@@ -91,8 +93,10 @@ class ClientConnection:
         return version
 
     def request(self, request: Message, version_max: int = NEWEST) -> "list[Piece]":
-        """Return the frame of a request that expects a response, in pieces. Record data is a separate piece, so that it
-        is not copied.
+        """Return the frame of a request that expects a response, in pieces. Record data is a separate piece, so that
+        it is not copied.
+
+        Raises ApiNotSupported if no version that both sides support can express the request.
         """
         return self._frame(request, self.version_for(type(request), version_max))
 

@@ -45,7 +45,7 @@ def retry_temporary_failures(
     backoff: Backoff, keys: Iterable[K], attempt: Callable[[list[K]], Operation[Results[K, V]]]
 ) -> Operation[Results[K, V]]:
     """Return the result of `attempt` for each key. Keys with a temporary failure are attempted again, up to
-    ATTEMPTS_MAX times in all.
+    ATTEMPTS_MAX times in all and until the call would time out. Their last failure is then their result.
     """
     results: Results[K, V] = {}
     remaining = list(dict.fromkeys(keys))

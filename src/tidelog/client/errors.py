@@ -14,7 +14,8 @@ class Unreachable(ClientError):
     """No broker answers at present. Another attempt may succeed, because brokers restart."""
 
     remedy = ""
-    """What a user may have to change, as far as the failed connection suggests it. The error's text contains it."""
+    """Advice for the user that fits the failure, usually a setting to change; empty if there is none. The error's
+    text contains it."""
 
 
 class BrokerUnreachable(Unreachable):
@@ -43,7 +44,9 @@ class ApiNotSupported(ClientError):
 
 
 class GaveUp(ClientError):
-    """The time limit of one call has passed. `__cause__` is the error of the last attempt."""
+    """The time limit of one call has passed, or would pass during the next pause. `__cause__` is the error of the
+    last attempt.
+    """
 
 
 def failure_reason(error: OSError) -> str:

@@ -9,7 +9,8 @@ from tidelog.client.errors import BrokenProtocol
 from tidelog.wire.primitives import Buffer
 
 SHARED_BYTES = 64 << 10
-"""Size of the buffer that all frames share, in bytes. It is also the least amount of bytes that one read can return."""
+"""Size of the buffer that all small frames share, in bytes. One read from the network returns at most this many
+bytes of small frames."""
 FIRST_BYTES_MAX = 16 << 20
 """Upper bound on the memory that is allocated for a frame before its bytes have arrived, in bytes. The peer states the
 size of a frame, so memory beyond this bound is allocated only as the bytes arrive."""
@@ -39,7 +40,7 @@ class FrameReader:
         complete now, without their size fields.
 
         A frame stays valid as long as the caller refers to it or to a view of it. Raises BrokenProtocol for a size
-        beyond the limit.
+        that is negative or beyond the limit.
         """
         self._filled_bytes += count
         return self._split_shared() if self._large is None else self._continue_large(self._large)

@@ -93,7 +93,7 @@ class Group(NamedTuple):
 
 
 class Coordinator(NamedTuple):
-    number: int
+    broker_id: int
     address: Address
 
 
@@ -346,7 +346,7 @@ def delete_offsets(
 
 
 def coordinators(groups: Sequence[str]) -> Operation[Results[str, Coordinator]]:
-    """Return the coordinator of each group."""
+    """Return the coordinator of each group, or the failure with which the broker answered. Raises NoBrokerReachable."""
     answer = yield AskAny(FindCoordinatorRequest(coordinator_keys=list(groups)))
     assert isinstance(answer, FindCoordinatorResponse)
     coordinators_by_group: Results[str, Coordinator] = {}
@@ -391,7 +391,7 @@ def _ask_coordinators(
         if isinstance(answer, ClientError):
             results |= dict.fromkeys(names, answer)
         else:
-            results_read = read(answer, coordinator.number)
+            results_read = read(answer, coordinator.broker_id)
             results |= {
                 name: results_read.get(name, ApiError(f"the answer does not mention group {name!r}")) for name in names
             }

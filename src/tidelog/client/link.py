@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
 SHARED_BUFFER_BYTES = 64 << 10
-"""Initial size of the buffer that large responses share, in bytes."""
+"""Initial size of the buffer that the responses read with `reuse` share, in bytes."""
 PIECES_MAX = 64
-"""Upper bound on the buffers in one sendmsg call; every system's IOV_MAX is larger."""
+"""Upper bound on the buffers in one sendmsg call. Linux and macOS accept 1024 (IOV_MAX)."""
 
 
 class Link:
-    """One connection to a broker.
+    """One connection to a broker. The constructor opens it, and authenticates the client.
 
-    Every method raises BrokerUnreachable when the connection fails or the deadline passes, and BrokenProtocol when
-    the peer violates the protocol; both close the link. Deadlines are seconds of `time.monotonic`.
+    The constructor, `send` and `answer` raise BrokerUnreachable when the connection fails or the deadline passes,
+    and BrokenProtocol when the peer violates the protocol; both close the link. Deadlines are seconds of
+    `time.monotonic`.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Link:
         self._early_responses: dict[int, Message] = {}
         self._throttled_until = 0.0
         self.remedy = ""
-        """What the user may have to change if the broker closes the connection now; empty after the first response."""
+        """Advice for the user if the broker closes the connection now; empty after the first response."""
         self._size_field = bytearray(SIZE_BYTES)
         self._shared_buffer = bytearray(SHARED_BUFFER_BYTES)
         try:
@@ -106,7 +107,9 @@ class Link:
             time.sleep(remaining_s)
 
     def send(self, message: Message, deadline: float, version_max: int = NEWEST) -> int:
-        """Send a request. Return its number, for `answer`."""
+        """Send a request. Return its number, for `answer`. Also raises ApiNotSupported, which does not close the
+        link.
+        """
         pieces = self._connection.request(message, version_max)
         with _Guard(self):
             self._send(pieces, deadline)

@@ -127,8 +127,8 @@ class Fetched(NamedTuple):
     """The result of a fetch from one partition."""
 
     records: memoryview
-    """Record batches from the batch that contains the requested offset; the last batch may be truncated. Empty if the
-    broker had no new records within `max_wait_ms`."""
+    """Record batches, beginning with the batch that contains the requested offset; the last batch may be truncated.
+    Empty if the broker had no new records within `max_wait_ms`."""
     high_watermark: int
     """-1 if the client is over its quota, because the response then omits the partition. The same holds for the other
     offsets."""
@@ -140,7 +140,7 @@ class Fetched(NamedTuple):
 
 
 THROTTLED = Fetched(memoryview(b""), -1, -1, -1, [])
-"""The result of a fetch while the client is over its quota, so that the response contains no partitions."""
+"""The result of a fetch while the client is over its quota: the response contains no partitions."""
 
 
 class ListedOffset(NamedTuple):
@@ -182,7 +182,7 @@ class Retries:
 
 
 def topics(cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: bool) -> Operation[dict[str, Topic]]:
-    """Request these topics' metadata again.
+    """Request the metadata of these topics from the cluster, and return it.
 
     Raises UnknownTopicOrPartition only after UNKNOWN_TOPIC_ATTEMPTS attempts, because not every broker knows a new
     topic at once; raises any other final error immediately. With `create`, missing topics are created, if the broker
@@ -379,6 +379,7 @@ def _by_leader(
 
 
 def no_leader(cluster: Cluster, partition: TopicPartition) -> ApiError:
+    """Return the error for a partition whose leader the cache does not know."""
     topic = cluster.topics.get(partition.topic)
     if topic is None or partition.partition in topic.leaders:
         return LeaderNotAvailable(f"{partition} has no leader at present")

@@ -38,7 +38,9 @@ class Chunk(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Offsets that cannot be read, from `first` on. Reading continues after them, at `next_offset`."""
+    """Offsets that cannot be read, from `first` to before `next_offset`. Reading continues at `next_offset`, or at
+    `first` if the log ends there.
+    """
 
     partition: TopicPartition
     first: int
@@ -94,7 +96,8 @@ class Reader:
         return max(0.0, min((self._not_before_s.get(tp, now_s) for tp in self.positions), default=now_s) - now_s)
 
     def poll(self, now_s: float) -> list[Event]:
-        """Fetch once and return the events. Waits for records up to `max_wait_ms` of the limits.
+        """Fetch once and return the events. Waits for records up to `max_wait_ms` of the limits. Does not fetch, and
+        returns no events, if every partition waits after a failure.
 
         The records of a partition are in the order of their offsets.
         """
@@ -142,15 +145,16 @@ class Reader:
             self.positions[tp] = position
         end_offset = fetched.last_stable_offset if self._limits.isolation == READ_COMMITTED else fetched.high_watermark
         events.append(Chunk(tp, records, position, end_offset if end_offset >= 0 else fetched.high_watermark))
-        if damage is not None:  # what comes before it has been read
+        if damage is not None:  # the batches before the damage have been read
             events.append(self._stop(tp, damage))
         return events
 
     def _reset_position(self, tp: TopicPartition, now_s: float) -> list[Event]:
-        """Set a position that is out of range to the nearest offset of the log.
+        """Set a position that is out of range to the nearest offset of the log, and return the event. If the log's
+        offsets cannot be listed, record that as the partition's failure.
 
-        Either the log starts after the position, because old records were deleted; or the log ends before the position,
-        because records were lost in an unclean leader election.
+        Either the log starts after the position, because old records were deleted; or the log ends before the
+        position, because records were lost in an unclean leader election.
         """
         position = self.positions[tp]
         target = position
@@ -167,6 +171,7 @@ class Reader:
         return []
 
     def _record_failure(self, tp: TopicPartition, failure: Failure, now_s: float) -> list[Event]:
+        """Store a failure that may pass, and the time of the next attempt. Stop reading after any other failure."""
         attempts = self._attempts[tp] = self._attempts.get(tp, 0) + 1
         is_retriable = isinstance(failure, Unreachable) or (isinstance(failure, ApiError) and failure.retriable)
         is_unknown = isinstance(failure, ApiError) and failure.code in (

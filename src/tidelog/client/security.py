@@ -24,7 +24,7 @@ time."""
 class AuthenticationFailed(ClientError):
     """One side rejected the other's certificate, credentials or mechanism.
 
-    Nothing retries after this error, because another attempt would fail too (KIP-152).
+    The client does not retry after this error, because another attempt would fail too (KIP-152).
     """
 
 
@@ -61,12 +61,15 @@ _NO_TLS_REASONS = (
     "RECORD_LAYER_FAILURE",
     "UNEXPECTED_MESSAGE",
 )
+"""Parts of OpenSSL's reasons for an error which suggest that the peer does not use TLS."""
 _HOST_NAME_MISMATCH, _ADDRESS_MISMATCH = 62, 64
 """OpenSSL's codes of certificates that are for another host."""
 
 
 def tls_failure(host: str, error: OSError) -> str:
-    """Return the text for a failed TLS handshake (an `ssl.SSLError`), with the setting that may have to change."""
+    """Return the text for a failed TLS handshake (an `ssl.SSLError`). It names the setting that may have to change,
+    if the error suggests one.
+    """
     openssl_reason = str(getattr(error, "reason", None) or error)
     text = f"the TLS handshake with broker {host} failed: {getattr(error, 'verify_message', '') or openssl_reason}"
     verify_code = getattr(error, "verify_code", 0)
@@ -119,10 +122,10 @@ def tls_context(files: TlsFiles, *, verify: bool, check_host_name: bool) -> "ssl
 
 
 def credentials_refusal(sasl: Sasl) -> str | None:
-    """Return the reason why no Kafka broker can accept these credentials; None if it can.
+    """Return the reason why no Kafka broker can accept these credentials; None if a broker may accept them.
 
-    PLAIN separates its fields by NUL (RFC 4616). Kafka's SCRAM accepts only ASCII without NUL in a user name. It does
-    not prepare names and passwords by SASLprep: both sides use the UTF-8 bytes as they are.
+    PLAIN separates its fields by NUL (RFC 4616). Kafka's SCRAM accepts only ASCII without NUL in a user name. It
+    does not prepare names and passwords by SASLprep: both sides use the UTF-8 bytes as they are.
     """
     if not sasl.username:
         return "sasl.username is empty: a broker refuses an empty name"

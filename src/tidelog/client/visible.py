@@ -6,6 +6,7 @@ from tidelog.client.operations import READ_COMMITTED, Fetched
 from tidelog.wire.batches import HEADER_BYTES, BatchHeader
 
 CONTROL_ABORT = 0
+"""The type in the key of an abort marker (KIP-98)."""
 
 
 def visible_batches(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) -> Iterator[BatchHeader]:

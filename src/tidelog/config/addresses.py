@@ -6,6 +6,7 @@ from functools import lru_cache
 from tidelog.config.java_text import parse_integer, trim
 
 COUNT_MAX = (1 << 31) - 1
+"""Largest count in `counts_by_address`: Kafka reads it as an integer of 32 bits."""
 
 
 def normal_ip(text: str) -> str | None:

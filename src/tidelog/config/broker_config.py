@@ -1,6 +1,7 @@
 """The settings of one broker.
 
-Precedence: dynamic settings (altered while the broker was running), flags, environment variables, the file, defaults.
+Precedence, from the highest: dynamic settings of this broker, then of all brokers (altered while a broker was
+running), flags, environment variables, the file, defaults.
 """
 
 import re
@@ -55,6 +56,8 @@ class ConfigError(Exception):
 
 
 class Setting(NamedTuple):
+    """The text of one setting, as it was set at the start."""
+
     text: str
     origin: str
     """Where the setting was set, as text for users: "server.properties:12"."""
@@ -69,10 +72,11 @@ class IgnoredName(NamedTuple):
 
 
 class BrokerConfig:
-    """The settings of one broker, each as a typed attribute: `log.retention.ms` -> `log_retention_ms`.
+    """The settings of one broker. Those that are read most are typed attributes: `log.retention.ms` ->
+    `log_retention_ms`.
 
     An attribute always has the current value: `apply_dynamic` changes it in place, so callers read it each time they
-    need it. Only settings that Tidelog uses have an attribute; `get` returns any setting.
+    need it. `get` returns any setting.
     """
 
     auto_create_topics_enable: bool
@@ -136,9 +140,11 @@ class BrokerConfig:
     socket_request_max_bytes: int
 
     def __init__(self, static: Mapping[str, Setting] = {}) -> None:
-        """`static` must contain only known names. Raises ConfigError for a value that is not accepted."""
+        """`static` must contain only known names. Raises ConfigError for a value that is not accepted, or that
+        contradicts another one.
+        """
         self.static = {name: setting.text for name, setting in static.items()}
-        """The texts of the settings that were set at the start."""
+        """The texts of the settings that were set at the start, and the node id of `use_node_id`."""
         self.origins = {name: setting.origin for name, setting in static.items()}
         """Where each of these settings was set, as text for users: a file and line, an environment variable, or the
         command line."""
@@ -359,8 +365,9 @@ class BrokerConfig:
         for name in ("log.dirs", "log.dir"):
             directories = self.get(name)
             without_slash = [path.rstrip("/") or "/" for path in directories or ()]
-            if len(set(without_slash)) < len(without_slash):
-                raise InvalidValue(name, ",".join(without_slash), "a directory is named twice")
+            repeated = next((path for path in without_slash if without_slash.count(path) > 1), None)
+            if repeated is not None:
+                raise InvalidValue(name, ",".join(directories), f"the directory {repeated} is named twice")
         self.check_cordoned(self.get("cordoned.log.dirs"))
         if self.get("authorizer.class.name"):
             # If the setting were ignored, data that its owner believes to be protected would be open to everyone.

@@ -250,7 +250,7 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "tidelog-data",
         NonEmptyList(),
-        doc="The data directory, if log.dirs is not set.",
+        doc="The data directories, separated by commas, if log.dirs is not set.",
         effect=True,
         read_only=True,
     ),

@@ -44,18 +44,21 @@ class SettingDescription(NamedTuple):
 
     key: Key
     value: str | None
-    """None for a sensitive setting."""
+    """None for a sensitive setting, and for a setting that has no value."""
     source: Source
     read_only: bool
     synonyms: list[Synonym]
-    start: str = ""
+    origin: str = ""
     """Where a broker setting was set at the start, as text for users; empty if it was not."""
 
 
 def describe_topic(
     overrides: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None
 ) -> list[SettingDescription]:
-    """Describe a topic's settings: all of them if `names` is None, else the known settings in `names`, each once."""
+    """Describe a topic's settings: all of them if `names` is None, else the known settings in `names`, each once.
+
+    Hidden settings are left out unless the topic sets them.
+    """
     descriptions: list[SettingDescription] = []
     for key in _select_keys(TOPIC_KEYS, names, [overrides]):
         synonyms: list[Synonym] = []
@@ -199,8 +202,8 @@ def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
 
 
 _NO_DEFAULT = ("node.id", "process.roles")
-"""Settings that must be set at the start in Kafka, so that it lists no default for them. Here they are optional, and
-their default is listed only if they were not set at the start."""
+"""Settings that must be set at the start in Kafka, which therefore lists no default for them. Here they are
+optional, and their default is listed only if they were not set at the start."""
 
 
 def _shown_text(key: Key, text: str) -> str | None:

@@ -23,7 +23,7 @@ _PRIMITIVES = ("boolean", "byte", "char", "double", "float", "int", "long", "sho
 
 
 def trim(text: str) -> str:
-    """Return what `String.trim()` returns."""
+    """Remove TRIMMED_CHARACTERS at both ends, like Java's `String.trim()`."""
     return text.strip(TRIMMED_CHARACTERS)
 
 
@@ -102,7 +102,9 @@ def parse_boolean(text: str) -> bool | None:
 
 
 def parse_list(text: str) -> list[str]:
-    """Split a trimmed text at commas, and remove the white space around the commas."""
+    """Split a trimmed text at commas, and remove the white space at both ends of each item. An empty text has no
+    items.
+    """
     return [item.strip(_LIST_SPACE) for item in text.split(",")] if text else []
 
 

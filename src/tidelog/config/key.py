@@ -112,6 +112,8 @@ class OneOf(Validator):
 
 
 class OneOfIgnoringCase(OneOf):
+    """One of `values`, which must be in upper case; the accepted value may be in any case."""
+
     __slots__ = ()
 
     def refusal(self, value: Value) -> tuple[object, str] | None:

@@ -42,13 +42,12 @@ _MECHANISM_SETTINGS = (
     "sasl.login.class",
     "sasl.server.callback.handler.class",
 )
-"""SASL settings for a single listener whose name may contain a mechanism:
-`listener.name.NAME.MECHANISM.SETTING`."""
+"""Settings that can be set for one SASL mechanism of one listener: `listener.name.NAME.MECHANISM.SETTING`."""
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
 MISSPELLING_SIMILARITY_MIN = 0.8
-"""Minimum similarity (0 to 1) of an unknown name in the environment or a file to a setting's name. From it on, the name
-is refused as misspelt; other unknown names are ignored."""
+"""A name in a file or in the environment that is not a setting is refused as misspelt if its similarity (0 to 1) to
+a setting's name is at least this. Other such names are ignored."""
 
 
 class ChangeMode(Enum):
@@ -119,8 +118,8 @@ def is_broker_setting(name: str) -> bool:
 
 
 def broker_synonyms(name: str) -> tuple[str, ...]:
-    """Return the broker settings that supply the same default of topics as `name`, including `name`, in the order of
-    precedence: log.retention.ms, log.retention.minutes, log.retention.hours.
+    """Return the broker settings that supply the same default for topics as `name`, including `name`, in the order
+    of precedence: log.retention.ms, log.retention.minutes, log.retention.hours.
     """
     return _SYNONYMS.get(name, (name,))
 
@@ -142,7 +141,7 @@ def check_topic_default(name: str, value: Value) -> None:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most similar to `name`; None if none is similar enough."""
+    """Return the known name that is most similar to `name`; None if no similarity (0 to 1) reaches `cutoff`."""
     # Imported here, because the import takes longer than that of this whole package, and only wrong names need it.
     from difflib import get_close_matches
 

@@ -7,6 +7,7 @@ from tidelog.config.key import HIDDEN, Validator, Value
 FORMS = "takes sqlite:PATH, zookeeper://HOST:PORT,.../ROOT or etcd://HOST:PORT,.../PREFIX"
 DEFAULT_PORTS = {"zookeeper": 2181, "etcd": 2379}
 DEFAULT_ROOT = "/tidelog"
+"""The root node, or the prefix of keys, if the address has no path."""
 
 
 class StoreAddress(NamedTuple):

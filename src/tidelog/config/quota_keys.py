@@ -10,7 +10,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "11",
         AtLeast(1),
-        doc="Windows of the quota controller_mutation_rate. The quota of all windows can be used in one burst.",
+        doc="Number of windows of controller_mutation_rate. The quota of all windows can be used in one burst.",
         effect=True,
         read_only=True,
     ),

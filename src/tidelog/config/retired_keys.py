@@ -40,7 +40,7 @@ RETIRED: Mapping[str, str] = {
 
 
 def retirement_reason(name: str) -> str | None:
-    """Return why Kafka 4 no longer has this setting, as text for users; None if Kafka never had it or still has it."""
+    """Return why Kafka 4 no longer has this setting, as text for users; None if this module does not list it."""
     if name.startswith(ZOOKEEPER):
         return "Kafka 4 no longer uses ZooKeeper"
     successor = RETIRED.get(name)

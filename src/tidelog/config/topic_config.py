@@ -78,7 +78,8 @@ class TopicSettings:
     """The current settings of topics as mappings for their logs, by Kafka's names. Topics with equal own settings
     share one mapping.
 
-    A mapping also contains the broker's `producer.id.expiration.ms`. The items of lists are joined by commas.
+    A mapping also contains the broker's `producer.id.expiration.ms`. `internal.segment.bytes`, if it is set,
+    replaces `segment.bytes`. The items of lists are joined by commas.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -107,7 +108,9 @@ class TopicSettings:
 
 
 def topic_settings_without_effect(overrides: Mapping[str, str]) -> list[str]:
-    """Return the names of the topic's own settings that have no effect in Tidelog yet. The broker warns about them."""
+    """Return the names of the topic's own settings that have no effect in Tidelog yet and differ from the default.
+    The broker warns about them.
+    """
     return [
         name
         for name, text in overrides.items()

@@ -3,6 +3,8 @@
 import logging
 from typing import TYPE_CHECKING
 
+from tidelog.runtime.log_limit import LogLimit
+
 if TYPE_CHECKING:
     from tidelog.coordinator.decision import LogLine
     from tidelog.runtime.interfaces import Clock, Tasks
@@ -21,6 +23,8 @@ class GroupLog:
     def __init__(self, clock: "Clock", tasks: "Tasks") -> None:
         self._clock = clock
         self._tasks = tasks
+        self.failed_appends = LogLimit(clock.monotonic)
+        """Limits the lines about appends that failed, for all partitions together."""
         self._period_end = 0.0
         self._line_count = 0
         self._omitted_count = 0

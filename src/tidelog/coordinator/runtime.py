@@ -212,7 +212,7 @@ class CoordinatorPartition(Generic[C]):
                 self._unload(NotCoordinator(f"{self.name}: {error.message}"), decision.replies)
                 return
             except (ApiError, OSError) as error:
-                if not self.partition.deleted:
+                if not self.partition.deleted and self._group_log.failed_appends.admits_line():
                     logger.error("append failed, loading anew partition=%s error=%s", self.name, error)
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
                 self._schedule_load()

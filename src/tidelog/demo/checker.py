@@ -34,7 +34,7 @@ class Evidence(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The result. `problems` is empty if all sources agree."""
+    """The result. `sent` is the number of distinct orders in the topic. `problems` is empty if all sources agree."""
 
     sent: int
     counts: dict[str, int]

@@ -44,7 +44,7 @@ def flash_sale(
     ] = 15.0,
     bursts: Annotated[int, typer.Option("--bursts", min=1, metavar="N", help="Orders arrive in N bursts.")] = 3,
 ) -> None:
-    """Run a flash sale: 24,697 real orders in bursts, a worker killed with -9.
+    """Run a flash sale: 24,697 real orders in bursts, one worker is killed.
 
     Nothing is oversold or decided twice: a separate checker verifies this
     from topics, ledger and Parquet files. The pipeline needs the extra spark.

@@ -99,7 +99,9 @@ class Ledger:
         )  # fmt: skip
 
     def unpublished(self, worker: str, now_ms: int, limit: int = 1000) -> list[Event]:
-        """Return this worker's unpublished events, and those of other workers that are older than ORPHAN_MS."""
+        """Return at most `limit` unpublished events, the oldest first: those of this worker, and those of other
+        workers that are older than ORPHAN_MS.
+        """
         rows = self._db.execute(
             "SELECT event_id, product, body FROM outbox WHERE published = 0 AND (worker = ? OR decided_ms < ?) "
             "ORDER BY event_id LIMIT ?",

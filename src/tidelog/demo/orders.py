@@ -72,7 +72,7 @@ def read_orders() -> tuple[list[Order], SkippedLines]:
 
 
 def opening_stock(orders: list[Order]) -> dict[str, int]:
-    """Return the units of each product at the start: too few for all orders, but at least one."""
+    """Return the units of each product at the start: STOCK_PERCENT of the units ordered, but at least one."""
     ordered: Counter[str] = Counter()
     for order in orders:
         ordered[order.product] += order.quantity

@@ -1,5 +1,5 @@
-"""The Spark pipeline. It reads `order-events`, and writes sales by product and minute to Parquet, and the topic
-`reorders`.
+"""The Spark pipeline. It reads the topic `order-events`, writes sales by product and minute to Parquet, and sends
+suggestions for reorders to the topic `reorders`.
 
     python -m tidelog.demo.pipeline BOOTSTRAP DIRECTORY
 
@@ -23,6 +23,7 @@ EVENT = (
     "stock_left INT, decided_ms LONG"
 )
 REORDER_BELOW = 10
+"""Units of a product; a smaller stock causes a suggestion for a reorder."""
 OFFSETS_PER_BATCH = 20_000
 
 
@@ -85,8 +86,8 @@ def sales(batch: "DataFrame") -> "DataFrame":
 
 
 def reorders(batch: "DataFrame") -> "DataFrame":
-    """Return the products whose stock fell below REORDER_BELOW, and the units that could not be sold. Key: product;
-    value: JSON.
+    """Return the products whose stock fell below REORDER_BELOW in this batch, and the units that could not be sold.
+    Key: product; value: JSON.
     """
     from pyspark.sql import functions as f
 

@@ -25,10 +25,13 @@ SETTINGS = {"offsets.topic.num.partitions": 3, "group.min.session.timeout.ms": S
 QUIET: dict[str, Any] = {"log_level": 0}
 """Settings of clients in this process. They disable librdkafka's own log lines, which would disturb the display."""
 SAMPLE_S = 0.25
+"""Time between two samples, in seconds."""
 SALE_TIMEOUT_S = 100
 """Time limit, in seconds, until every order is settled and its event processed. After it the sale has failed."""
 KILL_AT_PERCENT = 40
+"""The first worker is killed when this percentage of the orders is settled."""
 PART_TIMEOUT_S = 90
+"""Time limit, in seconds, for the pipeline and for the checker."""
 
 
 class SaleFailed(Exception):
@@ -55,7 +58,7 @@ class Sample(NamedTuple):
     seen: dict[str, int]
     """Number of events that each reader group has processed."""
     workers: dict[str, str]
-    """Name -> "works", "killed"."""
+    """State of each worker by its name: "works" or "killed"."""
 
     @property
     def settled(self) -> int:
@@ -70,6 +73,7 @@ class Result(NamedTuple):
     samples: list[Sample]
     verdict: dict[str, Any]
     left_out: tuple[int, int]
+    """Numbers of lines that are not sales; see `orders.SkippedLines`."""
     duration_s: float
 
 
@@ -178,7 +182,7 @@ class Stage:
 
 
 class Observer:
-    """Read the state of topics, ledger and readers, without disturbing them."""
+    """Reads the state of topics, ledger and readers, without disturbing them."""
 
     def __init__(self, bootstrap: str, directory: Path) -> None:
         self._consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "observer"})

@@ -19,7 +19,9 @@ from tidelog.demo.ledger import ACCEPTED, EXPIRED, SOLD_OUT
 from tidelog.demo.stage import Result, Sample
 
 RATE_WINDOW_S = 1.0
+"""Time over which the displayed rates are computed, in seconds."""
 PLAIN_EVERY_S = 2.0
+"""Time between two plain lines of one phase, in seconds."""
 PLOT_HEIGHT = 14
 PANEL_WIDTH = 76
 
@@ -51,8 +53,8 @@ class LiveView:
         if self._live is not None:
             self._live.update(self._panel(sample, expected))
         else:
-            facts = f"sent {sample.sent:,} of {expected:,}  settled {sample.settled:,}  queue {sample.queue:,}"
-            self._print_line("selling", facts)
+            details = f"sent {sample.sent:,} of {expected:,}  settled {sample.settled:,}  queue {sample.queue:,}"
+            self._print_line("selling", details)
 
     def phase(self, name: str) -> None:
         if self._live is None:
@@ -62,12 +64,12 @@ class LiveView:
             self._phase = name
             self._live.console.print(f"{name} ...", highlight=False)
 
-    def _print_line(self, phase: str, facts: str) -> None:
+    def _print_line(self, phase: str, details: str) -> None:
         """Print a plain line if the phase is new, or if PLAIN_EVERY_S have passed since the last line."""
         at_s = time.monotonic() - self._began_s
         if phase != self._phase or at_s - self._printed_at_s >= PLAIN_EVERY_S:
             self._phase, self._printed_at_s = phase, at_s
-            self._console.print(f"{at_s:5.1f} s  {phase}  {facts}".rstrip(), highlight=False, soft_wrap=True)
+            self._console.print(f"{at_s:5.1f} s  {phase}  {details}".rstrip(), highlight=False, soft_wrap=True)
 
     def _panel(self, sample: Sample, expected: int) -> Panel:
         sent_per_s, settled_per_s = self._rates(sample)
@@ -79,15 +81,15 @@ class LiveView:
         bars.add_row("sent", ProgressBar(expected, sample.sent, complete_style="cyan"), f"{sample.sent:,}")
         bars.add_row("settled", ProgressBar(expected, sample.settled, complete_style="green"), f"{sample.settled:,}")
         bars.add_row("queue", ProgressBar(expected, sample.queue, complete_style="yellow"), f"{sample.queue:,} orders")
-        facts = Grid.grid(padding=(0, 2))
+        details = Grid.grid(padding=(0, 2))
         rates = (f"in {sent_per_s:,.0f}/s", f"out {settled_per_s:,.0f}/s", f"outbox {sample.unpublished:,}")
-        facts.add_row("rates", "   ".join(rates))
-        facts.add_row("outcomes", "   ".join(f"{name} {count:,}" for name, count in sample.counts.items()))
-        facts.add_row("lag", "   ".join(f"{name} {sample.settled - seen:,}" for name, seen in sample.seen.items()))
+        details.add_row("rates", "   ".join(rates))
+        details.add_row("outcomes", "   ".join(f"{name} {count:,}" for name, count in sample.counts.items()))
+        details.add_row("lag", "   ".join(f"{name} {sample.settled - seen:,}" for name, seen in sample.seen.items()))
         workers = Text("workers   ")
         for name, state in sample.workers.items():
             workers.append(f"{name} {state}   ", style="red" if state == "killed" else "green")
-        content = Group(bars, Text(), facts, Text(), workers)
+        content = Group(bars, Text(), details, Text(), workers)
         return Panel(content, title=f"flash sale  {sample.at_s:.0f} s", width=PANEL_WIDTH)
 
     def _rates(self, sample: Sample) -> tuple[float, float]:

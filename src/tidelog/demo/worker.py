@@ -20,7 +20,9 @@ from tidelog.demo.orders import EVENTS, ORDERS, Order
 
 GROUP = "order-workers"
 BATCH = 100
+"""Upper bound on the orders that are settled in one transaction."""
 IDLE_S = 0.2
+"""Longest wait for orders, in seconds, before the outbox is checked again."""
 SESSION_MS = 2500
 """Session timeout. After this time the partitions of a killed worker move to other workers. The broker's
 group.min.session.timeout.ms must not be larger."""

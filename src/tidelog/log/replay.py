@@ -18,6 +18,7 @@ from tidelog.log.batch_scan import (
 from tidelog.log.errors import CorruptLog
 from tidelog.log.producer_state import ABORT, COMMIT
 from tidelog.wire.batches import CONTROL_BIT
+from tidelog.wire.errors import InvalidRecord
 from tidelog.wire.records import decode_records
 
 if TYPE_CHECKING:
@@ -94,10 +95,14 @@ def check_producer(
     producers: "ProducerState", batch: memoryview, header: "BatchHeader", log_start_offset: int
 ) -> Appended | None:
     """Return the answer to a repeated batch, or None if the batch may be appended. Raises ApiError if its sequence, its
-    producer epoch or its transaction state is wrong.
+    producer epoch or its transaction state is wrong, and InvalidRecord for a control batch that cannot be decoded.
     """
     if header.attributes & CONTROL_BIT:
-        marker = end_marker(batch)
+        try:
+            marker = end_marker(batch)
+        except ValueError as error:
+            message = f"the control batch of producer id {header.producer_id} cannot be decoded: {error}"
+            raise InvalidRecord(message) from error
         if marker is not None:
             producers.check_marker(header.producer_id, header.producer_epoch, marker[1])
         return None

@@ -35,14 +35,13 @@ from tidelog.log.damage import next_sound_batch
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import (
     DELETE_SUFFIX,
-    METADATA_STORE,
-    METADATA_STORE_MARK,
     SEGMENT_FILE_KINDS,
     Kind,
     file_kind,
     partition_of,
 )
 from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
+from tidelog.log.ownership import TidelogDirectories
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.transaction_index import TransactionIndex
 from tidelog.model.ids import TopicPartition
@@ -109,15 +108,19 @@ class VerifyReport:
         self.findings.append(Finding(path, position, severity, reason))
 
 
-def verify(disk: "Disk", path: str, *, records: bool = True) -> VerifyReport:
+def verify(
+    disk: "Disk", path: str, *, records: bool = True, tidelog_directories: TidelogDirectories | None = None
+) -> VerifyReport:
     """Verify a file, a partition's directory or a whole data directory. `records`: decode every record.
 
-    Data that cannot be read is a finding. Raises OSError if `path` does not exist.
+    `tidelog_directories` tells which data directories belong to Tidelog; the default knows only those that have a
+    metadata store of their own. Data that cannot be read is a finding. Raises OSError if `path` does not exist.
     """
     path = path.rstrip("/")
     if not disk.is_dir(path):
         disk.size(path)  # raises OSError if it does not exist
-    return _Verifier(disk, decode=records).run(path)
+    directories = TidelogDirectories(disk) if tidelog_directories is None else tidelog_directories
+    return _Verifier(disk, directories, decode=records).run(path)
 
 
 def unreadable(error: OSError) -> str:
@@ -130,8 +133,9 @@ def reason_by_suffix(reasons: Mapping[str, str], name: str, default: str = "left
 
 
 class _Verifier:
-    def __init__(self, disk: "Disk", *, decode: bool) -> None:
+    def __init__(self, disk: "Disk", tidelog_directories: TidelogDirectories, *, decode: bool) -> None:
         self._disk = disk
+        self._tidelog_directories = tidelog_directories
         self._decode = decode
         self._result = VerifyReport()
         self._checkpoints: dict[str, dict[TopicPartition, int] | None] = {}
@@ -214,21 +218,18 @@ class _Verifier:
         """Return whether it is possible that the missing offsets before `offset` are no damage: compaction removed
         them, or they are below the log start offset.
 
-        The result is True if the directory has no metadata store beside it, as in Kafka, whose checkpoints may be
-        behind. It is also True if the checkpoint of compaction is damaged.
+        The result is True if the data directory is not known to belong to Tidelog: Kafka's checkpoints may be behind.
+        It is also True if the checkpoint of compaction is damaged.
         """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)
-        if key is None or not self._is_tidelog_directory(parent):
+        if key is None or parent not in self._tidelog_directories:
             return True
         path = f"{parent}/{CLEANER_OFFSETS}"
         if self._disk.exists(path) and self._checkpoint_offset(path, key) is None:
             return True  # the damage is reported when the checkpoint itself is verified
         is_compacted = key in (self._checkpoints.get(path) or {})
         return is_compacted or offset <= (self._checkpoint_offset(f"{parent}/{LOG_START_OFFSETS}", key) or 0)
-
-    def _is_tidelog_directory(self, path: str) -> bool:
-        return any(self._disk.exists(f"{path}/{name}") for name in (METADATA_STORE, METADATA_STORE_MARK))
 
     def _check_ends(self, directory: str, segments: list[str], end_offset: int) -> None:
         """Check that the log begins and ends where the checkpoints of the data directory say, if they exist and know
@@ -248,7 +249,7 @@ class _Verifier:
                 "earlier segments are missing"
             )
             self._result.add_finding(
-                f"{directory}/{segments[0]}", 0, reason, DAMAGE if self._is_tidelog_directory(parent) else NOTE
+                f"{directory}/{segments[0]}", 0, reason, DAMAGE if parent in self._tidelog_directories else NOTE
             )
         if recovery_point is not None and end_offset != UNKNOWN_END and max(end_offset, start or 0) < recovery_point:
             path = f"{directory}/{segments[-1]}" if segments else directory

@@ -29,6 +29,7 @@ from tidelog.model.ids import TopicId
 from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import MutationQuota
 from tidelog.runtime.interfaces import Runtime
+from tidelog.runtime.log_limit import LogLimit
 from tidelog.wire.errors import ApiError, ErrorCode
 
 R = TypeVar("R")
@@ -72,6 +73,8 @@ class LocalController:
         self._runtime = runtime
         self._shared_store = shared_store
         self._heartbeats = Heartbeats(config)
+        self._failed_changes = LogLimit(runtime.clock.monotonic)
+        """Limits the lines about changes that the store did not accept."""
         self.has_to_be_active = False
         """Whether this broker cannot be one of several: then it acquires a lost lease again at once."""
         self._lease: HeldLease | None = None
@@ -280,7 +283,8 @@ class LocalController:
             # As in Kafka for a request that creates too many partitions
             raise ApiError(f"{error}: make the change smaller", ErrorCode.POLICY_VIOLATION) from None
         except StoreUnavailable as error:
-            logger.error("metadata not changed reason=%s", error)
+            if self._failed_changes.admits_line():
+                logger.error("metadata not changed reason=%s", error)
             raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.KAFKA_STORAGE_ERROR) from None
         except (PositionTaken, LeaseLost) as error:
             self._lose(lease, f"another broker is the controller ({error})")

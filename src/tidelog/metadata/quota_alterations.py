@@ -17,6 +17,8 @@ CHANGES_MAX = 1000
 """Maximum number of changes of one entity in a request. There are fewer quotas than this, so a request with more
 changes repeats keys or contains unknown ones."""
 
+REPEATED_ENTITY = "the request has this entity more than once: only its first entry was executed, if it was valid"
+
 EntityParts = tuple[tuple[str, str | None], ...]
 """An entity in a request: (type, name) pairs. The name None means the default of the type."""
 
@@ -41,9 +43,10 @@ class QuotaResult(NamedTuple):
 def alter_quotas(
     image: MetadataImage, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
 ) -> Steps[JournalDecision[list[QuotaResult]]]:
-    """Alter quotas of entities. Each entity succeeds or fails on its own, with all of its changes.
+    """Alter quotas of entities. Each entry succeeds or fails on its own, with all of its changes.
 
-    An entity that is repeated in the request, or has a repeated key, fails with one result.
+    If several entries have the same entity, the first one is executed, and the entity's only result is INVALID_REQUEST
+    (as in Kafka 4.3.1).
     """
     by_entity: dict[EntityParts, list[QuotaAlteration]] = {}
     for alteration in alterations:
@@ -55,8 +58,6 @@ def alter_quotas(
     for parts, same_entity in by_entity.items():
         yield
         try:
-            if len(same_entity) > 1:
-                raise ApiError("the request has this entity more than once", ErrorCode.INVALID_REQUEST)
             entity_records, is_new = _alter(image, parts, same_entity[0].changes)
             if is_new and len(image.client_quotas) + added_entities >= ENTITIES_MAX:
                 message = f"at most {ENTITIES_MAX} users, client ids and addresses may have quotas of their own"
@@ -64,9 +65,12 @@ def alter_quotas(
             added_entities += is_new
             records += entity_records
         except ApiError as error:
-            results.append(QuotaResult(parts, error.code, error.message))
+            result = QuotaResult(parts, error.code, error.message)
         else:
-            results.append(QuotaResult(parts))
+            result = QuotaResult(parts)
+        results.append(
+            result if len(same_entity) == 1 else QuotaResult(parts, ErrorCode.INVALID_REQUEST, REPEATED_ENTITY)
+        )
     return JournalDecision([] if validate_only else records, results)
 
 

@@ -1,4 +1,4 @@
-"""Client quotas: which client has which quota, and by how much it exceeds it.
+"""Client quotas: the limits of each client, its recorded usage, and for how long it is throttled.
 
 Pure: callers pass the time, in monotonic milliseconds.
 """

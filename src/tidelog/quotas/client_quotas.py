@@ -25,12 +25,13 @@ class _Quota(Generic[S]):
 
     __slots__ = ("_limits", "_sensors", "_window")
 
-    def __init__(self, kind: Callable[[], S], window: Window) -> None:
+    def __init__(self, make_sensor: Callable[[], S], window: Window) -> None:
         self._window = window
         self._limits = Limits({}, "")
-        self._sensors: Sensors[S] = Sensors(kind)
+        self._sensors: Sensors[S] = Sensors(make_sensor)
 
     def set(self, limits: Limits) -> None:
+        """Replace the limits. The recorded usage is retained if any limit remains."""
         self._limits = limits
         if not limits:
             self._sensors.clear()
@@ -77,8 +78,9 @@ class MutationQuota(_Quota[TokenBucket]):
     def take(self, user: str, client_id: str, count: int, now_ms: int, *, strict: bool) -> tuple[bool, int]:
         """Take `count` partitions from the client's tokens. Return (allowed, throttle time in ms).
 
-        A client with tokens left may take more than it has, which puts it into debt. A client in debt is refused if
-        `strict`. Otherwise its partitions are taken nevertheless, and its throttle time grows.
+        A client without debt may take more tokens than it has, which puts it into debt. A client in debt is refused
+        if `strict`. Otherwise its partitions are taken nevertheless, and its throttle time grows. A client without a
+        quota is always allowed.
         """
         limit = self._limits.of(user, client_id)
         if limit is None:

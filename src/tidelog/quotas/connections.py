@@ -37,10 +37,10 @@ class ConnectionQuotas:
         return min(self._all.throttle_ms(bound, self._window, now_ms), self._window.sample_ms)
 
     def close_delay_ms(self, address: str, now_ms: int) -> int:
-        """Count a connection from `address`. Return 0 if it is within the limit.
+        """Count a connection from `address`. Return 0 if it is within the limit, or if no limit applies.
 
-        Otherwise the connection is not counted, and the caller closes it after the returned number of milliseconds: a
-        client whose connection is closed immediately would reconnect immediately.
+        Otherwise the connection is not counted, and the caller closes it after the returned number of milliseconds:
+        a client whose connection is closed immediately would reconnect immediately.
         """
         if not self._limits:
             return 0

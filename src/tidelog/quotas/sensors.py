@@ -8,11 +8,13 @@ from typing import Final, Generic, TypeVar
 S = TypeVar("S")
 
 SENSORS_MAX: Final = 10_000
-"""Sensors of one quota, about 15 MB when all are busy. When there are more clients, the least recently used sensor is
-dropped, and its client starts again with an empty one."""
+"""Upper bound on the sensors of one quota, which take about 15 MB when all are busy. If a further client needs a
+sensor, the least recently used one is dropped, and its client starts again with an empty one."""
 IDLE_MS: Final = 3_600_000
-"""A sensor that was not used for this long is dropped, as in Kafka."""
+"""When a further client needs a sensor, sensors that were not used for this long are dropped. The time is that of
+Kafka."""
 _NAME_MAX: Final = 100
+"""Longest user or client id, in characters, that is stored unchanged; see `_short`."""
 _DIGEST_BYTES: Final = 16
 
 

@@ -7,7 +7,9 @@ THROTTLE_MS_MAX: Final = 2**31 - 1
 
 
 class Window(NamedTuple):
-    """Number and length of the samples that a rate is computed over (`quota.window.num`, `.size.seconds`)."""
+    """Number and length of the samples that a rate is computed over (`quota.window.num`,
+    `quota.window.size.seconds`).
+    """
 
     samples: int
     sample_ms: int
@@ -54,14 +56,14 @@ class Rate:
         sample.last_ms = now_ms
 
     def span_ms(self, window: Window, now_ms: int) -> int:
-        """Return the time that the sum is divided by; at least 1."""
+        """Reset the expired samples, and return the time that the sum is divided by, in ms; at least 1."""
         self._reset_expired(window, now_ms)
         elapsed = now_ms - min(sample.began_ms for sample in self._samples)
         full = elapsed // window.sample_ms
         return max(elapsed + max(window.samples - 1 - full, 0) * window.sample_ms, 1)
 
     def measure(self, window: Window, now_ms: int) -> float:
-        """Return the rate per second."""
+        """Reset the expired samples, and return the rate per second."""
         span_ms = self.span_ms(window, now_ms)
         return sum(sample.sum for sample in self._samples) / (span_ms / 1000)
 
@@ -117,6 +119,7 @@ class TokenBucket:
 
 
 def _burst(rate: float, window: Window) -> float:
+    """Return the capacity of a token bucket."""
     return window.samples * (window.sample_ms / 1000) * rate
 
 

@@ -449,22 +449,6 @@ class Partition:
         replica = self.replica
         return (replica.high_watermark if mark is Mark.COMMITTED else replica.local_mark) >= next_offset
 
-    async def committed(self, next_offset: int) -> None:
-        """Wait until `is_committed`. Raises the error of `wait` if the offset can no longer be committed."""
-        if self.replica.high_watermark < next_offset:
-            future: asyncio.Future[None] = self._tasks.future()
-
-            def settle(error: ApiError | None) -> None:
-                if future.done():
-                    return
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
-
-            self.when_committed(next_offset, settle)
-            await future
-
     def when_committed(self, next_offset: int, listener: CommitListener) -> None:
         """Call `listener` when `next_offset` is committed, possibly now, or when it can no longer be committed."""
         self.wait(Mark.COMMITTED, next_offset, listener)

@@ -50,7 +50,8 @@ class RunningBroker(Protocol):
 
 
 class Broker:
-    """A broker on a free port of the loopback interface. It is ready when the block begins and stopped when it ends.
+    """A broker on a free port of the loopback interface. The broker is ready when the block begins, and stopped when
+    the block ends.
 
     `with Broker() as broker:` and `async with Broker() as broker:` do the same; the asynchronous form does not block
     the caller's event loop. Without `data` the log is in a temporary directory. It is deleted at the end, also if
@@ -83,7 +84,8 @@ class Broker:
         self.settings = TEST_SETTINGS | {name: setting_text(value) for name, value in settings.items()}
         self.host = host
         self.port = port
-        """The real port after the start; a restart listens on the same port."""
+        """Before the first start, the requested port (0: a free port); afterwards the real one. A restart listens on
+        the same port."""
         self.data = None if data is None else Path(data).absolute()
         """The data directory. None if no `data` was passed and no temporary directory exists at present."""
         self._temporary = data is None
@@ -94,7 +96,9 @@ class Broker:
 
     @property
     def bootstrap(self) -> str:
-        """The HOST:PORT for a client's `bootstrap.servers`. Raises RuntimeError before the first start."""
+        """The HOST:PORT for a client's `bootstrap.servers`. Raises RuntimeError before the first start if no port
+        was requested.
+        """
         if not self.port:
             raise RuntimeError("the broker has no port before it starts")
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -110,7 +114,7 @@ class Broker:
         return self._require_running().pid
 
     def log(self) -> str:
-        """Return the log of a broker process since its start.
+        """Return the log of a broker process since its start. Raises RuntimeError unless it runs.
 
         Empty for a broker in a thread, which writes to the log of this process.
         """
@@ -196,7 +200,7 @@ class Broker:
     def restart(self) -> None:
         """Stop the broker in order, unless it was killed, and start it again on the same data and port.
 
-        Raises RuntimeError if it belongs to another process.
+        Raises like `stop` and `start`, and RuntimeError if the broker belongs to another process.
         """
         self._check_owner()
         running, self._running = self._running, None

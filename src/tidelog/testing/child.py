@@ -18,10 +18,11 @@ STOP_S = 60.0
 """Time limits for a start and a stop, in seconds, for a machine under load. A start takes a fraction of a second."""
 
 ADDRESS = " listening on "
+"""The text before the address in the line that the broker prints on stdout."""
 
 
 class BrokerProcess:
-    """Start a broker process. The constructor returns when the broker has printed its address.
+    """A broker in a child process. The constructor starts it, and returns when the broker has printed its address.
 
     Raises BrokerFailedError with the broker's error line.
     """
@@ -128,7 +129,7 @@ class BrokerProcess:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that are broker settings.
+    """Return the environment without the TIDELOG_ variables, which may be broker settings.
 
     If this package is not installed, its directory is added to PYTHONPATH, so that the child process finds it.
     """

@@ -13,7 +13,7 @@ from tidelog.testing.failure import BrokerFailedError
 
 
 class BrokerThread:
-    """Start a broker thread. The constructor returns when the broker accepts connections.
+    """A broker in a thread. The constructor starts it, and returns when the broker accepts connections.
 
     Raises BrokerFailedError, with the broker's own error as its cause.
     """

@@ -1,20 +1,21 @@
 """Copy the references in a message's long arrays into short lists, so that the message can be freed in steps.
 
-A message may hold millions of objects, and freeing them all at once would hold up the event loop. While the short lists
-hold references to the objects, dropping the message is cheap; afterwards the lists are freed one after another. The
-message itself is not changed.
+A message may hold millions of objects, and freeing them all at once would block the event loop for too long. While
+the short lists hold references to the objects, dropping the message is cheap; afterwards the lists are freed one
+after another. The message itself is not changed.
 """
 
 from typing import Any
 
 from tidelog.model.steps import Steps
 from tidelog.wire.decoding import struct_named
-from tidelog.wire.facts import fields_from_lines
+from tidelog.wire.fields import fields_from_lines
 from tidelog.wire.message import Struct
 
 PART_ITEMS = 512
 """Elements in one part. Arrays with at most this many elements are not split."""
 STRUCTS_PER_STEP = 128
+"""Structs that are searched for arrays between two yields."""
 
 
 def parts_of(message: Struct) -> Steps[list[list[Any]]]:

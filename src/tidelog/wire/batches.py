@@ -34,6 +34,7 @@ TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
 NOT_FOR_CLIENTS = CONTROL_BIT | TRANSACTIONAL_BIT
+"""Attribute bits that are refused in a client's batch."""
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _ASSIGNED = Struct(">qii")
@@ -129,7 +130,9 @@ class BatchHeader:
 
     @property
     def first_timestamp_ms(self) -> int | None:
-        """Timestamp of the first record, usually the oldest. None if the producer set no timestamp."""
+        """Timestamp of the first record, usually the oldest; with LogAppendTime, the append time. None if it is
+        negative: the producer set no timestamp.
+        """
         time_ms = self.max_timestamp if self.attributes & TIMESTAMP_TYPE_BIT else self.base_timestamp
         return time_ms if time_ms >= 0 else None
 
@@ -162,12 +165,12 @@ class BatchHeader:
 
 
 def check_produced(buffer: memoryview, *, framing_only: bool = False) -> BatchHeader:
-    """Check the header of the batch that a client sent for one partition, and return it.
+    """Check the header and the CRC of the batch that a client sent for one partition, and return the header.
 
-    `buffer` must hold one whole batch. Bytes behind it, such as the beginning of another batch, are ignored: the caller
-    cuts the buffer at `size`. With `framing_only`, only size and format are checked. The records are not read. Raises
-    InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or ApiError, with the error codes of
-    Kafka 4.3.1.
+    `buffer` must hold the whole batch. An incomplete second batch behind it is ignored: the caller cuts the buffer
+    at `size`. A complete second batch is refused. With `framing_only`, only size and format are checked. The records
+    are not read. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or ApiError,
+    with the error codes of Kafka 4.3.1.
     """
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])
@@ -215,11 +218,15 @@ def _refuse_magic(magic: int) -> None:
 
 
 def _check_size(header: BatchHeader, buffer: memoryview) -> None:
+    """Refuse a batch that is not wholly in `buffer`, or that another complete batch follows."""
     received_bytes = len(buffer)
     if header.length < LEAST_LENGTH:
         raise CorruptMessage(f"the record batch's length {header.length} is below the minimum, {LEAST_LENGTH}")
     if header.length < MIN_LENGTH or header.size > received_bytes:
-        raise InvalidRecord(f"the record batch states {header.size} bytes, but {received_bytes} were received")
+        raise InvalidRecord(
+            f"the record batch states {header.size} bytes, but {received_bytes} were received; "
+            f"its header alone has {HEADER_BYTES}"
+        )
     remaining_bytes = received_bytes - header.size
     if remaining_bytes >= LENGTH_END:
         (length,) = _LENGTH.unpack_from(buffer, header.size + 8)

@@ -10,7 +10,7 @@ import struct
 import sys
 from typing import Any
 
-from tidelog.wire.facts import FIXED_BYTES, FIXED_FORMATS, Field, fields_from_lines
+from tidelog.wire.fields import FIXED_BYTES, FIXED_FORMATS, Field, fields_from_lines
 from tidelog.wire.message import Decoder, Message, StepwiseDecoder, Struct
 from tidelog.wire.primitives import (
     NO_UUID,
@@ -22,6 +22,8 @@ from tidelog.wire.primitives import (
 )
 
 STRING_BYTES_MAX = 32_767
+"""Longest string in a message, in bytes of UTF-8: the largest two-byte length. It applies to compact strings too, as in
+Kafka."""
 STEP_ITEMS = 32
 """Elements of an array of structs or strings that a stepwise codec decodes or encodes between two yields."""
 STEP_NUMBERS = 4096
@@ -29,7 +31,7 @@ STEP_NUMBERS = 4096
 
 
 def build_decoder(message: type[Message], version: int, *, any_text: bool = False) -> Decoder:
-    """Return the function that `message.decode` calls for `version`.
+    """Return the function that `message.decode` calls for `version`. Raises VersionNotInMessage.
 
     With `any_text`, strings need not be UTF-8: other bytes become lone surrogates ("surrogateescape").
     """
@@ -37,7 +39,9 @@ def build_decoder(message: type[Message], version: int, *, any_text: bool = Fals
 
 
 def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDecoder:
-    """Return a generator function that decodes like `build_decoder`'s function, but yields within long arrays."""
+    """Return a generator function that decodes like `build_decoder`'s function, but yields within long arrays.
+    Raises VersionNotInMessage.
+    """
     return _compile(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
 
 
@@ -134,6 +138,7 @@ class _Source:
             self.emit("    yield")
 
     def fail(self, condition: str, field: str, reason: str) -> None:
+        """Write the lines that raise MalformedMessage if `condition` is true."""
         self.emit(f"if {condition}:")
         self.emit(f"    raise Malformed('{self.message.__name__} v{self.version}: {field} {reason}')")
 
@@ -170,6 +175,7 @@ class _Source:
             self.tags(kind, target, tagged)
 
     def default(self, kind: type[Struct], field: Field, attribute: str) -> None:
+        """Write the assignment of the field's default value."""
         if field.is_struct and not field.is_array and not field.is_optional_struct and field.default is not None:
             self.names[field.type] = struct_named(kind, field.type)
             self.emit(f"{attribute} = {field.type}()")
@@ -244,9 +250,10 @@ class _Source:
             self.indent -= 1
 
     def length(self, field: Field, nullable: bool, compact: bool, code: str, null: str) -> str:
-        """Read a length; a compact length is stored plus one.
+        """Write the lines that read a length, and return the name of the variable that holds it.
 
-        If `nullable`, the lines that follow are indented into the branch for "not null".
+        A compact length is one more than the real length, and the variable holds it like this. If `nullable`, the
+        lines that follow are indented into the branch for "not null".
         """
         length = self.temporary("n")
         self.run.append(("B" if compact else code, length))
@@ -284,7 +291,8 @@ class _Source:
         if compact:
             self.emit(f"{count} -= 1")
         least = self.least_bytes(kind, field)
-        # Refuse a count that the remaining bytes cannot hold, so that a peer cannot make the decoder allocate memory.
+        # Refuse a count that the remaining bytes cannot hold, so that a few bytes cannot make the decoder allocate
+        # much memory.
         self.fail(
             f"{count} * {least} > size - p" if least > 1 else f"{count} > size - p",
             field.name,
@@ -332,7 +340,7 @@ class _Source:
         self.emit(f"    p += {count} * {size}")
 
     def least_bytes(self, kind: type[Struct], field: Field) -> int:
-        """Return the smallest number of bytes that one element of this array takes."""
+        """Return a lower bound on the bytes of one value of the field's type; for an array, of one element."""
         if field.type in FIXED_BYTES:
             return FIXED_BYTES[field.type]
         if not field.is_struct:

@@ -10,18 +10,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from tidelog.wire.decoding import STEP_ITEMS, default_source, is_flexible, struct_named
-from tidelog.wire.facts import FIXED_FORMATS, NO_VERSIONS, Field, fields_from_lines
+from tidelog.wire.fields import FIXED_FORMATS, NO_VERSIONS, Field, fields_from_lines
 from tidelog.wire.message import Encoder, Message, PiecesEncoder, StepwiseEncoder, Struct, records_bytes
 from tidelog.wire.primitives import NO_UUID, FieldNotInVersion, UnencodableValue, uvarint
 
 ONE_BYTE = tuple(value.to_bytes(1, "big") for value in range(128))
 """Encodings of the unsigned varints below 128, which take one byte."""
 PIECE_PARTS = 4096
-"""A stepwise encoder joins this many parts at a time."""
+"""When a stepwise encoder yields with more parts than this, it first joins them into one piece."""
 
 
 def build_encoders(message: type[Message], version: int, *, any_text: bool = False) -> tuple[Encoder, PiecesEncoder]:
-    """Return `message.encoder` and `message.pieces_encoder` for `version`.
+    """Return the functions that `message.encoder` and `message.pieces_encoder` return for `version`. Raises
+    VersionNotInMessage.
 
     With `any_text`, strings may hold lone surrogates, which stand for bytes that are not UTF-8 ("surrogateescape").
     """

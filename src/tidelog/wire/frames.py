@@ -36,18 +36,24 @@ def response_header_version(api_key: int, api_version: int) -> int:
 
 
 def encode_request_header(api_key: int, api_version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """Encode a request's header, without the frame's size. Raises UnencodableValue for a client id > 32,767 bytes."""
+    """Encode a request's header, without the frame's size. Raises UnencodableValue if the client id has more than
+    32,767 bytes, or if a number does not fit its field.
+    """
     text = b"" if client_id is None else client_id.encode()
     try:
         fixed = _REQUEST.pack(api_key, api_version, correlation_id, -1 if client_id is None else len(text))
     except error as reason:
-        raise UnencodableValue(f"request header: {reason}") from reason
+        raise UnencodableValue(f"request header with a client id of {len(text)} bytes: {reason}") from reason
     tags = b"\0" if request_header_version(api_key, api_version) == 2 else b""
     return fixed + text + tags
 
 
 def decode_response_header(buffer: Buffer, position: int, api_key: int, api_version: int) -> tuple[int, int]:
-    """Decode the header of a response to this API and version. Returns correlation id and position of the response."""
+    """Decode the header of a response to this API and version. Return the correlation id and the position of the
+    response.
+
+    Raises MalformedMessage.
+    """
     try:
         (correlation_id,) = _CORRELATION_ID.unpack_from(buffer, position)
         position += 4

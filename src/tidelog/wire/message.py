@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
     RecordData: TypeAlias = Piece | list[Piece]
-    """Record batches to send, in one or several pieces that are never copied. After decoding: one `memoryview`."""
+    """Record batches to send, in one or several pieces; only `encode` copies them. After decoding: one `memoryview`."""
 
 NEVER_FLEXIBLE = 32767
 """`flexible_from` of a message without flexible versions."""
@@ -39,12 +39,13 @@ def records_bytes(records: Any) -> int:
 class Struct:
     """A message or a part of one. Its attributes are the fields of all versions, with Kafka's default values.
 
-    A tagged struct that is not nullable is None if all its fields have default values; it is then absent on the wire.
+    A tagged struct that is not nullable may be None, which means a struct of default values. It is then absent on
+    the wire.
     """
 
     __slots__ = ()
     FIELDS: ClassVar[str] = ""
-    """One line for each field; see `tidelog.wire.facts`."""
+    """One line for each field; see `tidelog.wire.fields`."""
 
     def _names(self) -> tuple[str, ...]:
         return self.__slots__
@@ -55,7 +56,9 @@ class Struct:
         return all(getattr(self, name) == getattr(other, name) for name in self._names())
 
     def __repr__(self) -> str:
-        """Return a text for tests and debugging. Byte fields are left out, since they may hold secrets or user data."""
+        """Return a text for tests and debugging. A uuid is shown in hexadecimal. Of other byte fields only the size
+        is shown, since they may hold secrets or user data.
+        """
         values = ", ".join(f"{name}={_value_text(name, getattr(self, name))}" for name in self._names())
         return f"{type(self).__name__}({values})"
 
@@ -71,8 +74,9 @@ def _value_text(name: str, value: object) -> str:
 class Message(Struct):
     """A request, a response, or a record of an internal topic.
 
-    `min_version` and `max_version` are the stable versions of the schema; `flexible_from` is the first version with
-    compact lengths and tagged fields (KIP-482). `api_key` is the API's key, or the record's type where it has one.
+    `min_version` and `max_version` are the oldest and the newest stable version of the schema; `flexible_from` is
+    the first version with compact lengths and tagged fields (KIP-482). `api_key` is the API's key, or the record's
+    type; -1 if a record has none.
     """
 
     __slots__ = ()
@@ -104,9 +108,11 @@ class Message(Struct):
         return decoder(buffer, position)
 
     def encode(self, version: int) -> bytes:
-        """Encode the message into bytes. Record data must be in memory; only a `pieces_encoder` accepts file regions.
+        """Encode the message into bytes. Record data must be in memory: only `pieces_encoder` and `stepwise_encoder`
+        accept file regions.
 
-        Raises FieldNotInVersion, UnencodableValue, or VersionNotInMessage.
+        Raises FieldNotInVersion, UnencodableValue, VersionNotInMessage, or UnicodeEncodeError for a string with lone
+        surrogates.
         """
         try:
             encoder = self._encoders[version]
@@ -125,14 +131,18 @@ class Message(Struct):
 
     @classmethod
     def stepwise_decoder(cls, version: int) -> StepwiseDecoder:
-        """Return a generator function that decodes like `decode`, in steps. It is for long messages of one version."""
+        """Return a generator function that decodes one version like `decode`, but yields between short steps. It is
+        for long messages.
+        """
         from tidelog.wire.decoding import build_stepwise_decoder
 
         return build_stepwise_decoder(cls, version)
 
     @classmethod
     def stepwise_encoder(cls, version: int) -> StepwiseEncoder:
-        """Return a generator function that encodes like `pieces_encoder`, in steps. It may return more pieces."""
+        """Return a generator function that encodes one version like `pieces_encoder`, but yields between short
+        steps. Its result may have more pieces.
+        """
         from tidelog.wire.encoding import build_stepwise_encoder
 
         return build_stepwise_encoder(cls, version)
@@ -146,10 +156,9 @@ class Message(Struct):
 
     @classmethod
     def pieces_encoder(cls, version: int) -> PiecesEncoder:
-        """Return the function that encodes a message of one version into pieces. Record data is not copied: its pieces
-        are returned as they are.
+        """Return the function that encodes a message of one version into pieces.
 
-        The first piece is always `bytes`.
+        Record data is not copied: its pieces are returned as they are. The first piece is always `bytes`.
         """
         if version not in cls._pieces_encoders:
             cls._build_encoders(version)

@@ -17,7 +17,7 @@ interprets a larger count as the first byte of a varint."""
 
 
 class MalformedMessage(ValueError):
-    """The bytes are not a valid message: cut short, an impossible length, or invalid UTF-8."""
+    """The bytes are not a valid message, for example cut short, with an impossible length, or with invalid UTF-8."""
 
 
 class FieldNotInVersion(ValueError):
@@ -40,7 +40,7 @@ class BrokenStream(MalformedMessage):
 
 
 class UnencodableValue(ValueError):
-    """The value does not fit its field: the integer is too large, or the string is too long for its length field."""
+    """The value does not fit its field: the integer is out of range, or the string is too long for its length field."""
 
 
 class VersionNotInMessage(ValueError):
@@ -48,7 +48,10 @@ class VersionNotInMessage(ValueError):
 
 
 def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Read the unsigned varint at `position`. Returns it and the position after it. Raises IndexError if cut short."""
+    """Read the unsigned varint at `position`. Return it and the position after it.
+
+    Raises IndexError if it is cut short, and MalformedMessage if it does not fit in 32 bits.
+    """
     byte = buffer[position]
     if byte < 0x80:
         return byte, position + 1
@@ -56,7 +59,9 @@ def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
 
 
 def finish_uvarint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
-    """Read the rest of an unsigned varint whose `first` byte is 128 or more; see `read_uvarint`."""
+    """Read the rest of an unsigned varint, which is at `position`. Its `first` byte is 128 or more. See
+    `read_uvarint`.
+    """
     value = first & 0x7F
     for shift in (7, 14, 21, 28):
         byte = buffer[position]
@@ -137,9 +142,10 @@ def varint(value: int) -> bytes:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
-    """Return the position after `count` tagged fields.
+    """Return the position after `count` tagged fields. It may be beyond the buffer: the caller must check it.
 
-    If `count` is 128 or more, it is the first byte of a longer count, whose rest is at `position`.
+    If `count` is 128 or more, it is the first byte of a longer count, whose rest is at `position`. Raises like
+    `read_uvarint`.
     """
     if count > 0x7F:
         count, position = finish_uvarint(buffer, position, count)

@@ -1,7 +1,8 @@
-"""Read those facts of each record that a broker needs, one record after another, without building record objects.
+"""Read the few facts of each record that a broker needs, one record after another, without building record objects.
 
-A few KB of compressed data may decompress to millions of records. Therefore the broker reads clients' records only in
-this way, and within a limit of decompressed bytes. Every check that `records.decode_records` makes is made here too.
+A few KB of compressed data may decompress to millions of records. Therefore the broker validates and searches
+clients' records only in this way, and within a limit of decompressed bytes. `record_facts` makes every check that
+`records.decode_records` makes.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ class CutShort(MalformedMessage):
 
 
 class FieldCutShort(MalformedMessage):
-    """A field states that it ends after the last byte, although the record that it belongs to does not."""
+    """A field reaches beyond the last byte of the data, although the stated length of its record does not."""
 
 
 VARINT_BYTES_MAX, VARLONG_BYTES_MAX = 5, 10
@@ -42,7 +43,8 @@ class RecordFacts(NamedTuple):
 def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
     """Yield the facts of each record in `data`, which is the result of `records.decompressed_records`.
 
-    Raises MalformedMessage at the first record that is malformed or that contradicts the header.
+    Raises MalformedMessage at the first record that is malformed or that contradicts the header, and at the end if
+    bytes follow the last record.
     """
     base_timestamp = header.base_timestamp
     append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
@@ -83,7 +85,7 @@ def check_records(data: Buffer, header: BatchHeader) -> None:
     MalformedMessage for any other damage.
     """
     if not isinstance(data, bytes):
-        data = bytes(data)  # whose items are read fastest
+        data = bytes(data)  # single bytes are read fastest from `bytes`
     size = len(data)
     position = end = 0
     try:
@@ -107,12 +109,12 @@ def check_records(data: Buffer, header: BatchHeader) -> None:
             if end > size:
                 raise CutShort(f"record batch: a record states {length} bytes, but {size - position} are left")
             start = position = position + 1  # after the record's attributes, which are unused
-            while data[position] >= 0x80:  # the difference of its timestamp to the batch's
+            while data[position] >= 0x80:  # its timestamp delta
                 position += 1
             if position - start >= VARLONG_BYTES_MAX:
                 raise MalformedMessage("record batch: the timestamp of a record is too long")
             start = position = position + 1
-            while data[position] >= 0x80:  # the difference of its offset
+            while data[position] >= 0x80:  # its offset delta
                 position += 1
             if position - start >= VARINT_BYTES_MAX:
                 raise MalformedMessage("record batch: the offset of a record is too long")

@@ -41,7 +41,7 @@ class WrongRecordCount(MalformedMessage):
 
 
 class BytesAfterRecords(WrongRecordCount):
-    """Bytes follow the last record that the batch's header states."""
+    """Bytes are left over after as many records as the batch's header states."""
 
 
 class Record:
@@ -82,10 +82,10 @@ class Record:
 
 
 def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
-    """Yield the headers of the complete batches that begin at `position`, as in a fetch response or a segment.
+    """Yield the headers of the complete batches from `position` on, as in a fetch response or a segment.
 
-    Stops before an incomplete batch, which may be the last one of a fetch response. Raises MalformedMessage for an
-    impossible length, and for message sets of magic 0 and 1, which Kafka 4 no longer writes.
+    Stops before an incomplete batch, which may be the last one of a fetch response. Raises MalformedMessage for a
+    length below the minimum and for a magic other than 2. Kafka 4 no longer writes message sets of magic 0 and 1.
     """
     while len(buffer) - position >= HEADER_BYTES:
         header = BatchHeader(buffer, position)
@@ -99,8 +99,9 @@ def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
 def decompressed_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
     """Return the decompressed bytes of all records of the complete `batch`.
 
-    Raises BrokenStream if the compressed data is damaged, TooLargeDecompressed above the limit, and WrongRecordCount if
-    the bytes are too few for the number of records that the header states.
+    Raises BrokenStream if the compressed data is damaged, TooLargeDecompressed above the limit, MalformedMessage for
+    an unknown codec, and WrongRecordCount if the number of records that the header states is negative, or more than
+    the bytes can hold.
     """
     data: Buffer = memoryview(batch)[HEADER_BYTES : header.size]
     if header.codec != Codec.NONE:
@@ -116,8 +117,9 @@ def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECO
     """Decode all records of the batch at `position`, with absolute offsets and timestamps.
 
     The CRC is not checked: see `BatchHeader.crc_ok`. Raises TooLargeDecompressed if the records have more than
-    `limit_bytes` after decompression. Raises MalformedMessage if there is no complete batch of magic 2 at `position`,
-    or if it does not have exactly the records that its header states.
+    `limit_bytes` after decompression. Raises MalformedMessage if there is no complete batch of magic 2 at
+    `position`, if its compressed data or a record is damaged, or if it does not have exactly the number of records
+    that its header states.
     """
     if len(buffer) - position < HEADER_BYTES:
         raise MalformedMessage("record batch: cut short")
@@ -249,7 +251,8 @@ def encode_batch(
     """Encode a batch of at least one record, with its CRC.
 
     Offsets are assigned from `base_offset` on; `Record.offset` is ignored. With `log_append_time_ms`, the batch has
-    the timestamp type LogAppendTime. The result is writable, for `BatchHeader.assign`.
+    the timestamp type LogAppendTime, and this time as its max timestamp. The result is writable, for
+    `BatchHeader.assign`.
     """
     assert records, "a batch has at least one record"
     base_timestamp = records[0].timestamp

@@ -13,7 +13,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import TZAware, i32Timedelta, i64Timedelta
 
 from tidelog.wire.decoding import struct_named
-from tidelog.wire.facts import Field, fields_from_lines
+from tidelog.wire.fields import Field, fields_from_lines
 from tidelog.wire.message import Message, Struct
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -13,7 +13,7 @@ from kio_oracle import kio_class, kio_decode, kio_encode, kio_kinds, narrowed, t
 from wire_values import KIO_DATA, TEXTS, api_messages, message_named, project, trees, versions_of, wire_settings
 
 from tidelog.wire.apis import APIS
-from tidelog.wire.facts import snake_case
+from tidelog.wire.fields import snake_case
 from tidelog.wire.frames import (
     decode_response_header,
     encode_request_header,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tidelog.wire.apis import APIS
 from tidelog.wire.decoding import struct_named
-from tidelog.wire.facts import NO_VERSIONS, Field, fields_from_lines
+from tidelog.wire.fields import NO_VERSIONS, Field, fields_from_lines
 from tidelog.wire.message import Message, Struct
 
 EXAMPLES = int(os.environ.get("TIDELOG_EXAMPLES", "50"))

@@ -1,10 +1,10 @@
-"""Plays the transcripts against a live broker and prints where its replies differ from those in the files.
+"""Play the transcripts with a live broker, and print where its replies differ from those in the files.
 
     .venv/bin/python tests/scenarios/groups/against_kafka.py --port 9092 [--set NAME=VALUE ...] [FILE ...]
 
-`--set` says what the broker was started with: files that ask for other settings are left out. The default is what most
-files need, group.initial.rebalance.delay.ms=300 and group.min.session.timeout.ms=100. A line with `# kafka:` tells of a
-deliberate difference: the replies after the next line are not compared.
+`--set` states a setting with which the broker was started. Files that need other settings are left out. The default
+is the settings that most files need: group.initial.rebalance.delay.ms=300 and group.min.session.timeout.ms=100. A
+line with `# kafka:` describes a deliberate difference: the replies after the next line are not compared.
 """
 
 import argparse
@@ -37,11 +37,12 @@ MARKED = re.compile(r"<(\d+)>")
 RECORD_LINE = re.compile(r"    (offset|group) ")
 TOLERANCE_MS = 200
 RECORD_TOLERANCE_MS = 1000
-"""By how much a live broker may be late: the requests of one moment are sent one after another."""
+"""Longest delay of a live broker's record that is accepted, because the requests of one moment are sent one after
+another."""
 
 
 class Connection:
-    """One client's blocking connection; replies come in the order of the requests."""
+    """The blocking connection of one client. Replies arrive in the order of the requests."""
 
     def __init__(self, port: int, client_id: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -57,7 +58,7 @@ class Connection:
         self.waiting.append((api, version, reply))
 
     def receive(self) -> None:
-        """Take one whole response, which is on its way."""
+        """Receive one whole response, which must be on its way."""
         (size,) = struct.unpack(">i", self._read(4))
         frame = self._read(size)
         api, version, reply = self.waiting.pop(0)
@@ -154,7 +155,7 @@ class LiveBroker:
 
 
 def compared(text: str) -> list[str]:
-    """The lines of a transcript without the replies that are known to differ."""
+    """Return the lines of a transcript without the replies that are known to differ."""
     lines = []
     excused = False
     for line in text.splitlines():
@@ -165,13 +166,13 @@ def compared(text: str) -> list[str]:
     return lines
 
 
-def with_equal_times(wanted: list[str], told: list[str]) -> list[str]:
-    """`told`, with the times of `wanted` where a line differs in nothing but a little time."""
+def with_equal_times(wanted: list[str], received: list[str]) -> list[str]:
+    """Return `received`, with the times of `wanted` in the lines that differ only in a short time."""
     known: dict[str, list[list[int]]] = {}
     for line in wanted:
         known.setdefault(TIME.sub("#", line), []).append([int(found[0]) for found in TIME.finditer(line)])
     lines = []
-    for line in told:
+    for line in received:
         times = [int(found[0]) for found in TIME.finditer(line)]
         tolerance_ms = RECORD_TOLERANCE_MS if RECORD_LINE.match(line) else TOLERANCE_MS
         near = [
@@ -203,10 +204,10 @@ def main() -> int:
             continue
         suffix = f"~{time.time_ns() // 1000 % 10**9}"
         happened = Conversation(LiveBroker(asked.port), group_suffix=suffix).run(expected)
-        wanted, told = compared(expected), compared(happened)
-        told = with_equal_times(wanted, told)
-        replies += sum(line.startswith(" ") for line in told)
-        difference = list(difflib.unified_diff(wanted, told, "the file", "the broker", lineterm="", n=2))
+        wanted, received = compared(expected), compared(happened)
+        received = with_equal_times(wanted, received)
+        replies += sum(line.startswith(" ") for line in received)
+        difference = list(difflib.unified_diff(wanted, received, "the file", "the broker", lineterm="", n=2))
         differ += bool(difference)
         print(f"{path.stem}: {'differs' if difference else 'the same'}")
         print("\n".join(difference))

@@ -1,4 +1,5 @@
-"""Group conversations as reviewed text: requests at virtual times, and the replies with the time at which each came.
+"""Group conversations as reviewed text: requests at virtual times, and the replies, each with the time of its
+arrival.
 
     config group.initial.rebalance.delay.ms=300
     at 0
@@ -8,10 +9,13 @@
     at 300
         300 A join NONE generation=1 leader=A.1 ...
 
-A line without indent is a request of the client that it begins with; an indented line is a reply. Member ids, which are
-random, read `NAME.n`: NAME is the client id or group instance id in front of the random part, n counts in order of
-appearance. `X log GROUP` shows the records that the broker wrote.
-Runs against any `Broker`: Tidelog's handlers on virtual time, or a live Kafka (`against_kafka.py`).
+A line without indentation is a request of the client whose name it begins with; an indented line is a reply. Member
+ids are random, so a transcript shows them as `NAME.n`: NAME is the client id or the group instance id at the
+beginning of the member id, and n counts the member ids with this name in the order of their appearance. `X log
+GROUP` shows the records that the broker wrote.
+
+A conversation can be run with any `Broker`: Tidelog's handlers on virtual time, or a live Kafka
+(`against_kafka.py`).
 """
 
 import re
@@ -25,16 +29,17 @@ from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.group_records import GroupMetadataValue, OffsetCommitValue
 
 TOPICS = {"t": 3, "u": 1}
-"""Topics that every conversation may use, with their partition counts."""
+"""Topics that every conversation may use, each with its number of partitions."""
 SLOT_MS = 100
-"""Times of replies are rounded to this. One that comes with its request has the time of the last `at`."""
+"""Times of replies are rounded to multiples of this number. A reply that arrives immediately has the time of the
+last `at`."""
 
 Fields = dict[str, Any]
 RANDOM_PART = re.compile(r"^(.*)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
 
 
 class Broker(Protocol):
-    """Whom a conversation talks to."""
+    """The broker of a conversation."""
 
     def topic_id(self, name: str) -> bytes: ...
 
@@ -42,18 +47,20 @@ class Broker(Protocol):
         """Send one request on the client's own connection; `reply` is called with the response when it comes."""
 
     def settle(self, complete: Callable[[], bool]) -> None:
-        """Let every reply arrive that needs no time to pass. `complete`: whether all of the transcript are there."""
+        """Wait for the replies that the broker sends immediately. `complete` returns whether all replies of the
+        transcript have arrived.
+        """
 
     def advance_to(self, time_ms: int) -> None:
-        """Let time pass until `time_ms` after the conversation's begin."""
+        """Wait until `time_ms` after the begin of the conversation."""
 
     def elapsed_ms(self) -> int: ...
 
     def began_wall_ms(self) -> int:
-        """The wall clock at the conversation's begin."""
+        """Return the time of the wall clock at the begin of the conversation, in ms."""
 
     def records(self, group_id: str) -> list[tuple[bytes, bytes | None]]:
-        """Key and value of every record in the group's partition of `__consumer_offsets`."""
+        """Return the key and the value of every record in the group's partition of `__consumer_offsets`."""
 
 
 LATEST = {
@@ -77,7 +84,7 @@ API = {
 
 
 class Conversation:
-    """One run of a transcript's requests. `lines` is the transcript with the replies that came."""
+    """One run of a transcript's requests. `lines` is the transcript with the replies that arrived."""
 
     def __init__(self, broker: Broker, *, group_suffix: str = "") -> None:
         self.broker = broker
@@ -89,7 +96,9 @@ class Conversation:
         self._counts: dict[str, int] = {}
 
     def run(self, text: str) -> str:
-        """Play the requests of `text` (its replies are ignored) and return the whole transcript as it happened."""
+        """Send the requests of `text`, whose replies are ignored. Return the transcript with the replies that
+        arrived.
+        """
         given = text.splitlines()
         for place, line in enumerate(given):
             if line.startswith(" "):
@@ -105,12 +114,12 @@ class Conversation:
                 self.broker.advance_to(int(words[1]))
                 self._at_ms = int(words[1])
             elif words[1] == "log":
-                self.lines += [f"    {told}" for told in self._log(words[2])]
+                self.lines += [f"    {formatted}" for formatted in self._log(words[2])]
                 continue
             else:
                 self._request(words[0], words[1], words[2:])
                 self.broker.settle(lambda: len(self.lines) >= begin + expected)  # noqa: B023
-            # Replies of one moment on several connections have no order among them.
+            # Replies that arrive at one moment on several connections have no defined order.
             self.lines[begin:] = sorted(self.lines[begin:], key=lambda line: (int(line.split()[0]), line))
         return "\n".join(self.lines) + "\n"
 
@@ -127,8 +136,8 @@ class Conversation:
             slot = self._at_ms
             if slot is None:
                 slot = (self.broker.elapsed_ms() + SLOT_MS // 2) // SLOT_MS * SLOT_MS
-            told = getattr(self, f"_told_{verb}")(version, response)
-            for line in told.splitlines():
+            formatted = getattr(self, f"_format_{verb}")(version, response)
+            for line in formatted.splitlines():
                 self.lines.append(f"    {slot} {client} {verb} {line}")
 
         self.broker.send(client, API[verb], version, fields, reply)
@@ -278,17 +287,17 @@ class Conversation:
 
     # Replies
 
-    def _told_delete(self, version: int, reply: Any) -> str:
-        told = [f"{self._group_name(result.group_id)}={_error(result.error_code)}" for result in reply.results]
-        return " ".join(sorted(told)) or "nothing"  # Kafka's order is that of a hash map
+    def _format_delete(self, version: int, reply: Any) -> str:
+        formatted = [f"{self._group_name(result.group_id)}={_error(result.error_code)}" for result in reply.results]
+        return " ".join(sorted(formatted)) or "nothing"  # Kafka's order is that of a hash map
 
-    def _told_forget(self, version: int, reply: Any) -> str:
+    def _format_forget(self, version: int, reply: Any) -> str:
         words = [_error(reply.error_code)]
         for topic in reply.topics:
             words += [f"{topic.name}-{part.partition_index}={_error(part.error_code)}" for part in topic.partitions]
         return " ".join(words)
 
-    def _told_beat(self, version: int, reply: Any) -> str:
+    def _format_beat(self, version: int, reply: Any) -> str:
         words = [_error(reply.error_code)]
         if not reply.error_code:
             assigned = "null" if reply.assignment is None else self._parts(reply.assignment.topic_partitions)
@@ -296,24 +305,24 @@ class Conversation:
             words += [f"interval={reply.heartbeat_interval_ms}", f"assigned={assigned}"]
         return " ".join(words)
 
-    def _told_show(self, version: int, reply: Any) -> str:
+    def _format_show(self, version: int, reply: Any) -> str:
         lines = []
         for group in reply.groups:
             words = [self._group_name(group.group_id), _error(group.error_code), f"state={group.group_state}"]
             words += [f"epoch={group.group_epoch}", f"target={group.assignment_epoch}"]
             words.append(f"assignor={_text(group.assignor_name)}")
             for member in sorted(group.members, key=lambda member: str(member.member_id)):
-                told = f"{self._label(member.member_id)}/{_text(member.instance_id)}({member.member_epoch}"
-                told += f" {self._parts(member.assignment.topic_partitions)}"
-                told += f" {self._parts(member.target_assignment.topic_partitions)}"
-                words.append(f"{told} type={member.member_type})" if version >= 1 else f"{told})")
+                formatted = f"{self._label(member.member_id)}/{_text(member.instance_id)}({member.member_epoch}"
+                formatted += f" {self._parts(member.assignment.topic_partitions)}"
+                formatted += f" {self._parts(member.target_assignment.topic_partitions)}"
+                words.append(f"{formatted} type={member.member_type})" if version >= 1 else f"{formatted})")
             lines.append(" ".join(words))
         return "\n".join(lines)
 
     def _parts(self, topics: Any) -> str:
         return ",".join(sorted(f"{self._topic_name(10, t)}-{p}" for t in topics for p in t.partitions)) or "-"
 
-    def _told_join(self, version: int, reply: Any) -> str:
+    def _format_join(self, version: int, reply: Any) -> str:
         words = [_error(reply.error_code)]
         words += [f"generation={reply.generation_id}", f"protocol={_text(reply.protocol_name)}"]
         if version >= 7:
@@ -328,16 +337,16 @@ class Conversation:
         words.append(f"members={','.join(sorted(members)) or '-'}")
         return " ".join(words)
 
-    def _told_sync(self, version: int, reply: Any) -> str:
+    def _format_sync(self, version: int, reply: Any) -> str:
         words = [_error(reply.error_code)]
         if version >= 5:
             words += [f"type={_text(reply.protocol_type)}", f"name={_text(reply.protocol_name)}"]
         return " ".join([*words, f"assignment={bytes(reply.assignment).decode() or '-'}"])
 
-    def _told_heartbeat(self, version: int, reply: Any) -> str:
+    def _format_heartbeat(self, version: int, reply: Any) -> str:
         return _error(reply.error_code)
 
-    def _told_leave(self, version: int, reply: Any) -> str:
+    def _format_leave(self, version: int, reply: Any) -> str:
         words = [_error(reply.error_code)]
         if version >= 3:
             for member in reply.members:
@@ -346,7 +355,7 @@ class Conversation:
                 )
         return " ".join(words)
 
-    def _told_commit(self, version: int, reply: Any) -> str:
+    def _format_commit(self, version: int, reply: Any) -> str:
         words = []
         for topic in reply.topics:
             for partition in topic.partitions:
@@ -354,7 +363,7 @@ class Conversation:
                 words.append(f"{name}-{partition.partition_index}={_error(partition.error_code)}")
         return " ".join(words) or "nothing"
 
-    def _told_fetch(self, version: int, reply: Any) -> str:
+    def _format_fetch(self, version: int, reply: Any) -> str:
         lines = []
         for group in reply.groups if version >= 8 else [reply]:
             words = [self._group_name(group.group_id)] if version >= 8 else []
@@ -363,32 +372,32 @@ class Conversation:
             offsets = []
             for topic in group.topics:
                 for partition in topic.partitions:
-                    told = (
+                    formatted = (
                         f"{self._topic_name(version, topic)}-{partition.partition_index}={partition.committed_offset}"
                     )
                     if version >= 5:
-                        told += f"@{partition.committed_leader_epoch}"
-                    told += f":{_text(partition.metadata)}"
+                        formatted += f"@{partition.committed_leader_epoch}"
+                    formatted += f":{_text(partition.metadata)}"
                     if partition.error_code:
-                        told += f":{_error(partition.error_code)}"
-                    offsets.append(told)
+                        formatted += f":{_error(partition.error_code)}"
+                    offsets.append(formatted)
             lines.append(" ".join([*words, *sorted(offsets)]))
         return "\n".join(lines)
 
-    def _told_list(self, version: int, reply: Any) -> str:
+    def _format_list(self, version: int, reply: Any) -> str:
         groups = []
         for group in reply.groups:
             if not group.group_id.endswith(self._suffix):
                 continue  # of another conversation with the same broker
-            told = f"{self._group_name(group.group_id)}:{_text(group.protocol_type)}"
+            formatted = f"{self._group_name(group.group_id)}:{_text(group.protocol_type)}"
             if version >= 4:
-                told += f":{group.group_state}"
+                formatted += f":{group.group_state}"
             if version >= 5:
-                told += f":{group.group_type}"
-            groups.append(told)
+                formatted += f":{group.group_type}"
+            groups.append(formatted)
         return " ".join([_error(reply.error_code), *sorted(groups)])
 
-    def _told_describe(self, version: int, reply: Any) -> str:
+    def _format_describe(self, version: int, reply: Any) -> str:
         lines = []
         for group in sorted(reply.groups, key=lambda group: group.group_id):  # Kafka's order is that of a hash map
             words = [self._group_name(group.group_id), _error(group.error_code)]
@@ -401,22 +410,22 @@ class Conversation:
                 words.append(f"operations={group.authorized_operations}")
             members = []
             for member in group.members:
-                told = self._label(member.member_id)
+                formatted = self._label(member.member_id)
                 if version >= 4:
-                    told += f"/{_text(member.group_instance_id)}"
-                told += f"({member.client_id}@{member.client_host}"
-                told += f" {bytes(member.member_metadata).decode() or '-'}"
-                told += f" {bytes(member.member_assignment).decode() or '-'})"
-                members.append(told)
+                    formatted += f"/{_text(member.group_instance_id)}"
+                formatted += f"({member.client_id}@{member.client_host}"
+                formatted += f" {bytes(member.member_metadata).decode() or '-'}"
+                formatted += f" {bytes(member.member_assignment).decode() or '-'})"
+                members.append(formatted)
             lines.append(" ".join([*words, *sorted(members)]))
         return "\n".join(lines)
 
     # Records
 
     def _log(self, name: str) -> list[str]:
-        """What stands in the log of one group, record by record, with the versions in which it is written."""
+        """Return the lines that show the records of one group, with the versions in which they are written."""
         group_id = self._group(name)
-        told = []
+        formatted = []
         for key, value in self.broker.records(group_id):
             record = decode_record(key, value)
             assert record is not None
@@ -424,24 +433,28 @@ class Conversation:
                 continue
             version = "tombstone" if value is None else f"v{int.from_bytes(value[:2], 'big')}"
             if isinstance(record, ConsumerRecord):
-                told.append(f"consumer {record.kind} {record.name or '-'} {version}")
+                formatted.append(f"consumer {record.kind} {record.name or '-'} {version}")
             elif isinstance(record, OffsetRecord):
-                told.append(f"offset {record.topic}-{record.partition} {version}{self._told_offset(record.value)}")
+                formatted.append(
+                    f"offset {record.topic}-{record.partition} {version}{self._format_offset(record.value)}"
+                )
             else:
-                told.append(f"group {version}{self._told_metadata(record.value)}")
+                formatted.append(f"group {version}{self._format_metadata(record.value)}")
             assert record.encode() == (key, value), "written otherwise than it was read"
-        return told
+        return formatted
 
-    def _told_offset(self, value: OffsetCommitValue | None) -> str:
+    def _format_offset(self, value: OffsetCommitValue | None) -> str:
         if value is None:
             return ""
         topic = next((name for name in TOPICS if self.broker.topic_id(name) == value.topic_id), "-")
-        told = f" {value.offset}@{value.leader_epoch}:{value.metadata or '-'} at={self._since(value.commit_timestamp)}"
+        formatted = (
+            f" {value.offset}@{value.leader_epoch}:{value.metadata or '-'} at={self._since(value.commit_timestamp)}"
+        )
         if value.expire_timestamp >= 0:
-            told += f" expires={self._since(value.expire_timestamp)}"
-        return f"{told} topic={topic}"
+            formatted += f" expires={self._since(value.expire_timestamp)}"
+        return f"{formatted} topic={topic}"
 
-    def _told_metadata(self, value: GroupMetadataValue | None) -> str:
+    def _format_metadata(self, value: GroupMetadataValue | None) -> str:
         if value is None:
             return ""
         members = [
@@ -450,9 +463,9 @@ class Conversation:
             for m in value.members
         ]
         leader = "null" if value.leader is None else self._label(value.leader)
-        told = f" type={_text(value.protocol_type)} generation={value.generation} protocol={_text(value.protocol)}"
-        told += f" leader={leader} since={self._since(value.current_state_timestamp)}"
-        return " ".join([told, *sorted(members)])
+        formatted = f" type={_text(value.protocol_type)} generation={value.generation} protocol={_text(value.protocol)}"
+        formatted += f" leader={leader} since={self._since(value.current_state_timestamp)}"
+        return " ".join([formatted, *sorted(members)])
 
     def _since(self, wall_ms: int) -> int:
         return (wall_ms - self.broker.began_wall_ms() + SLOT_MS // 2) // SLOT_MS * SLOT_MS
@@ -493,7 +506,7 @@ def _listed(text: str) -> list[str]:
 
 
 def settings_of(text: str) -> dict[str, str]:
-    """The broker settings that a transcript's `config` lines ask for."""
+    """Return the broker settings in the `config` lines of a transcript."""
     settings = {}
     for line in text.splitlines():
         if line.startswith("config "):

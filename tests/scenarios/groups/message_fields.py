@@ -1,4 +1,4 @@
-"""Plain trees of fields to generated messages."""
+"""Convert trees of fields (dicts and lists) to generated messages."""
 
 from importlib import import_module
 from typing import Any
@@ -9,7 +9,7 @@ MODULES = {info.name: info.module for info in APIS.values()}
 
 
 def request_of(api: str, fields: dict[str, Any]) -> Any:
-    """The request message of `api`; nested dicts become the nested structs of the same field."""
+    """Return the request message of `api`. Nested dicts become the nested structs of the same field."""
     return _struct(import_module(f"tidelog.wire.messages.{MODULES[api]}"), f"{api}Request", fields)
 
 

@@ -1,4 +1,5 @@
-"""Each transcript, played on virtual time, gives the replies that it says. Kafka gave the same: `against_kafka.py`.
+"""Play each transcript on virtual time, and compare the replies with those in the file. Kafka sent the same replies:
+see `against_kafka.py`.
 
 With TIDELOG_ACCEPT=1 in the environment the replies are written into the files, to be reviewed as text.
 """

@@ -1,4 +1,4 @@
-"""Each scenario, played with real replicas (`replication_harness`), happens as its text says.
+"""Play each scenario with real replicas (`replication_harness`), and compare the result with its text.
 
     brokers 3 min.isr=2     a partition on brokers 1 to 3
     elect 1                 the controller makes 1 the leader, in the next leader epoch; all brokers see it

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from tidelog.cli.log import entry_json, entry_text, group_similar, quote
 from tidelog.cli.main import main
-from tidelog.log.verify import Finding
+from tidelog.log.verify import Finding, VerifyReport
 from tidelog.testing import Broker
 
 SEGMENT = "00000000000000000000.log"
@@ -76,6 +76,23 @@ def test_findings_of_one_kind_are_one_line_with_their_number(data: Path, capsys:
     assert main(["log", "verify", str(data)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(set(lines)) == 4
+
+
+def test_directories_that_are_verified_together_are_known_by_the_one_with_the_metadata(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(data, "disk2")
+    Path("disk2/metadata.sqlite").unlink()
+    is_tidelogs: list[bool] = []
+
+    def verify(disk: Any, path: str, *, records: bool, tidelog_directories: Any) -> VerifyReport:
+        is_tidelogs.append(str(Path("disk2").absolute()) in tidelog_directories)
+        return VerifyReport()
+
+    monkeypatch.setattr("tidelog.log.verify.verify", verify)
+    assert main(["log", "verify", "disk2", "data"]) == 0
+    assert main(["log", "verify", "disk2"]) == 0
+    assert is_tidelogs == [True, True, False]
 
 
 def test_several_paths(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

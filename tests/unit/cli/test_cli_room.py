@@ -235,6 +235,25 @@ def test_only_a_column_that_breaks_splits_words(screen: Callable[[Table, int], l
     assert [line.split() for line in lines[2:]] == [["a-name-of-", "/a/path/of/20/letter"], ["20-letters"]]
 
 
+def test_watched_names_are_whole_if_they_fit_without_offsets(screen: Callable[[Table, int], list[str]]) -> None:
+    group, topic = "billing-service-alpha", "orders-of-the-shop-north"
+    watched = [Lag(group, topic, 0, 1_000_000, 1_000_500, "", 0, None), Lag("b", "c", 0, 5, 6, "", 0, None)]
+
+    def lines(width: int) -> list[str]:
+        return screen(watch_table(watched, {}, width, 40), width)
+
+    assert "Committed" in " ".join(lines(121))
+    assert "Left out" not in " ".join(lines(121))
+    without_offsets = lines(101)
+    assert without_offsets[2].split()[:3] == [group, topic, "0"]
+    assert without_offsets[0].split()[2:] == ["Partition", "Lag", "Behind", "Read/s", "Written/s", "Done", "in"]
+    assert without_offsets[-1] == "Left out: Committed, End. A terminal of 121 columns or --json shows all."
+    shortened = lines(80)
+    assert re.search("[…~]", shortened[2])
+    assert shortened[0].split()[2:] == without_offsets[0].split()[2:]
+    assert shortened[-1] == without_offsets[-1]
+
+
 def test_what_all_rows_have_in_common_stands_above_before_anything_is_left_out(
     screen: Callable[[Table, int], list[str]],
 ) -> None:
@@ -265,7 +284,7 @@ WORDS = st.text(st.sampled_from("ab漢 1,"), max_size=30)
 @given(
     st.integers(1, 6).flatmap(
         lambda columns: st.tuples(
-            st.lists(st.tuples(WORDS, st.booleans(), st.integers(-1, 3)), min_size=columns, max_size=columns),
+            st.lists(st.tuples(WORDS, st.booleans(), st.integers(-1, 5)), min_size=columns, max_size=columns),
             st.lists(st.lists(WORDS, min_size=columns, max_size=columns), max_size=4),
         )
     ),

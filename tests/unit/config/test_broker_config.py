@@ -160,7 +160,7 @@ def test_attributes_have_the_tables_types() -> None:
             None,
             {},
             {"log.dirs": "/a,/b,/a/"},
-            "Invalid value /a,/b,/a for configuration log.dirs: a directory is named twice",
+            "Invalid value /a,/b,/a/ for configuration log.dirs: the directory /a is named twice",
         ),
         (
             None,

@@ -168,6 +168,18 @@ def test_a_failed_append_unloads_and_loads_anew(stage: Stage, caplog: pytest.Log
     assert stage.committed() == 3
 
 
+def test_failed_appends_are_logged_at_most_once_a_minute(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.partition.append_error = StorageError("disk full")
+    for number in range(20):
+        stage.commit(number)
+        stage.run(2)
+    failures = [record for record in caplog.records if record.getMessage().startswith("append failed")]
+    assert len(failures) == 1
+    stage.run(60)
+    stage.commit(21)
+    assert len([record for record in caplog.records if record.getMessage().startswith("append failed")]) == 2
+
+
 def test_an_append_to_what_is_being_deleted_is_no_failure(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     stage.commit(1)
     stage.partition.deleted = True

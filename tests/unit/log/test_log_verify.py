@@ -7,6 +7,7 @@ import pytest
 
 from log_harness import DIRECTORY, NOW_MS, LogOnDisk, make_batch
 from tidelog.log.dump import dump
+from tidelog.log.ownership import TidelogDirectories
 from tidelog.log.verify import DAMAGE, NOTE, Finding, verify
 from tidelog.wire.checksums import crc32c
 
@@ -174,6 +175,38 @@ def test_a_first_segment_that_is_missing(store: bool, severity: str) -> None:
     [found] = findings(on)
     assert (found.path, found.position, found.severity) == (on.path(8), 0, severity)
     assert "begins at offset 8, log-start-offset-checkpoint says 3" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("paths", "own_node", "severity"),
+    [
+        (["/data", "/first"], "1", DAMAGE),
+        (["/data", "/first/orders-1"], "1", DAMAGE),
+        (["/data"], "1", NOTE),
+        (["/data", "/first"], "2", NOTE),
+        (["/data", "/first"], None, NOTE),
+    ],
+)
+def test_a_data_directory_without_the_metadata_store_belongs_to_the_broker_with_the_same_ids(
+    paths: list[str], own_node: str | None, severity: str
+) -> None:
+    on = written()
+    for path, node in (("/first", "1"), ("/data", own_node)):
+        on.disk.make_dirs(path)
+        if node is not None:
+            on.disk.write_atomic(f"{path}/meta.properties", f"version=1\ncluster.id=c\nnode.id={node}\n".encode())
+    on.disk.write_atomic("/first/metadata.sqlite", b"")
+    for suffix in (".log", ".index", ".timeindex"):
+        on.disk.remove(on.path(0, suffix))
+    with_checkpoints(on, 20, 3)
+    directories = TidelogDirectories(on.disk, paths)
+    assert [f.severity for f in verify(on.disk, DIRECTORY, tidelog_directories=directories).findings] == [severity]
+
+
+def test_a_directory_with_damaged_meta_properties_is_not_known_to_be_tidelogs() -> None:
+    on = written()
+    on.disk.write_atomic("/data/meta.properties", b"\\u12")
+    assert "/data" not in TidelogDirectories(on.disk, ["/data"])
 
 
 def test_segments_that_overlap() -> None:

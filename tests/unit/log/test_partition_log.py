@@ -18,6 +18,7 @@ from tidelog.wire.errors import (
     ApiError,
     CorruptMessage,
     ErrorCode,
+    InvalidRecord,
     OffsetOutOfRange,
     OutOfOrderSequenceNumber,
     RecordListTooLarge,
@@ -495,6 +496,17 @@ def test_a_follower_takes_no_marker_that_cannot_be_read(key: bytes | None) -> No
     with pytest.raises(CorruptMessage, match="control batch"):
         follower.log.append_as_follower(memoryview(marker))
     assert follower.log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("key", [None, b"\0", b"\0\0\0\0"], ids=["no type", "half a type", "no coordinator epoch"])
+def test_a_leader_refuses_a_marker_that_cannot_be_decoded(key: bytes | None) -> None:
+    on = LogOnDisk()
+    marker = encode_batch(
+        [Record(key, b"\0", NOW_MS)], producer_id=4, producer_epoch=0, is_transactional=True, is_control=True
+    )
+    with pytest.raises(InvalidRecord, match="the control batch of producer id 4 cannot be decoded: "):
+        on.append_batch(marker)
+    assert (on.log.log_end_offset, on.log.failure) == (0, None)
 
 
 def test_control_batches_of_other_kinds_end_no_transaction() -> None:

@@ -321,6 +321,22 @@ def test_a_store_without_room_refuses_and_goes_on_later() -> None:
     run(scenario)
 
 
+def test_changes_that_the_store_refuses_are_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(host: SimHost) -> None:
+        node, store = faulty_node(host)
+        await node.started()
+        store.refuse = StoreUnavailable("/data/metadata: no space")
+        for pause_s in (0.0, 1.0, 58.0, 2.0):
+            await asyncio.sleep(pause_s)
+            with pytest.raises(ApiError, match="no space"):
+                await node.controller.create_topics([NewTopic("t")])
+
+    run(scenario)
+    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("metadata not changed")] == [
+        "metadata not changed reason=/data/metadata: no space"
+    ] * 2
+
+
 @pytest.mark.parametrize(
     ("failure", "code"),
     [

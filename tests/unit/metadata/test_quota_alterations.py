@@ -54,12 +54,27 @@ def test_only_validated() -> None:
     assert (decision.records, decision.reply) == ([], [QuotaResult(C)])
 
 
-def test_an_entity_that_comes_twice_stays_as_it_is() -> None:
+def test_the_first_entry_of_a_repeated_entity_is_executed_and_its_result_is_an_error() -> None:
     other_order = (("user", "u"), ("client-id", "c"))
     one = (("client-id", "c"), ("user", "u"))
-    decision = alter(cluster(), on(one, producer_byte_rate=5.0), on(other_order, producer_byte_rate=6.0))
+    decision = alter(
+        cluster(),
+        on(one, producer_byte_rate=5.0),
+        on(U, producer_byte_rate=1.0),
+        on(other_order, producer_byte_rate=6.0),
+    )
+    assert decision.records == [
+        ClientQuotaChanged(one, "producer_byte_rate", 5.0), ClientQuotaChanged(U, "producer_byte_rate", 1.0),
+    ]  # fmt: skip
+    assert [(r.entity, r.error) for r in decision.reply] == [(one, ErrorCode.INVALID_REQUEST), (U, ErrorCode.NONE)]
+
+
+def test_an_invalid_first_entry_of_a_repeated_entity_changes_nothing() -> None:
+    decision = alter(cluster(), on(C, nope=1.0), on(C, producer_byte_rate=5.0))
     assert decision.records == []
-    assert [(r.entity, r.error) for r in decision.reply] == [(one, ErrorCode.INVALID_REQUEST)]
+    assert [(r.error, r.message) for r in decision.reply] == [
+        (ErrorCode.INVALID_REQUEST, quota_alterations.REPEATED_ENTITY)
+    ]
 
 
 def test_a_key_that_comes_twice() -> None:

@@ -407,7 +407,10 @@ def test_an_acknowledgement_does_not_wait_for_an_interval_flush_of_a_thousand_pa
         await asyncio.sleep(1.5)
         for number in range(50):
             asked = loop.time()
-            await partitions[0].committed(partitions[0].append_batch(make_batch(b"%d" % number)).next_offset)
+            committed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            appended = partitions[0].append_batch(make_batch(b"%d" % number))
+            partitions[0].when_committed(appended.next_offset, committed.set_result)
+            assert await committed is None
             waits.append(loop.time() - asked)
         assert partitions[999].log.unflushed, "the interval flush still runs"
         made.stop()

@@ -277,21 +277,16 @@ def test_leader_epochs_of_clients(epoch: int, error: type[ApiError] | None) -> N
             partition.check_leader_epoch(epoch)
 
 
-def test_committed_can_be_awaited() -> None:
-    async def scenario() -> None:
-        bench = Bench(durability="fsync")
-        bench.append(2)
-        waiting = asyncio.ensure_future(bench.partition.committed(2))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        bench.synced(2)
-        await waiting
-        bench.append()
-        failing = asyncio.ensure_future(bench.partition.committed(3))
-        await asyncio.sleep(0)
-        bench.partition.deleted = True
-        bench.partition.fail()
-        with pytest.raises(StorageError):
-            await failing
-
-    asyncio.run(scenario())
+def test_a_listener_is_called_at_the_commit_or_with_the_error_that_prevents_it() -> None:
+    bench = Bench(durability="fsync")
+    answers: list[ApiError | None] = []
+    bench.append(2)
+    bench.partition.when_committed(2, answers.append)
+    assert answers == []
+    bench.synced(2)
+    assert answers == [None]
+    bench.append()
+    bench.partition.when_committed(3, answers.append)
+    bench.partition.deleted = True
+    bench.partition.fail()
+    assert [type(answer) for answer in answers] == [type(None), StorageError]

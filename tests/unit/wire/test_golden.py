@@ -10,7 +10,7 @@ import pytest
 
 from tidelog.wire.apis import APIS
 from tidelog.wire.batches import BatchHeader, Codec, TimestampType
-from tidelog.wire.facts import snake_case
+from tidelog.wire.fields import snake_case
 from tidelog.wire.frames import decode_response_header
 from tidelog.wire.message import Message
 from tidelog.wire.messages import consumer_protocol, control_records

@@ -10,7 +10,7 @@ import pytest
 from tidelog.model.ids import uuid_from_text
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.decoding import struct_named
-from tidelog.wire.facts import fields_from_lines
+from tidelog.wire.fields import fields_from_lines
 from tidelog.wire.message import Message, Struct
 from tidelog.wire.messages import (
     group_records,

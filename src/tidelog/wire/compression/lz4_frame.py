@@ -32,14 +32,14 @@ _RESERVED = 0x03
 _BLOCK_SIZES = {code << 4: 1 << (8 + 2 * code) for code in (4, 5, 6, 7)}
 """Largest block size by the second byte of the descriptor: 64 KB, 256 KB, 1 MB, 4 MB."""
 _GROWTH_MAX = 255
-"""One byte of a compressed block decompresses to at most this many bytes."""
+"""A compressed block decompresses to at most this many times its size."""
 
 
 class _Header(NamedTuple):
     end: int
     flags: int
-    sizes: int
-    """The byte of the descriptor that states the largest block."""
+    block_size_code: int
+    """The byte of the descriptor that states the largest block; a key of `_BLOCK_SIZES`."""
 
 
 _STANDARD = _Header(len(_HEADER), _VERSION | _INDEPENDENT, _HEADER[len(_MAGIC) + 1])
@@ -84,7 +84,7 @@ def _compress_fast(data: memoryview) -> bytes:
 def decompress(data: memoryview, limit_bytes: int) -> Buffer:
     """Decompress a frame. Raises BrokenStream and TooLargeDecompressed."""
     header = _STANDARD if data[: len(_HEADER)] == _HEADER else _read_header(data)
-    block_bytes_max = _BLOCK_SIZES[header.sizes]
+    block_bytes_max = _BLOCK_SIZES[header.block_size_code]
     blocks, problem = _find_blocks(data, header, block_bytes_max, pieces_max(limit_bytes))
     if len(blocks) > pieces_max(limit_bytes):
         raise too_many_pieces(limit_bytes)
@@ -97,7 +97,7 @@ def decompress(data: memoryview, limit_bytes: int) -> Buffer:
     for start, end, stored in blocks:
         content = data[start:end]
         if header.flags & _BLOCK_CHECKSUMS:
-            _check_block(data, start, end, stored, header.sizes, view[:filled])
+            _check_block(data, start, end, stored, header.block_size_code, view[:filled])
         if stored:
             view[filled : filled + len(content)] = content
             filled += len(content)
@@ -122,9 +122,9 @@ def _read_header(data: memoryview) -> _Header:
     start = len(_MAGIC)
     if len(data) < len(_HEADER):
         raise _broken("its header is cut short")
-    flags, sizes = data[start], data[start + 1]
-    if flags & _VERSION_MASK != _VERSION or flags & _RESERVED or sizes not in _BLOCK_SIZES:
-        raise _broken(f"its header states flags {flags:#04x} and block size {sizes:#04x}")
+    flags, block_size_code = data[start], data[start + 1]
+    if flags & _VERSION_MASK != _VERSION or flags & _RESERVED or block_size_code not in _BLOCK_SIZES:
+        raise _broken(f"its header states flags {flags:#04x} and block size {block_size_code:#04x}")
     end = start + 2 + (_CONTENT_SIZE_BYTES if flags & _CONTENT_SIZE else 0)
     if end >= len(data):
         raise _broken("its header is cut short")
@@ -132,7 +132,7 @@ def _read_header(data: memoryview) -> _Header:
         raise _broken("the checksum of its header is wrong")
     if not flags & _INDEPENDENT:
         raise _broken("its blocks depend on each other; Kafka's clients cannot read such frames")
-    return _Header(end + 1, flags, sizes)
+    return _Header(end + 1, flags, block_size_code)
 
 
 def _find_blocks(
@@ -162,17 +162,20 @@ def _find_blocks(
     return blocks, None
 
 
-def _check_block(data: memoryview, start: int, end: int, stored: bool, sizes: int, before: memoryview) -> None:
-    """Compare the block's checksum. Raises BrokenStream.
+def _check_block(
+    data: memoryview, start: int, end: int, stored: bool, block_size_code: int, before: memoryview
+) -> None:
+    """Compare the checksum of the block at `start` with the one that follows it. Raises BrokenStream if they differ.
 
     The library checks blocks only in whole frames. Therefore it decompresses a frame that has only this block.
+    `before` has the decompressed bytes of the blocks before it.
     """
-    descriptor = bytes((_VERSION | _INDEPENDENT | _BLOCK_CHECKSUMS, sizes))
+    descriptor = bytes((_VERSION | _INDEPENDENT | _BLOCK_CHECKSUMS, block_size_code))
     header = _MAGIC + descriptor + bytes((_header_checksum(descriptor),))
     size = _SIZE.pack(end - start | (_STORED if stored else 0))
     frame = b"".join((header, size, data[start : end + _SIZE.size], _END))
     try:
-        cramjam.lz4.decompress_into(frame, bytearray(_BLOCK_SIZES[sizes]))
+        cramjam.lz4.decompress_into(frame, bytearray(_BLOCK_SIZES[block_size_code]))
     except cramjam.DecompressionError as reason:
         raise _broken(f"a block is damaged: {reason}", before) from reason
 

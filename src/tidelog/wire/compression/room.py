@@ -6,6 +6,7 @@ BYTES_PER_PIECE = 256
 """One piece is allowed for this many bytes of a stream's size limit. The limit of pieces is needed because millions of
 empty pieces would cost time, although they add no bytes."""
 PIECES_MIN = 64
+"""The limit of pieces is never below this number."""
 
 
 class RemainingLimits:
@@ -32,7 +33,9 @@ class RemainingLimits:
 
 
 def pieces_max(limit_bytes: int) -> int:
-    """Return the maximum number of members, frames, chunks or blocks of a stream."""
+    """Return the maximum number of members, frames, chunks or blocks of a stream that may decompress to
+    `limit_bytes`.
+    """
     return max(PIECES_MIN, limit_bytes // BYTES_PER_PIECE)
 
 

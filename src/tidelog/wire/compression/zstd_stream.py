@@ -13,7 +13,9 @@ from tidelog.wire.compression.room import RemainingLimits, too_large
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _FIRST_GUESS = 4
+"""The first output buffer is this many times as large as the compressed data."""
 _GROWTH = 4
+"""A further output buffer is this many times as large as the one that was too small."""
 _LEAST_GUESS_BYTES = 16 * 1024
 
 # Parts of the library's error messages.
@@ -35,9 +37,9 @@ _DICTIONARY_BYTES = (0, 1, 2, 4)
 _SIZE_BYTES = (0, 2, 4, 8)
 _BLOCK_HEADER_BYTES = 3
 _LAST_BLOCK = 1
+# Block types.
 _REPEATED_BYTE = 1
 _RESERVED = 3
-"""Block types."""
 
 
 def compress(data: Buffer, level: int | None) -> bytes:

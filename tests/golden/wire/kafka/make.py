@@ -22,7 +22,7 @@ from wire_values import KIO_DATA, record_messages, versions_of  # noqa: E402
 
 from tidelog.model.ids import uuid_text  # noqa: E402
 from tidelog.wire.decoding import struct_named  # noqa: E402
-from tidelog.wire.facts import Field, fields_from_lines  # noqa: E402
+from tidelog.wire.fields import Field, fields_from_lines  # noqa: E402
 from tidelog.wire.message import Struct  # noqa: E402
 
 

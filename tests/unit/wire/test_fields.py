@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidelog.wire.facts import NEWEST, NO_VERSIONS, Versions, field_from_line, snake_case, versions_from_text
+from tidelog.wire.fields import NEWEST, NO_VERSIONS, Versions, field_from_line, snake_case, versions_from_text
 from tidelog.wire.primitives import NO_UUID
 
 

@@ -137,7 +137,8 @@ def fields_from_lines(lines: str) -> list[Field]:
 
 
 def _default(kind: str, is_array: bool, text: str | None) -> Default:
-    """Return the default as a Python value; None means null.
+    """Return the default as a Python value; None means null. Raises ValueError if the text is not a number of the
+    type.
 
     An array or struct whose default is not null gets "", which only says that the default is not null.
     """
