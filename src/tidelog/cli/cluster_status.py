@@ -79,7 +79,7 @@ def print_status(state: ClusterState, *, every: bool) -> None:
     counts = {trouble.key: sum(trouble.applies(part) for part in state.partitions) for trouble in TROUBLES}
     moving = sum(part.move is not None for part in state.partitions)
     print_line(summary_text(counts, moving), "red" if is_degraded(state) else "green")
-    partitions = [part for part in state.partitions if troubles_of(part) or part.move is not None]
+    partitions = [part for part in state.partitions if state_words(part) or (every and troubles_of(part))]
     partitions.sort(key=lambda part: [not trouble.applies(part) for trouble in TROUBLES])
     if partitions:
         print()
