@@ -16,8 +16,8 @@ from tidelog.wire.primitives import Buffer, MalformedMessage
 ROWS_MAX = 64 << 10
 """Upper bound on the rows of one Arrow batch."""
 BYTES_MAX = 8 << 20
-"""Limit of the record bytes that are decoded to one Arrow batch, offsets outside the range included. A single record
-batch may have more bytes."""
+"""Limit of the record bytes that are decoded to one Arrow batch, including records outside the requested range. A
+single record batch may have more bytes."""
 
 WANTED = {"key": WANT_KEY, "value": WANT_VALUE, "headers": WANT_HEADERS}
 TYPES: Mapping[str, pa.DataType] = {
@@ -44,7 +44,7 @@ class ArrowRows:
         self._partitions = pa.array([], pa.int32())
 
     def batches(self, headers: Iterable[BatchHeader], low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Yield the records with low <= offset < high, as copies. Raises DamagedBatch."""
+        """Yield Arrow batches with copies of the records with low <= offset < high. Raises DamagedBatch."""
         pending: list[Payload] = []
         count = size = 0
         for header in headers:
@@ -59,7 +59,7 @@ class ArrowRows:
             yield from self._arrow(pending, low, high)
 
     def _payload(self, header: BatchHeader, pending: list[Payload]) -> Payload:
-        """Return the decompressed records of a batch. Neighbouring batches in one buffer share one array."""
+        """Return the decompressed records of a batch. Uncompressed neighbours in one buffer share one array."""
         begin, end = header.position + HEADER_BYTES, header.position + header.size
         if header.codec != Codec.NONE:
             try:
@@ -73,7 +73,7 @@ class ArrowRows:
         return Payload(header, _array(header.buffer), begin, end)
 
     def _arrow(self, payloads: list[Payload], low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Yield one Arrow batch, or several of ROWS_MAX rows if a single record batch holds more."""
+        """Yield at most one Arrow batch, or several of at most ROWS_MAX rows if a single record batch holds more."""
         low = max(low, payloads[0].header.base_offset)
         high = min(high, payloads[-1].header.next_offset)
         step = ROWS_MAX if len(payloads) == 1 else max(1, high - low)

@@ -154,6 +154,11 @@ class Reader:
             text=True,
         )
         assert self.broker.stdout is not None
+        if "--brokers" in words:
+            lines = iter(self.broker.stdout.readline, "")
+            self.output = next(line for line in lines if line.startswith("Ready: "))
+            self.bootstrap = self.output.split()[-1]
+            return
         self.output = self._started = self.broker.stdout.readline()
         address = re.search(r"listening on \S+:(\d+) ", self.output)
         assert address, f"{line}: {self.output!r}"

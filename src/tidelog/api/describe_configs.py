@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32), v1-4. v1: sources and synonyms (KIP-226); v3: types and documentation (KIP-569).
 
-Describes topics, this broker, its loggers, groups, and subscriptions to client metrics. If there is no error, the
-error message is empty, not null.
+Describes topics, this broker, its loggers, the default of all brokers, groups, and subscriptions to client metrics. If
+there is no error, the error message is empty, not null.
 """
 
 from typing import TYPE_CHECKING

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def handle(
     services: Services, context: RequestContext, request: DescribeLogDirsRequest
 ) -> Steps[Coroutine[Any, Any, DescribeLogDirsResponse]]:
-    """Describe every directory, with those of its partitions that the request names. A failed directory has an error
-    and no partitions.
+    """Describe every directory, with those of its partitions that the request names; with all of them if it names no
+    topics (null). A failed directory has an error and no partitions.
     """
     del context
     if request.topics is None:

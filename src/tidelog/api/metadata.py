@@ -98,8 +98,8 @@ def _refuse_all(requested_topics: Sequence[MetadataRequestTopic]) -> Steps[Metad
 
 def _all_topics(services: Services, image: MetadataImage, request: MetadataRequest) -> Steps[MetadataResponse]:
     topics = []
-    # librdkafka permanently gives up on topics in a response without brokers, so return none until this broker is
-    # registered.
+    # librdkafka permanently gives up on topics in a response without brokers, so no topics are returned until this
+    # broker is registered.
     for topic in image.topics.values() if image.brokers else ():
         topics.append((yield from _topic(services, topic, image, request)))
     return _response(services, image, request, topics)
@@ -155,7 +155,7 @@ async def _create_first(
 
 
 async def _create(services: Services, context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
-    """Create topics. Returns the errors of topics that were not created.
+    """Create topics. Return the errors of topics that were not created.
 
     A topic that a quota forbids to create now is not in the result: its error is that of an unknown topic.
     """

@@ -11,7 +11,7 @@ PRODUCE_KEY: Final = 0
 METADATA_KEY: Final = 3
 MUTATIONS_REFUSED_SINCE: Final = {19: 6, 20: 5, 37: 3}
 """From these versions on, CreateTopics, DeleteTopics and CreatePartitions may respond THROTTLING_QUOTA_EXCEEDED.
-Requests of older versions are executed, and their clients are throttled for longer."""
+Requests of older versions are executed, and then their clients are throttled."""
 PERCENT: Final = 100.0
 
 
@@ -124,7 +124,7 @@ class Meter:
         return None if burst_max is None else int(min(burst_max, 2**31 - 1))
 
     def record_fetch(self, size: int) -> int:
-        """Record a fetch response of `size` bytes. Returns 0 if the client is within its quotas for fetches and for
+        """Record a fetch response of `size` bytes. Return 0 if the client is within its quotas for fetches and for
         request time.
 
         Otherwise the bytes are not counted: the caller empties the response, which then states the returned throttle

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class Pending(Generic[R]):
-    """A response that comes later. It is completed once, and has one listener."""
+    """A response that comes later. It is completed at most once, and has one listener."""
 
     __slots__ = ("_listener", "_response", "abandoned", "done", "on_abandon")
 
@@ -38,7 +38,7 @@ class Pending(Generic[R]):
         self.done = False
         self.abandoned = False
         self.on_abandon = on_abandon
-        """Called when the client has disconnected, to free the parked request."""
+        """Called when the client has disconnected, to free the waiting request."""
         self._response: R | None = None
         self._listener: Callable[[R], None] | None = None
 
@@ -101,7 +101,7 @@ class Gathering(Generic[R]):
         return accept
 
     def finish(self) -> Pending[Any]:
-        """Return the pending response. No answer may be added afterwards."""
+        """Return the pending response. Neither `add` nor `reply` may be called afterwards."""
         self._count_down()
         return self.pending
 

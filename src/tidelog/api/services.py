@@ -113,7 +113,7 @@ class RequestContext:
         return None if self.meter is None else self.meter.requester
 
     def throttle(self, throttle_ms: int) -> None:
-        """Throttle the client for at least this time, in which the controller accepts no partitions from it."""
+        """Throttle the client for at least this time, which the controller has computed."""
         if self.meter is not None:
             self.meter.throttle(throttle_ms)
 

@@ -1,11 +1,11 @@
-"""The commands `tidelog cluster`: status, brokers, reassign, elect, drain."""
+"""The commands `tidelog cluster`: status, brokers, elect, reassign, drain, upgrade."""
 
 import sys
 from typing import Annotated
 
 import typer
 
-from tidelog.cli import cluster_moves
+from tidelog.cli import cluster_features, cluster_moves
 from tidelog.cli.cluster_state import PartitionReplicas, read_partitions, read_state
 from tidelog.cli.cluster_status import DEGRADED, brokers_table, is_degraded, print_status, state_json
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, connect
@@ -17,6 +17,12 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 Topics = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TOPIC...]", show_default=False, help="Topics; all topics if none is named."),
+]
+
+
+Undo = Annotated[
+    str,
+    typer.Option("--undo", metavar="FILE", show_default=False, help="Write the plan that goes back to this file."),
 ]
 
 
@@ -36,7 +42,9 @@ def cluster() -> None:
 
 @app.command()
 def status(
-    all_partitions: Annotated[bool, typer.Option("--all", help="List every partition with trouble.")] = False,
+    all_partitions: Annotated[
+        bool, typer.Option("--all", help="List every partition with trouble, also the harmless.")
+    ] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006 - typer copies it
@@ -56,6 +64,7 @@ def status(
     Examples:
 
     $ tidelog cluster status
+    $ tidelog cluster status --all
     $ tidelog cluster status --json | jq .under_min_isr
     """
     with connect(bootstrap, client).open() as cluster_client:
@@ -205,6 +214,7 @@ def reassign(
         int | None,
         typer.Option("--throttle", min=1, metavar="BYTES", show_default=False, help="Bytes per second of the moves."),
     ] = None,
+    undo: Undo = "",
     clear_throttle: Annotated[bool, typer.Option("--clear-throttle", help="Remove the limit of --throttle.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
@@ -220,7 +230,8 @@ def reassign(
     Without options, the command lists the moves that are not finished.
     --json prints a plan in the format of Kafka's kafka-reassign-partitions;
     --plan reads it. --throttle limits the traffic; with --watch the limit is
-    removed when all is done, otherwise --clear-throttle removes it.
+    removed when all is done, otherwise --clear-throttle removes it. --undo
+    writes the plan that moves the replicas back.
 
     The exit code is 1 if a move was refused.
 
@@ -250,7 +261,7 @@ def reassign(
             return cluster_moves.show_moves(cluster_client, names, json, watch=watch)
         moves = cluster_moves.make_plan(cluster_client, cluster_moves.broker_numbers(to_brokers), names, replicas, plan)
         return cluster_moves.show_or_execute(
-            cluster_client, moves, cluster_moves.Execution(execute, watch, throttle, json)
+            cluster_client, moves, cluster_moves.Execution(execute, watch, throttle, undo, json)
         )
 
 
@@ -263,6 +274,7 @@ def drain(
         int | None,
         typer.Option("--throttle", min=1, metavar="BYTES", show_default=False, help="Bytes per second of the moves."),
     ] = None,
+    undo: Undo = "",
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -288,5 +300,28 @@ def drain(
     if leaders and throttle:
         raise UsageError("--leaders moves no data, so there is nothing for --throttle to limit")
     with connect(bootstrap, client).open() as cluster_client:
-        execution = cluster_moves.Execution(execute, True, throttle, json)
+        execution = cluster_moves.Execution(execute, True, throttle, undo, json)
         return cluster_moves.drain(cluster_client, broker, execution, only_leaders=leaders)
+
+
+@app.command()
+def upgrade(
+    execute: Annotated[bool, typer.Option("--execute", help="Finalize the newest levels.")] = False,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> int:
+    """Show the levels of the cluster's features; finalize the newest ones.
+
+    A new version of Tidelog may store metadata that older versions cannot
+    read. It does so only after its level is finalized. Do this when all
+    brokers have the new version, and after one broker has grown into a
+    cluster. Levels are not lowered again.
+
+    Examples:
+
+    $ tidelog cluster upgrade
+    $ tidelog cluster upgrade --execute
+    """
+    with connect(bootstrap, client).open() as cluster_client:
+        return cluster_features.upgrade(cluster_client, execute=execute, json=json)

@@ -36,6 +36,8 @@ class Execution(NamedTuple):
     watch: bool
     throttle: int | None
     """Bytes per second; None: no limit."""
+    undo: str
+    """File for the plan that goes back; empty: none is written."""
     json: bool
 
 
@@ -77,6 +79,13 @@ def read_plan(file: str) -> Any:
         raise UsageError(f"--plan {file} is not JSON: {error}") from None
 
 
+def write_plan(file: str, document: Any) -> None:
+    try:
+        Path(file).write_text(json_module.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        raise CommandError(f"nothing was moved, because --undo {file} cannot be written: {error.strerror}") from None
+
+
 def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: Execution) -> int:
     """Show the plan and, if wanted, carry it out. Return the exit code."""
     if execution.json and not execution.execute:
@@ -94,6 +103,8 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
             "--execute does it."
         )
         return 0
+    if execution.undo:
+        write_plan(execution.undo, plan_document(moves, before=True))
     if execution.throttle is not None:
         set_throttle(client, moves, execution.throttle)
     failures = alter_reassignments(client, {(move.topic, move.partition): move.after for move in moves})
@@ -103,7 +114,6 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
         wait_for(client, {(move.topic, move.partition) for move in started}, quiet=execution.json)
         if execution.throttle is not None:
             remove_throttle(client, list(dict.fromkeys(move.topic for move in moves)), quiet=True)
-    undo = json_module.dumps(plan_document(started, before=True))
     if execution.watch:
         print_done(execution, f"Done: {counted(len(started), 'partition')}.", started)
     else:
@@ -114,8 +124,6 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
         )
         if execution.throttle is not None and not execution.json:
             print("The limit of --throttle stays until: tidelog cluster reassign --clear-throttle")
-    if not execution.json and started:
-        print(f"To go back: tidelog cluster reassign --execute --plan - <<< '{undo}'", file=sys.stderr)
     return 1 if failures else 0
 
 

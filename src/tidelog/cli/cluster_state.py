@@ -6,9 +6,8 @@ The requests work with Tidelog and with Apache Kafka. Older brokers lack some of
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.cli.cluster import TOPIC_RESOURCE, ask_controller, code_error
+from tidelog.cli.cluster import TOPIC_RESOURCE, code_error
 from tidelog.cli.connection import ANSWER_MS
-from tidelog.cli.errors import CommandError
 from tidelog.cli.own_client import ask_any, raise_for_code
 
 if TYPE_CHECKING:
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 MIN_ISR = "min.insync.replicas"
 TOPICS_PER_REQUEST = 500
 """Upper bound on the topics in one DescribeConfigs request."""
+
+
+UNKNOWN = -1
 
 
 class ClusterBroker(NamedTuple):
@@ -87,7 +89,7 @@ class PartitionReplicas(NamedTuple):
 class ClusterState(NamedTuple):
     cluster_id: str
     controller: int
-    """A broker's number; -1 if it is not known."""
+    """A broker's number; UNKNOWN if the brokers do not report it."""
     brokers: list[ClusterBroker]
     partitions: list[PartitionReplicas]
 
@@ -109,14 +111,14 @@ def read_state(client: "Client") -> ClusterState:
 
 
 def read_brokers(client: "Client") -> tuple[str, int, list[ClusterBroker]]:
-    """Return the cluster's id, the number of its controller (-1: not known), and its brokers, fenced ones included."""
+    """Return the cluster's id, its controller (it may be UNKNOWN), and its brokers, fenced ones included."""
     answer = _describe_cluster(client)
     raise_for_code(answer.error_code, answer.error_message)
     brokers = [
         ClusterBroker(broker.broker_id, broker.host, broker.port, broker.rack or None, broker.is_fenced)
         for broker in sorted(answer.brokers, key=lambda broker: broker.broker_id)
     ]
-    return answer.cluster_id, _quorum_leader(client, answer.controller_id), brokers
+    return answer.cluster_id, _quorum_leader(client), brokers
 
 
 def _describe_cluster(client: "Client") -> "DescribeClusterResponse":
@@ -129,9 +131,11 @@ def _describe_cluster(client: "Client") -> "DescribeClusterResponse":
         return ask_any(client, DescribeClusterRequest(), DescribeClusterResponse)
 
 
-def _quorum_leader(client: "Client", reported: int) -> int:
-    """Return the controller's number. Brokers of Kafka report any broker as the controller in DescribeCluster, and the
-    real one only in DescribeQuorum, which Tidelog does not have.
+def _quorum_leader(client: "Client") -> int:
+    """Return the controller's number; -1 if the brokers do not report it.
+
+    Brokers of Kafka name any broker as the controller in DescribeCluster, and the real one only in DescribeQuorum.
+    Tidelog's brokers name themselves, since each of them forwards requests, and do not have DescribeQuorum.
     """
     from tidelog.client.errors import ClientError
     from tidelog.metadata.image import CLUSTER_METADATA
@@ -146,9 +150,9 @@ def _quorum_leader(client: "Client", reported: int) -> int:
     try:
         answer = ask_any(client, request, DescribeQuorumResponse)
     except ClientError:
-        return reported
+        return UNKNOWN
     leaders = [part.leader_id for topic in answer.topics for part in topic.partitions if not part.error_code]
-    return leaders[0] if leaders and not answer.error_code else reported
+    return leaders[0] if leaders and not answer.error_code else UNKNOWN
 
 
 def read_partitions(client: "Client", topics: Sequence[str] = ()) -> list[PartitionReplicas]:
@@ -272,13 +276,9 @@ def read_moves(client: "Client") -> dict[tuple[str, int], Move]:
 
     request = ListPartitionReassignmentsRequest(timeout_ms=ANSWER_MS, topics=None)
     try:
-        answer = ask_controller(client, request, ListPartitionReassignmentsResponse)
+        answer = ask_any(client, request, ListPartitionReassignmentsResponse)
     except ApiNotSupported:
         return {}
-    except CommandError as error:
-        if isinstance(error.__cause__, ApiNotSupported):
-            return {}
-        raise
     raise_for_code(answer.error_code, answer.error_message)
     return {
         (topic.name, part.partition_index): Move(part.adding_replicas, part.removing_replicas)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tidelog.cli.cluster_state import ClusterState, PartitionReplicas
+from tidelog.cli.cluster_state import UNKNOWN, ClusterState, PartitionReplicas
 from tidelog.cli.tables import (
     Column,
     Table,
@@ -19,7 +19,7 @@ from tidelog.cli.tables import (
 
 DEGRADED = 3
 """Exit code of `tidelog cluster status` if a broker is fenced, or if a replica is not in sync."""
-BAR_CELLS = 20
+BAR_CELLS = 12
 SHOWN_PARTITIONS = 20
 """Upper bound on the partitions that are listed without --all."""
 
@@ -63,11 +63,10 @@ def state_words(part: PartitionReplicas) -> list[str]:
 
 
 def print_status(state: ClusterState, *, every: bool) -> None:
-    controller = "none" if state.controller < 0 else str(state.controller)
     topics = len({part.topic for part in state.partitions})
     print_heading(
         f"Cluster {state.cluster_id}",
-        f"controller {controller}",
+        *([f"controller {state.controller}"] if state.controller != UNKNOWN else []),
         counted(len(state.brokers), "broker"),
         counted(topics, "topic"),
         counted(len(state.partitions), "partition"),
@@ -79,7 +78,7 @@ def print_status(state: ClusterState, *, every: bool) -> None:
     counts = {trouble.key: sum(trouble.applies(part) for part in state.partitions) for trouble in TROUBLES}
     moving = sum(part.move is not None for part in state.partitions)
     print_line(summary_text(counts, moving), "red" if is_degraded(state) else "green")
-    partitions = [part for part in state.partitions if troubles_of(part) or part.move is not None]
+    partitions = [part for part in state.partitions if state_words(part) or (every and troubles_of(part))]
     partitions.sort(key=lambda part: [not trouble.applies(part) for trouble in TROUBLES])
     if partitions:
         print()
@@ -122,7 +121,7 @@ def brokers_table(state: ClusterState, *, with_bars: bool = False) -> Table:
         Column("State"),
         Column("Leaders", True),
         Column("Replicas", True),
-        Column("Not in sync", True, spare=2),
+        Column("Behind", True, spare=2),
     ]
     if with_bars:
         columns[5:5] = [Column("", style="green", spare=5)]
@@ -193,7 +192,7 @@ def state_json(state: ClusterState) -> dict[str, Any]:
     behind = Counter(broker for part in state.partitions for broker in part.behind)
     document: dict[str, Any] = {
         "cluster_id": state.cluster_id,
-        "controller": state.controller,
+        "controller": None if state.controller == UNKNOWN else state.controller,
         "healthy": not is_degraded(state),
         "brokers": [
             {

@@ -76,7 +76,7 @@ def parse_bootstrap(servers: str) -> list[Address]:
 
 
 class StartedOperation(Generic[T]):
-    """An operation whose first requests to partition leaders have been sent, or that ended before it sent any."""
+    """An operation whose first `Ask` has been sent, or that ended before it sent one."""
 
     def __init__(self, client: "Client", operation: Operation[T], timeout_ms: int) -> None:
         self._client = client

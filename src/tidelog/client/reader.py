@@ -34,7 +34,9 @@ class Chunk(NamedTuple):
     records: list[Record]
     next_offset: int
     end_offset: int
-    """The exclusive end of the partition at present, for the reader's isolation level."""
+    """The exclusive end of the partition at present, for the reader's isolation level; the high watermark if a
+    `Skipped` of the same fetch follows.
+    """
 
 
 class Skipped(NamedTuple):

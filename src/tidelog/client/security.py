@@ -166,7 +166,7 @@ def _scram(sasl: Sasl, hash_name: str, nonce: str) -> Generator[bytes, bytes, No
     server_first = (yield f"n,,{first}".encode()).decode("utf-8", "replace")
     fields = _fields(server_first)
     if not fields.get("r", "").startswith(nonce):
-        raise AuthenticationFailed("the broker's SCRAM answer does not continue our nonce")
+        raise AuthenticationFailed("the broker's SCRAM answer does not begin with this client's nonce")
     try:
         iterations = int(fields["i"])
         salt = base64.b64decode(fields["s"], validate=True)

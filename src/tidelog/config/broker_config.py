@@ -52,7 +52,7 @@ more than once."""
 
 
 class ConfigError(Exception):
-    """A setting is wrong. The message is one line with the setting, its origin and the accepted values."""
+    """A setting is wrong. The message is one line that names the setting and says what is wrong with it."""
 
 
 class Setting(NamedTuple):
@@ -146,10 +146,10 @@ class BrokerConfig:
         self.static = {name: setting.text for name, setting in static.items()}
         """The texts of the settings that were set at the start, and the node id of `use_node_id`."""
         self.origins = {name: setting.origin for name, setting in static.items()}
-        """Where each of these settings was set, as text for users: a file and line, an environment variable, or the
-        command line."""
+        """Where each of these settings was set, as text for users: for example a file and line, an environment variable
+        or the command line."""
         self.ignored: list[IgnoredName] = []
-        """Unknown names that `load` found in the file and the environment. The broker warns about each at the start."""
+        """Names in the file and the environment that `load` ignored. The broker warns about each at the start."""
         self.dynamic_cluster: Mapping[str, str] = {}
         self.dynamic_own: Mapping[str, str] = {}
         self.generation = 0
@@ -181,8 +181,8 @@ class BrokerConfig:
         names of settings to texts.
 
         `flags_origin` says in error messages where the flags come from. The file, as in Kafka, and the environment may
-        contain unknown names. They are added to `ignored`, but a name that looks like a misspelt setting is an error.
-        Raises ConfigError, and the errors of `read`.
+        contain unknown names. They are added to `ignored`, but a name that looks like a misspelt setting is an error,
+        and so is that of a topic setting. Raises ConfigError, and the errors of `read`.
         """
         static: dict[str, Setting] = {}
         ignored: list[IgnoredName] = []

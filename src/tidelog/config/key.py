@@ -199,8 +199,9 @@ class Key(NamedTuple):
     hidden: bool = False
     """Whether the setting is described only if it is set, like Kafka's internal settings."""
     synonyms: tuple[tuple[str, int], ...] = ()
-    """Only for settings of topics and groups: the broker settings that supply the default, the first one that is set.
-    Each has the factor that converts its value to the unit of this setting (for example hours to milliseconds)."""
+    """Only for settings of topics and groups: the broker settings that supply the default; the first one that has a
+    value counts. Each has the factor that converts its value to the unit of this setting (for example hours to
+    milliseconds)."""
 
     @property
     def sensitive(self) -> bool:

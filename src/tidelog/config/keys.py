@@ -47,7 +47,7 @@ _MECHANISM_SETTINGS = (
 ENVIRONMENT_PREFIX = "TIDELOG_"
 MISSPELLING_SIMILARITY_MIN = 0.8
 """A name in a file or in the environment that is not a setting is refused as misspelt if its similarity (0 to 1) to
-a setting's name is at least this. Other such names are ignored."""
+a setting's name is at least this."""
 
 
 class ChangeMode(Enum):

@@ -56,8 +56,8 @@ def topic_value(name: str, overrides: Mapping[str, str], config: BrokerConfig) -
 
 
 def default_for_topics(key: Key, config: BrokerConfig) -> Value:
-    """Return the value of `key` for a topic that does not set it: from the first broker setting in its synonyms that
-    is set.
+    """Return the value of `key` for a topic that does not set it: that of the first broker setting in its synonyms
+    that has a value, else the built-in default.
     """
     for name, factor in key.synonyms:
         value: Value = config.get(name)

@@ -73,7 +73,7 @@ def test_scram_as_the_standard_has_it() -> None:
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        ([b"r=another,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"], "does not continue our nonce"),
+        ([b"r=another,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"], "does not begin with this client's nonce"),
         ([b"r=rOprNGfwEbeRWgbNEkqOx,s=W22ZaJ0SNY7soEsUEjb6gQ=="], "no salt or no number"),
         ([b"r=rOprNGfwEbeRWgbNEkqOx,s=@,i=1"], "no salt or no number"),
         ([b"r=rOprNGfwEbeRWgbNEkqOx,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=1000000000"], "requests 1000000000"),

@@ -1,0 +1,73 @@
+"""`tidelog cluster upgrade`: show the levels of the cluster's features, and finalize the newest ones (KIP-584)."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.cli.cluster import ask_controller
+from tidelog.cli.connection import ANSWER_MS
+from tidelog.cli.own_client import ask_any, raise_for_code
+from tidelog.cli.tables import Column, Table, print_json, print_table
+
+if TYPE_CHECKING:
+    from tidelog.client.blocking import Client
+
+UPGRADE = 1
+
+
+class FeatureLevel(NamedTuple):
+    """The names of the fields are keys of the JSON output."""
+
+    feature: str
+    level: int
+    """The finalized level; 0 if none is finalized."""
+    newest: int
+    """The highest level that the broker that was asked supports."""
+
+
+def read_levels(client: "Client") -> list[FeatureLevel]:
+    from tidelog.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+
+    request = ApiVersionsRequest(client_software_name="tidelog", client_software_version="0")
+    answer = ask_any(client, request, ApiVersionsResponse)
+    raise_for_code(answer.error_code, None)
+    finalized = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+    return [
+        FeatureLevel(feature.name, finalized.get(feature.name, 0), feature.max_version)
+        for feature in sorted(answer.supported_features, key=lambda feature: feature.name)
+    ]
+
+
+def upgrade(client: "Client", *, execute: bool, json: bool) -> int:
+    """Show the levels; with `execute`, finalize the newest ones before. Raises CommandError if that is refused."""
+    levels = read_levels(client)
+    behind = [feature for feature in levels if feature.level < feature.newest]
+    if execute and behind:
+        _finalize(client, behind)
+        levels = read_levels(client)
+    if json:
+        print_json([feature._asdict() for feature in levels])
+        return 0
+    columns = [Column("Feature"), Column("Level", True), Column("Newest", True)]
+    print_table(Table(columns, [[each.feature, str(each.level), str(each.newest)] for each in levels]))
+    if not behind:
+        print("\nAll levels are the newest.")
+    elif execute:
+        print("\nUpgraded: " + ", ".join(each.feature for each in behind) + ".")
+    else:
+        print(
+            "\n--execute finalizes the newest levels. Brokers of an older version cannot join the cluster after that."
+        )
+    return 0
+
+
+def _finalize(client: "Client", features: list[FeatureLevel]) -> None:
+    """Finalize the newest levels, one feature after another, because one level may depend on another."""
+    from tidelog.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
+
+    # The metadata of the cluster come first: other features need them.
+    for feature in sorted(features, key=lambda each: (not each.feature.endswith("metadata.version"), each.feature)):
+        update = FeatureUpdateKey(feature=feature.feature, max_version_level=feature.newest, upgrade_type=UPGRADE)
+        request = UpdateFeaturesRequest(timeout_ms=ANSWER_MS, feature_updates=[update])
+        answer = ask_controller(client, request, UpdateFeaturesResponse)
+        raise_for_code(answer.error_code, answer.error_message)
+        for result in answer.results:
+            raise_for_code(result.error_code, result.error_message)

@@ -1,0 +1,153 @@
+"""`tidelog start --brokers 3` with real brokers, and `tidelog cluster` with them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+LIMIT_S = 90.0
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
+
+
+class Running(NamedTuple):
+    process: "subprocess.Popen[str]"
+    log: Path
+    events: "Iterator[dict[str, Any]]"
+
+    def wait_for(self, kind: str) -> dict[str, Any]:
+        return next(event for event in self.events if event["event"] == kind)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(LIMIT_S) == 0, self.log.read_text()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: object) -> Running:
+        log = tmp_path / f"log-{len(started)}"
+        with log.open("w") as errors:
+            command = [sys.executable, "-m", "tidelog", "start", "--json", "--listen", "127.0.0.1:0"]
+            process = subprocess.Popen(
+                [*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=errors, text=True, env=ENVIRONMENT
+            )
+        started.append(process)
+        assert process.stdout is not None
+        return Running(process, log, map(json.loads, process.stdout))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def tidelog(bootstrap: str, *arguments: object, code: int = 0, stdin: str = "") -> str:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tidelog", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        env=ENVIRONMENT | {"TIDELOG_BOOTSTRAP": bootstrap, "COLUMNS": "200"},
+        timeout=LIMIT_S,
+    )
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    return ran.stdout if code in (0, 3) else ran.stderr
+
+
+def wait_until_in_sync(bootstrap: str) -> dict[str, Any]:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        ran = subprocess.run(
+            [sys.executable, "-m", "tidelog", "cluster", "status", "--json", "--bootstrap", bootstrap],
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        if ran.returncode == 0:
+            status: dict[str, Any] = json.loads(ran.stdout)
+            return status
+        assert ran.returncode in (1, 3), ran.stderr
+        assert time.monotonic() < deadline, ran.stdout + ran.stderr
+        time.sleep(0.2)
+
+
+def values(count: int, first: int = 0) -> str:
+    return "".join(f"{number}\n" for number in range(first, first + count))
+
+
+def test_a_cluster_survives_the_death_of_a_broker(start: Any, tmp_path: Path) -> None:
+    running = start("--brokers", 3, "--data", tmp_path / "cluster")
+    pids: dict[int, int] = {}
+    while len(pids) < 3:
+        event = running.wait_for("serving")
+        pids[event["broker"]] = event["pid"]
+    bootstrap = running.wait_for("ready")["bootstrap"]
+    tidelog(bootstrap, "topic", "create", "orders", "--partitions", 3)
+    tidelog(bootstrap, "produce", "orders", "--acks", "all", stdin=values(30))
+    status = wait_until_in_sync(bootstrap)
+    assert [(broker["broker"], broker["leaders"], broker["replicas"]) for broker in status["brokers"]] == [
+        (1, 1, 3), (2, 1, 3), (3, 1, 3),
+    ]  # fmt: skip
+
+    controller = int(re.findall(r" tidelog\.metadata controller node=(\d+) ", running.log.read_text())[-1])
+    os.kill(pids[controller], signal.SIGKILL)
+    assert running.wait_for("ended")["broker"] == controller
+    tidelog(bootstrap, "produce", "orders", "--acks", "all", stdin=values(30, 30))
+    assert running.wait_for("serving")["broker"] == controller
+    wait_until_in_sync(bootstrap)
+    read = tidelog(bootstrap, "consume", "orders", "--from-beginning", "-n", 60).split()
+    assert sorted(map(int, read)) == list(range(60))
+    log = running.log.read_text()
+    assert f"lease of a dead broker ended name=broker/{controller} " in log
+    assert "lease of a dead broker ended name=controller " in log
+
+    tidelog(bootstrap, "cluster", "elect", "--json")
+    described = json.loads(tidelog(bootstrap, "topic", "describe", "orders", "--json"))[0]["partitions"]
+    assert [(part["under_replicated"], part["under_min_isr"], len(part["isr"])) for part in described] == [
+        (False, False, 3)
+    ] * 3
+    running.stop()
+    assert running.log.read_text().count(" tidelog.supervisor broker stopping ") == 3
+    assert running.log.read_text().count(" tidelog.broker stopped ") == 3
+
+
+def test_one_broker_grows_into_three(start: Any, tmp_path: Path) -> None:
+    single = start("--data", tmp_path / "data")
+    serving = single.wait_for("serving")
+    bootstrap = f"{serving['host']}:{serving['port']}"
+    tidelog(bootstrap, "topic", "create", "orders", "--partitions", 2)
+    tidelog(bootstrap, "produce", "orders", stdin=values(20))
+    single.stop()
+    refused = start("--brokers", 3, "--data", tmp_path / "data")
+    assert refused.process.wait(LIMIT_S) == 1
+    assert "is the data directory of one broker (it contains meta.properties)" in refused.log.read_text()
+
+    cluster = tmp_path / "cluster"
+    cluster.mkdir()
+    (tmp_path / "data").rename(cluster / "broker-1")
+    assert not (cluster / "broker-1/metadata.sqlite-wal").exists()
+    (cluster / "broker-1/metadata.sqlite").rename(cluster / "cluster.sqlite")
+    running = start("--brokers", 3, "--data", cluster)
+    bootstrap = running.wait_for("ready")["bootstrap"]
+    levels = {each["feature"]: each for each in json.loads(tidelog(bootstrap, "cluster", "upgrade", "--json"))}
+    assert levels["tidelog.metadata.version"]["level"] == 0
+    upgraded = tidelog(bootstrap, "cluster", "upgrade", "--execute")
+    assert "Upgraded: eligible.leader.replicas.version, tidelog.metadata.version." in upgraded
+    tidelog(bootstrap, "cluster", "reassign", "--brokers", "1,2,3", "--replicas", 3, "--execute", "--watch")
+    status = wait_until_in_sync(bootstrap)
+    assert [broker["replicas"] for broker in status["brokers"]] == [2, 2, 2]
+    read = tidelog(bootstrap, "consume", "orders", "--from-beginning", "-n", 20).split()
+    assert sorted(map(int, read)) == list(range(20))
+    too_few = tidelog(bootstrap, "cluster", "drain", 3, code=1)
+    assert "broker 3 cannot be emptied: no other active broker is free for its replica of orders-0" in too_few
+    running.stop()
