@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import link
 from tidelog.metadata.controller import JournalDecision, NewTopic
 from tidelog.metadata.image import METADATA_FEATURE
@@ -24,11 +25,27 @@ SETTINGS = {"replica.lag.time.max.ms": "4000", "min.insync.replicas": "1"}
 class Stage:
     """A running cluster with the topic TOPIC."""
 
-    def __init__(self, world: World, brokers: int, settings: dict[str, str]) -> None:
+    def __init__(self, world: World, brokers: int, settings: dict[str, str], *, has_racks: bool) -> None:
+        """`has_racks`: each broker is in a rack of its own, `rack-` and its number."""
         self.world = world
         self.cluster = SimCluster(world, brokers, {**SETTINGS, **settings})
+        if has_racks:
+            for node in self.cluster.nodes:
+                self._put_into_rack(node)
 
-    async def start(self, *, partitions: int = 1, config: dict[str, str] | None = None) -> None:
+    def _put_into_rack(self, node: SimNode) -> None:
+        make = node._config
+
+        def with_rack() -> BrokerConfig:
+            self.cluster.settings["broker.rack"] = f"rack-{node.node_id}"
+            return make()
+
+        node._config = with_rack  # type: ignore[method-assign]
+
+    async def start(
+        self, *, partitions: int = 1, config: dict[str, str] | None = None, replicas: tuple[int, ...] = ()
+    ) -> None:
+        """Start the brokers, and create the topic, on all of them unless `replicas` says on which."""
         await self.cluster.start()
         await self.until(lambda: len(self.image.brokers) == len(self.cluster.nodes))
         controller = await self.controller()
@@ -37,6 +54,8 @@ class Stage:
             await controller._commit(lambda image: JournalDecision([level], None), None)
         factor = len(self.cluster.nodes)
         topic = NewTopic(TOPIC, partitions, factor, config=list((config or {}).items()))
+        if replicas:
+            topic = topic._replace(partitions=-1, replication_factor=-1, assignments=[(0, replicas)])
         answer = await self.running.services.controller.create_topics(link.CreateTopics([topic]))
         assert answer.result()[0].error is ErrorCode.NONE, answer
         await self.until(lambda: self.state().leader > 0 and self.leads(self.leader))
@@ -83,8 +102,8 @@ class Stage:
                 raise AssertionError(f"not within {seconds:g} s: {self}")
             await asyncio.sleep(0.02)
 
-    async def until_isr(self, *brokers: int, index: int = 0) -> None:
-        await self.until(lambda: sorted(self.state(index).isr) == sorted(brokers))
+    async def until_isr(self, *brokers: int, index: int = 0, seconds: float = 60.0) -> None:
+        await self.until(lambda: sorted(self.state(index).isr) == sorted(brokers), seconds)
 
     async def until_equal(self, *nodes: SimNode, index: int = 0) -> None:
         """Wait until these replicas have the leader's log and high watermark."""
@@ -164,7 +183,13 @@ Scenario = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
 def run(
-    scenario: Scenario, *, brokers: int = 3, seed: int = 1, settings: dict[str, str] | None = None, **topic: Any
+    scenario: Scenario,
+    *,
+    brokers: int = 3,
+    seed: int = 1,
+    settings: dict[str, str] | None = None,
+    has_racks: bool = False,
+    **topic: Any,
 ) -> None:
     """Run a scenario, and stop all brokers in order afterwards."""
 
@@ -176,4 +201,4 @@ def run(
                 await node.stop()
 
     with simulated(seed) as world:
-        world.run(whole(Stage(world, brokers, settings or {})))
+        world.run(whole(Stage(world, brokers, settings or {}, has_racks=has_racks)))

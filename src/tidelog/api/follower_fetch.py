@@ -17,18 +17,34 @@ from tidelog.replication.partition import READ_UNCOMMITTED
 from tidelog.wire.errors import ApiError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidelog.api.fetch_sessions import FetchItems, TopicKey
     from tidelog.api.pending import Outcome
     from tidelog.replication.partition import Partition
-    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse
+    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 
 
 class Followers(Protocol):
     """See `PartitionFollowers`."""
 
     def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None: ...
+    async def wait_for_log_start(
+        self, partition: "Partition", offset: int, is_online: "Callable[[int], bool]", timeout_s: float
+    ) -> int: ...
+    def must_wait(self, partition: "Partition", broker: int) -> bool: ...
+    def sent(self, partition: "Partition", broker: int, byte_count: int) -> None: ...
     def watch_ends(self, watcher: EndWatcher) -> None: ...
     def unwatch_ends(self, watcher: EndWatcher) -> None: ...
+
+
+def is_peer(services: Services, context: RequestContext, broker_id: int) -> bool:
+    """Return whether the connection of a request is that of this other broker: anyone can write its number into a
+    request.
+    """
+    if services.peer_brokers is None:
+        return broker_id != services.config.node_id
+    return services.peer_brokers.sender(context.peer) == broker_id
 
 
 class FollowerItem(FetchItem):
@@ -59,7 +75,7 @@ def handle(
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
     registration = services.metadata.image.brokers.get(follower.broker_id)
-    if registration is None or follower.broker_id == services.config.node_id:
+    if registration is None or not is_peer(services, context, follower.broker_id):
         return None
     if 0 <= follower.broker_epoch < registration.epoch:  # a later epoch: this broker does not know it yet
         return None
@@ -114,6 +130,8 @@ class _ReadsForFollower(Fetch):
             self._add_error(item, error, item.partition or cached_partition)
             return
         size = batches.size
+        if size and self._followers.must_wait(partition, self._follower.broker_id):
+            return
         # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
         if size > 0 and (size <= bytes_left or not self.found_bytes):
             self._slices[item] = batches
@@ -121,6 +139,13 @@ class _ReadsForFollower(Fetch):
             self._readable_bytes += batches.readable
         elif size:
             self._readable_bytes = self._min_bytes  # the response is full, so there is nothing to wait for
+
+    def _record_sent(self, sent: "list[tuple[FetchItem, PartitionData]]") -> None:
+        super()._record_sent(sent)
+        for item, _ in sent:
+            batches = self._slices.get(item)
+            if batches is not None and item.partition is not None:
+                self._followers.sent(item.partition, self._follower.broker_id, batches.size)
 
 
 class FollowerFetch(_ReadsForFollower):

@@ -80,6 +80,8 @@ TABLE: dict[int, ApiEntry] = {
     75: _read_only("describe_topic_partitions", 0, 0),
 }
 """Every supported API with the version range of Kafka 4.3.1."""
+BETWEEN_BROKERS: dict[int, ApiEntry] = {58: _with_effects("envelope", 0, 0)}
+"""The APIs that only brokers of the same cluster use. They are not offered to clients."""
 
 API_VERSIONS_KEY = 18
 PRODUCE_KEY = 0
@@ -108,10 +110,11 @@ class Route:
 
     def __init__(self, api_key: int, version: int) -> None:
         info = APIS[api_key]
-        module = import_module(f"tidelog.api.{TABLE[api_key].module}")
+        entry = TABLE.get(api_key) or BETWEEN_BROKERS[api_key]
+        module = import_module(f"tidelog.api.{entry.module}")
         messages = import_module(f"tidelog.wire.messages.{info.module}")
         self.api_key = api_key
-        self.has_effects = TABLE[api_key].has_effects
+        self.has_effects = entry.has_effects
         self.version = version
         self.name = info.name
         self.handle: Callable[..., Any] = module.handle
@@ -161,6 +164,8 @@ class Route:
 
 routes: dict[int, Route] = {}
 """The routes that have been used, by API key << 16 | version."""
+_broker_routes: dict[int, Route] = {}
+"""The routes of BETWEEN_BROKERS that have been used, in the same form."""
 
 
 def find_route(api_key: int, version: int) -> Route:
@@ -171,4 +176,15 @@ def find_route(api_key: int, version: int) -> Route:
         if entry is None or not entry.min_version <= version <= entry.max_version:
             raise ApiError(f"API key {api_key} version {version} is not served", ErrorCode.UNSUPPORTED_VERSION)
         known_route = routes[api_key << 16 | version] = Route(api_key, version)
+    return known_route
+
+
+def find_broker_route(api_key: int, version: int) -> Route | None:
+    """Return the route of an API that only brokers use. None: there is no such API or version."""
+    known_route = _broker_routes.get(api_key << 16 | version)
+    if known_route is None:
+        entry = BETWEEN_BROKERS.get(api_key)
+        if entry is None or not entry.min_version <= version <= entry.max_version:
+            return None
+        known_route = _broker_routes[api_key << 16 | version] = Route(api_key, version)
     return known_route

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
+from tidelog.api.preferred_replica import RACK_AWARE_SELECTOR
 from tidelog.api.services import Services
 from tidelog.broker.adoption import (
     Adoption,
@@ -38,6 +39,7 @@ from tidelog.broker.metadata_store import (
     refuse_empty_store,
     write_marks,
 )
+from tidelog.config.broker_config import ConfigError
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
@@ -58,9 +60,11 @@ from tidelog.replication.partitions import Partitions
 from tidelog.replication.peers import Peers
 
 if TYPE_CHECKING:
+    from tidelog.broker.controller_channel import NetworkControllerChannel
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
     from tidelog.metadata.link import ControllerChannel, RequestExecutor
+    from tidelog.metadata.peer_connections import PeerConnections
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
     from tidelog.runtime.interfaces import Listener as SocketListener
@@ -90,7 +94,8 @@ class BrokerServer:
         """Without `store_factory` the setting metadata.store decides.
 
         `lease_ms` is the term of the controller lease, and `channel` leads to the controllers on other brokers, if
-        `store_factory` makes a store that other brokers use, too.
+        `store_factory` makes a store that other brokers use, too. If the setting names such a store, the broker makes a
+        channel over the network.
         """
         self.config = config
         self.runtime = runtime
@@ -100,6 +105,10 @@ class BrokerServer:
         """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
         self._lease_ms = config.lease_ms if self._store_is_elsewhere else lease_ms
         self._channel = channel
+        self._network_channel: NetworkControllerChannel | None = None
+        """The channel, if this broker has made it."""
+        self.peer_connections: PeerConnections | None = None
+        """Opens connections to the other brokers; None if no other broker can use the metadata store."""
         self._directories: DataDirectories | None = None
         self._fresh_before_lock: FreshDirectories | None = None
         """The data directories, if all of them were new or empty before they were locked."""
@@ -200,9 +209,10 @@ class BrokerServer:
             await self._start_cluster_parts()
         if not metadata.has_fencing:
             await self._register()
-        self._listen()
         if self._peers is not None:
+            await metadata.publisher.wait_for(self.broker_epoch + 1)  # connections are identified by the registration
             self._peers.start()
+        self._listen()
         await metadata.begin_to_serve()
         self._housekeeping = self.runtime.tasks.spawn(self._run_housekeeping(), name="housekeeping")
         if self.config.log_cleaner_enable:
@@ -216,22 +226,22 @@ class BrokerServer:
         """Make the part that works with other brokers, if this broker is one of several. It must exist before the
         partitions get their roles.
         """
-        if self._channel is None:
+        if self.peer_connections is None:
             return
-
-        def broker_epoch() -> int:
-            registration = self._cache.image.brokers.get(self.config.node_id)
-            return -1 if registration is None else registration.epoch
-
+        selector = self.config.get("replica.selector.class")
+        if selector not in (None, "", RACK_AWARE_SELECTOR):
+            raise ConfigError(f"replica.selector.class is {selector}; the one selector is {RACK_AWARE_SELECTOR}")
         peers = self._peers = Peers(
             self.runtime,
             self.config,
             services.partitions,
             self._cache,
             services.controller,
-            broker_epoch=broker_epoch,
+            broker_epoch=lambda: self.broker_epoch,
+            connect=self.peer_connections.channel,
         )
         services.followers = peers.followers
+        services.selects_replicas = selector == RACK_AWARE_SELECTOR
         await metadata.subscribe(lambda old, new: None, peers.change_addresses)
 
     async def _start_with_store_elsewhere(
@@ -281,10 +291,30 @@ class BrokerServer:
     def _make_metadata(self, store_path: str) -> MetadataService:
         store = self._store_factory(store_path, self.runtime)
         metadata = MetadataService(
-            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._channel
+            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._make_channel()
         )
         metadata.on_failed = self._report_failure
         return metadata
+
+    def _make_channel(self) -> "ControllerChannel | None":
+        """Return the channel to the controllers on other brokers; None if no other broker can use the store."""
+        channel = self._channel
+        if channel is None and not self._store_is_elsewhere:
+            return None
+        from tidelog.broker.controller_channel import NetworkControllerChannel
+        from tidelog.metadata.peer_connections import PeerConnections
+
+        config, runtime = self.config, self.runtime
+        self.peer_connections = PeerConnections(config, self._cache, runtime, self._incarnation)
+        if channel is None:
+            self._network_channel = NetworkControllerChannel(self.peer_connections, config.node_id, runtime.turns)
+            channel = self._channel = self._network_channel
+        return channel
+
+    def _incarnation(self) -> str:
+        """Return the id of this run of the broker's process, a secret of the cluster's brokers."""
+        assert self._metadata is not None
+        return self._metadata.incarnation
 
     async def _adopt(self, paths: "Sequence[str]") -> Adoption:
         """Return the topics of the partitions that Kafka left in the directories."""
@@ -372,7 +402,7 @@ class BrokerServer:
             Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
         )
         metadata.controller.mutation_quota = quotas.mutations
-        return Services(
+        services = Services(
             runtime=runtime,
             config=config,
             metadata=cache,
@@ -397,6 +427,11 @@ class BrokerServer:
                 runtime.clock, runtime.random, config.max_incremental_fetch_session_cache_slots, turns=runtime.turns
             ),
         )
+        if self.peer_connections is not None:
+            from tidelog.api.peer_brokers import PeerBrokers
+
+            services.peer_brokers = PeerBrokers(config.node_id, self._incarnation, metadata.controller, cache, runtime)
+        return services
 
     async def _first_records(self) -> "Sequence[JournalRecord]":
         """Return the first records of a new journal: the topics of a directory that Kafka wrote."""
@@ -435,8 +470,10 @@ class BrokerServer:
     def _listen(self) -> None:
         """Accept connections."""
         bounds = ConnectionBounds(self.config)
-        for endpoint in self.config.endpoints:
-            listener = Listener(self.services, bounds, self._bound_sockets[0], endpoint.listener)
+        while self._bound_sockets:
+            name = self.config.endpoints[len(self._listeners)].listener
+            accepts_brokers = self.peer_connections is not None and name == self.config.inter_broker_listener
+            listener = Listener(self.services, bounds, self._bound_sockets[0], name, accepts_brokers=accepts_brokers)
             listener.start()
             self._listeners.append(listener)
             self._bound_sockets.pop(0)
@@ -502,10 +539,15 @@ class BrokerServer:
                 await self._peers.stop()
             unclean = await services.partitions.close()
             await self._metadata.stop()
+            self._close_channel()
             await self.runtime.tasks.run_blocking(directories.close, unclean)
         finally:
             directories.release()
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
+
+    def _close_channel(self) -> None:
+        if self._network_channel is not None:
+            self._network_channel.close()
 
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.
@@ -538,6 +580,7 @@ class BrokerServer:
                 await self._services.partitions.abandon()
         if self._metadata is not None:
             await self._metadata.stop()
+        self._close_channel()
         if directories is not None:
             if not directories.is_acquired:
                 pass  # nothing was changed

@@ -77,7 +77,6 @@ class BrokerConfig:
     auto_leader_rebalance_enable: bool
     broker_heartbeat_interval_ms: int
     broker_rack: str | None
-    broker_session_timeout_ms: int
     connections_max_idle_ms: int
     controlled_shutdown_enable: bool
     controller_quota_window_num: int
@@ -252,7 +251,8 @@ class BrokerConfig:
     @property
     def lease_ms(self) -> int:
         """Term of the leases in a metadata store that other processes can reach, in milliseconds."""
-        return max(self.broker_session_timeout_ms, LEASE_MS_MIN)
+        session_ms: int = self.get("broker.session.timeout.ms")
+        return max(session_ms, LEASE_MS_MIN)
 
     @property
     def metadata_store(self) -> StoreAddress:
@@ -279,6 +279,12 @@ class BrokerConfig:
         """The addresses to listen on."""
         texts = [text for text in self.get("listeners") if not self._is_controller_listener(text)]
         return parse_endpoints("listeners", texts, self._protocols())
+
+    @property
+    def inter_broker_listener(self) -> str:
+        """The name of the listener that the other brokers of the cluster connect to."""
+        name: str | None = self.get("inter.broker.listener.name")
+        return name.strip().upper() if name else self.endpoints[0].listener
 
     @property
     def controller_listeners(self) -> list[str]:
@@ -339,6 +345,12 @@ class BrokerConfig:
                     "it accepts connections on all interfaces, but clients need one address: "
                     f"set advertised.listeners={name}://HOST:{endpoint.port} with a host they can reach",
                 )
+        if self.inter_broker_listener not in endpoints:
+            raise InvalidValue(
+                "inter.broker.listener.name",
+                self.get("inter.broker.listener.name"),
+                f"listeners has no listener of this name, only {', '.join(endpoints)}",
+            )
         for assignor in self.get("group.consumer.assignors"):
             if assignor not in CONSUMER_ASSIGNORS:
                 raise InvalidValue("group.consumer.assignors", assignor, "takes uniform or range")

@@ -15,6 +15,7 @@ from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration
+from tidelog.model.ids import TopicId
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -116,6 +117,16 @@ class AlterPartition(NamedTuple):
     timeout_ms: int | None = None
 
 
+class ReplicasOffline(NamedTuple):
+    """The logs of these replicas of the broker cannot be used: it leaves their ISR, and others lead."""
+
+    broker_id: int
+    broker_epoch: int
+    replicas: Sequence[tuple[TopicId, int]]
+    """Topic id and index of each partition."""
+    timeout_ms: int | None = None
+
+
 ControllerRequest: TypeAlias = (
     CreateTopics
     | EnsureTopics
@@ -127,6 +138,7 @@ ControllerRequest: TypeAlias = (
     | RegisterBroker
     | BrokerHeartbeat
     | AlterPartition
+    | ReplicasOffline
 )
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
@@ -180,6 +192,7 @@ class ControllerLink(Protocol):
     async def register(self, request: RegisterBroker) -> Answer[int]: ...
     async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]: ...
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -263,6 +276,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]:
+        return await self._ask(request)
+
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:

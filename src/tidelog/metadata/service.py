@@ -105,7 +105,7 @@ class MetadataService:
 
     @cached_property
     def incarnation(self) -> str:
-        """Identifies this run of the broker's process."""
+        """Identifies this run of the broker's process. It is a secret of the cluster's brokers."""
         return uuid_text(self._runtime.new_uuid())
 
     # Starting and stopping
@@ -186,10 +186,11 @@ class MetadataService:
                 await asyncio.wait((task,))
         await self.journal.stop()
         await self.controller.deactivate("the broker stops")
-        if self._lease is not None:
-            await self._lease.release()
+        # If the store is away, each call waits for its time limit, so both are made at once.
+        releases = [] if self._lease is None else [self._lease.release()]
         if self.lifecycle is not None:
-            await self.lifecycle.release_lease()
+            releases.append(self.lifecycle.release_lease())
+        await asyncio.gather(*releases)
         await self.publisher.wait_until_idle()
         await self._store.close()
 

@@ -22,7 +22,7 @@ EndListener = Callable[["Partition", int, "ApiError"], None]
 class FollowedReplica:
     """The `FollowedPartition` of one partition."""
 
-    __slots__ = ("_on_ended", "_partitions", "index", "partition", "topic", "topic_id")
+    __slots__ = ("_leader_high_watermark", "_on_ended", "_partitions", "index", "partition", "topic", "topic_id")
 
     def __init__(self, partition: "Partition", partitions: "Partitions", on_ended: EndListener) -> None:
         self.partition = partition
@@ -31,6 +31,7 @@ class FollowedReplica:
         self.index = partition.index
         self._partitions = partitions
         self._on_ended = on_ended
+        self._leader_high_watermark: int | None = None
 
     @property
     def log_start_offset(self) -> int:
@@ -43,6 +44,11 @@ class FollowedReplica:
     @property
     def latest_epoch(self) -> int:
         return self.partition.log.epochs.latest
+
+    @property
+    def is_in_sync(self) -> bool:
+        """Whether this log has everything below the high watermark in the leader's last answer."""
+        return self._leader_high_watermark is not None and self._leader_high_watermark <= self.log_end_offset
 
     @property
     def must_sync(self) -> bool:
@@ -60,6 +66,7 @@ class FollowedReplica:
             self._partitions.update_offsets(partition)
 
     def set_high_watermark(self, offset: int) -> None:
+        self._leader_high_watermark = offset
         self.partition.step(LeaderHighWatermark(self.partition.leader_epoch, offset))
 
     async def diverged(self, leader_end: "EpochEnd", leader_epoch: int) -> None:

@@ -26,6 +26,8 @@ logger = logging.getLogger("tidelog.isr")
 
 PROPOSALS_MAX: Final = 1000
 """Upper bound on the partitions of one request. The controller appends its changes as one entry of the journal."""
+TIMEOUT_MS: Final = 10_000
+"""Longest time that the proposals of one request wait for the controller. Then they are sent again."""
 RETRY_S: Final = 0.2
 """Pause before proposals are sent again whose outcome is unknown, in seconds."""
 
@@ -86,6 +88,7 @@ class IsrProposals:
                 )
                 for partition, effect in proposals.items()
             ],
+            TIMEOUT_MS,
         )
         answer = await self._controller.alter_partition(request)
         self._log(answer)

@@ -64,7 +64,7 @@ class Partitions(PartitionTable):
         flush_interval_ms: int,
         lag_max_ms: int = LAG_MAX_MS,
     ) -> None:
-        super().__init__()
+        super().__init__(node_id)
         self._runtime = runtime
         self.directories = directories
         self.shared = SharedByPartitions(runtime.turns)
