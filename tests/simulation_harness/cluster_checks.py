@@ -13,6 +13,7 @@ from simulation_harness.cluster_inspection import (
     LogPosition,
     ReplicaView,
     batches_of,
+    broker_epoch_of,
     image_of,
     replicas_of,
 )
@@ -61,6 +62,7 @@ class ClusterChecks:
         for node in self._cluster.nodes:
             if node.running:
                 self.check_node(node)
+        self._check_in_sync_replicas()
 
     def check_node(self, node: SimNode) -> None:
         process = (node.node_id, node.host.starts)
@@ -131,6 +133,39 @@ class ClusterChecks:
             if not view.compacted:
                 self._committed.setdefault(place, CommittedLog(view.partition)).add(name, batches)
 
+    def _check_in_sync_replicas(self) -> None:
+        """`InSyncReplicasHaveAll`: every member of the ISR in the journal has all records below the high watermark of
+        the leader. So each of them may become the leader.
+
+        A broker that has not registered yet is not compared: its registration may remove it from the ISR.
+        """
+        image = self._journal.image
+        registered = {
+            node.node_id: node
+            for node in self._cluster.nodes
+            if node.running
+            and node.node_id in image.brokers
+            and broker_epoch_of(node) == image.brokers[node.node_id].epoch
+        }
+        for topic in image.topics.values():
+            for index, state in enumerate(topic.partitions):
+                views = {
+                    node_id: view
+                    for node_id, node in registered.items()
+                    if (view := self._last_views.get(((node_id, node.host.starts), (topic.topic_id, index))))
+                }
+                leader = views.get(state.leader)
+                if leader is None or not leader.is_leader or leader.leader_epoch != state.leader_epoch:
+                    continue
+                for member in state.isr:
+                    view = views.get(member)
+                    if view is not None and view.is_online and view.log_end_offset < leader.high_watermark:
+                        text = (
+                            f"{leader.partition} is committed up to {leader.high_watermark} on broker-{state.leader}, "
+                            f"and broker-{member}, in the ISR, has it up to {view.log_end_offset}"
+                        )
+                        raise Violation("InSyncReplicasHaveAll", text, leader.partition)
+
     def _check_leader(self, name: str, process: Process, place: Place, view: ReplicaView) -> None:
         """`OneLeaderPerEpoch`: the journal names each leader, and no second process leads in the same epoch.
         `IsrByController`: the leader's committed ISR is in the journal.
@@ -196,6 +231,11 @@ class JournalChecks:
         self._expired: dict[Lease, None] = {}
         self._violation: Violation | None = None
         self._store.on_append = self._process_entry
+
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata at the journal's end."""
+        return self._last
 
     def check_leases(self) -> None:
         """`LostLeaseStaysLost`: a lease that has expired is not extended; its next holder has a higher epoch. Raises
@@ -266,6 +306,9 @@ class JournalChecks:
         )
         if not set(state.isr) <= set(state.replicas):
             raise Violation("IsrByController", f"{partition} has ISR {state.isr} of {state.replicas}", partition)
+        if old is not None and state.leader not in (NO_LEADER, old.leader, *old.isr, *old.elr):
+            text = f"{partition} is led by {state.leader} in {state}, which was not in sync in {old}"
+            raise Violation("CleanElections", text, partition)
         if state.leader != NO_LEADER:
             chosen = self.leaders.setdefault((place, state.leader_epoch), state.leader)
             if chosen != state.leader:

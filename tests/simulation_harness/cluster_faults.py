@@ -34,6 +34,19 @@ POWER = "power"
 """The resource of a fault that may lose unsynced bytes. Only one broker at a time may lose them."""
 
 
+class Producer(NamedTuple):
+    """A kind of producer."""
+
+    acks: int
+    is_idempotent: bool
+
+
+IDEMPOTENT = Producer(-1, True)
+NOT_IDEMPOTENT = Producer(-1, False)
+OF_LEADER = Producer(1, False)
+"""It does not wait for followers."""
+
+
 class Profile(NamedTuple):
     """The settings and faults of a run. With them, no acknowledged record may be lost: docs/durability.md says which
     faults may lose which data.
@@ -46,6 +59,8 @@ class Profile(NamedTuple):
     faults_at_once: int = 3
     """Maximum number of faults that are active at the same time."""
     brokers_min: int = 1
+    producers: tuple[Producer, ...] = (IDEMPOTENT,)
+    """The kinds of producers, from which each new one is drawn."""
 
 
 class Faults:
@@ -438,6 +453,7 @@ PROFILES = {
             },
             faults_at_once=4,
             brokers_min=3,
+            producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
         ),
     )
 }

@@ -91,6 +91,11 @@ def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
         )
 
 
+def broker_epoch_of(node: SimNode) -> int:
+    """Return the epoch with which the running process has registered; -1 before that."""
+    return getattr(node.broker, "broker_epoch", -1)
+
+
 def needs_restart(node: SimNode) -> bool:
     """Return whether the running broker has stopped to work, in a way that only a restart ends."""
     broker = node.broker

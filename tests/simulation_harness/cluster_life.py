@@ -12,8 +12,8 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
-from simulation_harness.cluster_faults import Faults, Profile
-from simulation_harness.cluster_ledger import Batch, Ledger, Violation
+from simulation_harness.cluster_faults import IDEMPOTENT, Faults, Producer, Profile
+from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violation
 from tidelog.client import groups, operations
 from tidelog.client.cluster import Cluster
 from tidelog.client.errors import GaveUp, Unreachable
@@ -104,7 +104,7 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
     cluster = SimCluster(world, brokers, dict(profile.settings))
     checks = ClusterChecks(cluster, ledger)
     await cluster.start()
-    life = _Life(cluster, ledger)
+    life = _Life(cluster, ledger, profile.producers)
     await life.add_topic(life.admin)
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
@@ -156,8 +156,9 @@ async def _converged(checks: ClusterChecks) -> None:
 class _Life:
     """The clients, and the positions that they have reached."""
 
-    def __init__(self, cluster: SimCluster, ledger: Ledger) -> None:
+    def __init__(self, cluster: SimCluster, ledger: Ledger, producers: Sequence[Producer]) -> None:
         self._cluster = cluster
+        self._producers = producers
         self._world = cluster.world
         self._ledger = ledger
         self.admin = cluster.client("admin")
@@ -194,7 +195,8 @@ class _Life:
         rng = self._world.rng(f"producer {number}")
         generation = 0
         while self._world.loop.time() < until_s:
-            writer = _Writer(f"{number}.{generation}", client, self._ledger, rng)
+            kind = self._producers[0] if len(self._producers) == 1 else rng.choice(self._producers)
+            writer = _Writer(f"{number}.{generation}", client, self._ledger, rng, kind)
             generation += 1
             identity = await self._call(client, partial(_new_producer, client.cluster), until_s)
             if identity is None:
@@ -340,10 +342,13 @@ class _Life:
 
 
 class _Writer:
-    """An idempotent producer. It numbers its records from 0 in each partition."""
+    """A producer. It numbers its records from 0 in each partition."""
 
-    def __init__(self, name: str, client: ClusterClient, ledger: Ledger, rng: random.Random) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, client: ClusterClient, ledger: Ledger, rng: random.Random, kind: Producer = IDEMPOTENT
+    ) -> None:
+        self._name = name if kind.is_idempotent else f"{name}{UNORDERED}acks={kind.acks}"
+        self._kind = kind
         self._client = client
         self._ledger = ledger
         self._rng = rng
@@ -356,23 +361,27 @@ class _Writer:
         first = self._numbers.get(partition, 0)
         count = rng.choice((1, 1, 2, 20))
         values = [b"%s:%d:%s" % (self._name.encode(), first + n, bytes(rng.randrange(200))) for n in range(count)]
+        producer_id, producer_epoch, sequence = (*identity, first) if self._kind.is_idempotent else (-1, -1, -1)
         batch = encode_batch(
             [Record(key=b"k", value=value, timestamp=now_ms) for value in values],
             codec=rng.choice((Codec.NONE, Codec.NONE, Codec.LZ4)),
-            producer_id=identity[0],
-            producer_epoch=identity[1],
-            base_sequence=first,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=sequence,
         )
-        cluster = self._client.cluster
+        cluster, acks = self._client.cluster, self._kind.acks
         try:
-            done = await self._client.run(operations.produce(cluster, BACKOFF, {partition: batch}, -1, 5_000), CALL_S)
+            done = await self._client.run(operations.produce(cluster, BACKOFF, {partition: batch}, acks, 5_000), CALL_S)
         except GaveUp:
             self._ledger.coverage["batches of unknown fate"] += 1
             return False
         except ApiError as error:
             raise Violation("NoFinalError", f"produce to {partition}: {error} ({error.code})", partition) from error
         self._numbers[partition] = first + count
-        self._ledger.acknowledge(partition, done[partition].base_offset, values)
+        if acks == 1:
+            self._ledger.acknowledge_by_leader(count)
+        else:
+            self._ledger.acknowledge(partition, done[partition].base_offset, values)
         return True
 
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from tidelog.broker.controller_channel import NetworkControllerChannel
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
-    from tidelog.metadata.link import ControllerChannel, RequestExecutor
+    from tidelog.metadata.link import RequestExecutor
     from tidelog.metadata.peer_connections import PeerConnections
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
@@ -89,13 +89,10 @@ class BrokerServer:
         *,
         store_factory: StoreFactory | None = None,
         lease_ms: int | None = None,
-        channel: "ControllerChannel | None" = None,
     ) -> None:
         """Without `store_factory` the setting metadata.store decides.
 
-        `lease_ms` is the term of the controller lease, and `channel` leads to the controllers on other brokers, if
-        `store_factory` makes a store that other brokers use, too. If the setting names such a store, the broker makes a
-        channel over the network.
+        `lease_ms` is the term of the leases if `store_factory` makes a store that other brokers use, too.
         """
         self.config = config
         self.runtime = runtime
@@ -104,9 +101,8 @@ class BrokerServer:
         self._store_is_elsewhere = is_elsewhere(self._store_address, config.data_directories)
         """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
         self._lease_ms = config.lease_ms if self._store_is_elsewhere else lease_ms
-        self._channel = channel
-        self._network_channel: NetworkControllerChannel | None = None
-        """The channel, if this broker has made it."""
+        self._channel: NetworkControllerChannel | None = None
+        """Leads to the controllers on other brokers; None if no other broker can use the metadata store."""
         self.peer_connections: PeerConnections | None = None
         """Opens connections to the other brokers; None if no other broker can use the metadata store."""
         self._directories: DataDirectories | None = None
@@ -188,14 +184,13 @@ class BrokerServer:
         if self._store_is_elsewhere:
             new_ids = await self._start_with_store_elsewhere(directories, metadata, identity)
         else:
-            await metadata.start(
-                identity.cluster_id, self._first_records, previous_incarnation=self._last_run.incarnation
-            )
+            await metadata.start(identity.cluster_id, self._first_records, previous_incarnation=self._ended_run)
             new_ids = self._new_directory_ids(directories)
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
-        if metadata.has_fencing:
+        is_fenced_at_first = metadata.has_fencing
+        if is_fenced_at_first:
             await self._register()
         reconciler = services.partitions.reconciler
         await self._make_peers(services, metadata)
@@ -207,7 +202,7 @@ class BrokerServer:
         services.groups.start()
         if self._channel is not None:
             await self._start_cluster_parts()
-        if not metadata.has_fencing:
+        if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
             await metadata.publisher.wait_for(self.broker_epoch + 1)  # connections are identified by the registration
@@ -256,10 +251,15 @@ class BrokerServer:
         new_ids = self._new_directory_ids(directories)
         directory_id = await run_blocking(directories.first_id) or new_ids[0]
         holder = f"broker-{self.config.node_id}/{directory_id}"
-        await metadata.start(identity.cluster_id, self._first_records, holder, self._last_run.incarnation)
+        await metadata.start(identity.cluster_id, self._first_records, holder, self._ended_run)
         paths = [directory.path for directory in directories.online]
         await run_blocking(write_marks, self.runtime.disk, self._store_address, paths)
         return new_ids
+
+    @property
+    def _ended_run(self) -> str | None:
+        """The incarnation of a run of this broker that has ended for sure."""
+        return self._last_run.incarnation if self._last_run.has_ended else None
 
     def _new_directory_ids(self, directories: DataDirectories) -> list[str]:
         return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
@@ -296,20 +296,17 @@ class BrokerServer:
         metadata.on_failed = self._report_failure
         return metadata
 
-    def _make_channel(self) -> "ControllerChannel | None":
-        """Return the channel to the controllers on other brokers; None if no other broker can use the store."""
-        channel = self._channel
-        if channel is None and not self._store_is_elsewhere:
+    def _make_channel(self) -> "NetworkControllerChannel | None":
+        """Make the channel to the controllers on other brokers; None if no other broker can use the store."""
+        if self._lease_ms is None:
             return None
         from tidelog.broker.controller_channel import NetworkControllerChannel
         from tidelog.metadata.peer_connections import PeerConnections
 
         config, runtime = self.config, self.runtime
         self.peer_connections = PeerConnections(config, self._cache, runtime, self._incarnation)
-        if channel is None:
-            self._network_channel = NetworkControllerChannel(self.peer_connections, config.node_id, runtime.turns)
-            channel = self._channel = self._network_channel
-        return channel
+        self._channel = NetworkControllerChannel(self.peer_connections, config.node_id, runtime.turns)
+        return self._channel
 
     def _incarnation(self) -> str:
         """Return the id of this run of the broker's process, a secret of the cluster's brokers."""
@@ -457,15 +454,17 @@ class BrokerServer:
             return
         run_blocking, disk = self.runtime.tasks.run_blocking, self.runtime.disk
         paths = [directory.path for directory in directories.online]
+        boot_id = await run_blocking(read_boot_id, disk)
         await metadata.register(
             registration._replace(
-                boot_id=await run_blocking(read_boot_id, disk),
+                boot_id=boot_id,
                 directories=await run_blocking(directory_ids, disk, paths),
                 previous_epoch=self._last_run.broker_epoch,
                 is_synced=directories.clean,
             )
         )
-        await run_blocking(write_last_run, disk, paths, LastRun(registration.incarnation, self.broker_epoch))
+        run = LastRun(registration.incarnation, self.broker_epoch, boot_id)
+        await run_blocking(write_last_run, disk, paths, run)
 
     def _listen(self) -> None:
         """Accept connections."""
@@ -546,8 +545,8 @@ class BrokerServer:
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
     def _close_channel(self) -> None:
-        if self._network_channel is not None:
-            self._network_channel.close()
+        if self._channel is not None:
+            self._channel.close()
 
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tidelog.metadata.alterations import Alteration, AlterationResult
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
+from tidelog.metadata.features import LevelChange
 from tidelog.metadata.image import BrokerRegistration
 from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
@@ -127,6 +128,14 @@ class ReplicasOffline(NamedTuple):
     timeout_ms: int | None = None
 
 
+class UpdateFeatures(NamedTuple):
+    """Finalize levels of the cluster's features, all or none."""
+
+    changes: Sequence[LevelChange]
+    validate_only: bool = False
+    timeout_ms: int | None = None
+
+
 ControllerRequest: TypeAlias = (
     CreateTopics
     | EnsureTopics
@@ -139,6 +148,7 @@ ControllerRequest: TypeAlias = (
     | BrokerHeartbeat
     | AlterPartition
     | ReplicasOffline
+    | UpdateFeatures
 )
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
@@ -193,6 +203,7 @@ class ControllerLink(Protocol):
     async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]: ...
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
     async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -279,6 +290,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]:
+        return await self._ask(request)
+
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:
