@@ -67,6 +67,8 @@ class Profile(NamedTuple):
     """The kinds of producers, from which each new one is drawn."""
     members: int = 0
     """Number of members of a consumer group."""
+    topic_configs: tuple[Mapping[str, str], ...] = ({},)
+    """Settings of topics, from which those of each new topic are drawn."""
 
 
 class Faults:
@@ -190,6 +192,12 @@ class Faults:
         self._kill(node)
         await self._sleep(rng.choice((0.0, 0.5, 5.0)))
         await self._start(node)
+
+    async def kill_all(self, _node: SimNode, _client: str, rng: random.Random) -> None:
+        for node in self._cluster.nodes:
+            self._kill(node)
+            await self._sleep(rng.choice((0.0, 0.0, 0.3)))
+        await asyncio.gather(*(self._start(node) for node in self._cluster.nodes))
 
     async def kill_before_acknowledgement(self, node: SimNode, _client: str, rng: random.Random) -> None:
         """Kill a leader when one of its followers has written a batch, so that the leader may not acknowledge it any
@@ -419,6 +427,7 @@ PROCESS, DISK, CLOCK = "{node} process", "{node} disk", "{node} clock"
 
 FAULTS: dict[str, Fault] = {
     "kill": Fault(Faults.kill, (PROCESS,)),
+    "kill of all brokers": Fault(Faults.kill_all, (PROCESS,), affects_all_brokers=True),
     "kill before an acknowledgement": Fault(Faults.kill_before_acknowledgement, (PROCESS, WRITES)),
     "restart": Fault(Faults.restart, (PROCESS,)),
     "pause": Fault(Faults.pause, (PROCESS,)),
@@ -470,8 +479,11 @@ _REPLICATED = {
     "offsets.topic.replication.factor": "3",
     "replica.lag.time.max.ms": "4000",
     "replica.fetch.max.bytes": "5000",
+    "log.retention.check.interval.ms": "2000",
     **MEMBER_SETTINGS,
 }
+
+_SHORT_RETENTION = {"segment.ms": "1500", "retention.ms": "6000"}
 
 PROFILES = {
     profile.name: profile
@@ -494,6 +506,7 @@ PROFILES = {
                 **_OF_STORES,
                 **_OF_CLOCKS,
                 "kill before an acknowledgement": 2.0,
+                "kill of all brokers": 0.5,
                 "isolated broker": 3.0,
                 "full disk": 1.0,
                 "failing disk": 1.0,
@@ -502,6 +515,7 @@ PROFILES = {
             brokers_min=3,
             producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
             members=2,
+            topic_configs=({}, _SHORT_RETENTION),
         ),
         Profile(
             "synced",
@@ -519,6 +533,7 @@ PROFILES = {
             brokers_min=3,
             producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
             members=2,
+            topic_configs=({}, _SHORT_RETENTION),
         ),
     )
 }
