@@ -7,18 +7,21 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tidelog.broker.broker import BrokerServer
+from tidelog.broker.last_run import LAST_RUN, LastRun, read_last_run
+from tidelog.client.operations import Request
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import link
 from tidelog.metadata.alterations import Alteration, Change, Operation
 from tidelog.metadata.controller import NewTopic
-from tidelog.metadata.image import METADATA_FEATURE, NO_LEADER, MetadataImage
+from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, NO_LEADER, MetadataImage
 from tidelog.metadata.isr_changes import IsrProposal
-from tidelog.metadata.records import PartitionState
+from tidelog.metadata.records import ClusterNamed, ControllerElected, PartitionState, encode
 from tidelog.metadata.store import LEASE_MARGIN_MS, LeaseLost
 from tidelog.simulation.cluster import LEASE_MS, SimCluster, SimNode
 from tidelog.simulation.shared_store import HOST as STORE_HOST
 from tidelog.simulation.world import World, simulated
 from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
 
 TOPIC_RESOURCE = 2
 ELECTIONS_S = 2.0
@@ -163,6 +166,79 @@ def test_a_killed_broker_that_starts_again_need_not_wait_for_its_lease() -> None
         for state in states(controller, "t"):
             assert state.leader != node.node_id
             assert node.node_id not in state.isr
+
+    run(scenario)
+
+
+def test_a_copy_of_a_data_directory_does_not_end_the_lease_of_the_running_broker() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        node = cluster.nodes[1]
+        disk = node.host.disk
+        (path,) = broker_of(node).config.data_directories
+        run = read_last_run(disk, [path])
+        assert (run.incarnation, run.has_ended) == (image_of(node).brokers[2].incarnation, True)
+        disk.make_dirs("/copy")
+        disk.write_atomic(f"/copy/{LAST_RUN}", disk.read(f"{path}/{LAST_RUN}"))
+        assert read_last_run(disk, ["/copy"]) == run._replace(has_ended=False)
+        assert read_last_run(disk, [path, "/copy"]) == LastRun()
+        disk.boot_id = "another boot"
+        assert not read_last_run(disk, [path]).has_ended
+
+    run(scenario)
+
+
+# The level of tidelog.metadata.version
+
+
+def level_of(node: SimNode, level: int, feature: str = METADATA_FEATURE, upgrade_type: int = 1) -> Awaitable[object]:
+    """Ask the broker to finalize a level, as kafka-features does."""
+    update = FeatureUpdateKey(feature=feature, max_version_level=level, upgrade_type=upgrade_type)
+    client = node._cluster.client("admin")
+    return client._try(Request(node.address, UpdateFeaturesRequest(feature_updates=[update])))
+
+
+def test_a_journal_of_level_0_works_without_fencing_until_its_level_is_raised() -> None:
+    async def life(world: World) -> None:
+        cluster = SimCluster(world, 3)
+        lease = cluster.store.acquire("controller", "an older version", 1)
+        assert lease is not None
+        cluster.store.append(0, encode(1, [ClusterNamed("old"), ControllerElected(9, 1)]), lease, "", 0)
+        await cluster.start()
+        controller = await controller_of(cluster)
+        await create(cluster, "t", 6)
+        assert image_of(controller).feature_levels == {}
+        first, second = (node for node in cluster.nodes if node is not controller)
+        first.kill()
+        await asyncio.sleep(2 * LEASE_MS / 1000)
+        assert image_of(controller).brokers[first.node_id].active
+        await first.start()
+        for _ in range(2):  # a request for the present level succeeds, too
+            response = await level_of(second, 1)
+            assert isinstance(response, UpdateFeaturesResponse)
+            assert (response.error_code, response.error_message) == (0, None)
+        assert image_of(second).feature_levels == {METADATA_FEATURE: 1}
+        lowered = await level_of(second, 0, upgrade_type=3)
+        assert isinstance(lowered, UpdateFeaturesResponse)
+        assert lowered.error_code == ErrorCode.INVALID_UPDATE_VERSION
+        first.kill()
+        await until(lambda: image_of(controller).brokers[first.node_id].fenced)
+        assert all(state.leader != first.node_id for state in states(controller, "t"))
+
+    with simulated(1) as world:
+        world.run(life(world))
+
+
+def test_eligible_leader_replicas_can_be_switched_on_and_off() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        node = cluster.nodes[2]
+        for level, upgrade_type in ((1, 1), (0, 2)):
+            response = await level_of(node, level, ELR_FEATURE, upgrade_type)
+            assert isinstance(response, UpdateFeaturesResponse)
+            assert response.error_code == 0, response.error_message
+            assert image_of(node).feature_levels.get(ELR_FEATURE, 0) == level
+        unknown = await level_of(node, 1, "no.such.version")
+        assert isinstance(unknown, UpdateFeaturesResponse)
+        assert unknown.error_code == ErrorCode.INVALID_UPDATE_VERSION
 
     run(scenario)
 

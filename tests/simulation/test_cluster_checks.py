@@ -14,6 +14,7 @@ from simulation_harness.cluster_ledger import Batch, CommittedOffset, Ledger, Vi
 from tidelog.metadata import records
 from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder, MetadataImage
 from tidelog.metadata.records import (
+    BrokerRegistered,
     ClusterNamed,
     ControllerElected,
     JournalRecord,
@@ -29,6 +30,7 @@ from tidelog.wire.records import Record
 
 TOPIC_ID = TopicId(bytes(15) + b"\1")
 ORDERS = TopicPartition("orders", 0)
+BROKER_EPOCH = 0
 
 
 class Stage:
@@ -41,13 +43,16 @@ class Stage:
         self.views: dict[int, ReplicaView] = {}
         self.batches: dict[int, list[BatchView]] = {}
         self.images: dict[int, MetadataImage] = {}
+        self.broker_epochs = dict.fromkeys((1, 2, 3), BROKER_EPOCH)
         self.lease = Lease("controller", "broker-1", 1)
         for node in cluster.nodes:
             assert node.host.runtime
         cluster.store.acquire("controller", "broker-1", None)
         self.image = EMPTY_IMAGE
         state = PartitionState(leader=1, leader_epoch=0, replicas=(1, 2, 3), isr=(1, 2, 3), partition_epoch=0)
-        self.append(ClusterNamed("cluster"), ControllerElected(1, 1), TopicCreated("orders", TOPIC_ID, (state,)))
+        registered = [BrokerRegistered(node_id, BROKER_EPOCH, "run", (), None) for node_id in (1, 2, 3)]
+        topic = TopicCreated("orders", TOPIC_ID, (state,))
+        self.append(ClusterNamed("cluster"), ControllerElected(1, 1), *registered, topic)
         for node_id in (1, 2, 3):
             self.follow(node_id, is_leader=node_id == 1, isr=(1, 2, 3) if node_id == 1 else None)
 
@@ -107,6 +112,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         monkeypatch.setattr(cluster_checks, "replicas_of", replicas_of)
         monkeypatch.setattr(cluster_checks, "image_of", lambda node: made_up.images.get(node.node_id))
         monkeypatch.setattr(cluster_checks, "batches_of", batches_of)
+        monkeypatch.setattr(cluster_checks, "broker_epoch_of", lambda node: made_up.broker_epochs[node.node_id])
         made_up.checks.check()
         yield made_up
 
@@ -158,6 +164,8 @@ def other_record_at_the_same_offset(stage: Stage) -> None:
 
 
 def other_batch_boundaries(stage: Stage) -> None:
+    for node_id in (1, 3):
+        stage.follow(node_id, is_leader=node_id == 1, isr=(1, 2, 3) if node_id == 1 else None, end=6)
     stage.follow(2, high_watermark=6, end=6)
     stage.batches[2] = [BatchView(2, 5, 0, crc=7)]
     stage.checks.check()
@@ -182,6 +190,18 @@ def isr_of_another_partition_epoch(stage: Stage) -> None:
 
 def isr_member_without_a_replica(stage: Stage) -> None:
     stage.append(PartitionChanged(TOPIC_ID, 0, isr=(1, 2, 4)))
+
+
+def isr_member_without_a_committed_record(stage: Stage) -> None:
+    stage.broker_epochs[3] = -1
+    stage.follow(3, high_watermark=1, end=1, epoch=1)
+    stage.checks.check()  # broker 3 was restarted, and its registration will remove it from the ISR
+    stage.broker_epochs[3] = BROKER_EPOCH
+
+
+def leader_that_was_not_in_sync(stage: Stage) -> None:
+    elect(stage, 1, (1, 2))
+    elect(stage, 3, (3,))
 
 
 def image_that_lacks_an_entry(stage: Stage) -> None:
@@ -227,6 +247,8 @@ def lease_that_comes_back(stage: Stage) -> None:
         (isr_that_the_leader_changed_alone, "IsrByController"),
         (isr_of_another_partition_epoch, "IsrByController"),
         (isr_member_without_a_replica, "IsrByController"),
+        (isr_member_without_a_committed_record, "InSyncReplicasHaveAll"),
+        (leader_that_was_not_in_sync, "CleanElections"),
         (image_that_lacks_an_entry, "ReplayEqualsImage"),
         (image_past_the_end, "ReplayEqualsImage"),
         (entry_of_a_deposed_controller, "EntriesByTheController"),

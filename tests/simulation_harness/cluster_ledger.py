@@ -30,6 +30,10 @@ class Batch(NamedTuple):
     records: list[Record]
 
 
+UNORDERED = "/"
+"""A writer with this character in its name is not idempotent: its records may be repeated, and in any order."""
+
+
 class RecordSource(NamedTuple):
     """The writer and the number in a value. Numbers of a `writer` count from 0 in each partition, and no number is
     sent twice.
@@ -37,6 +41,10 @@ class RecordSource(NamedTuple):
 
     writer: str
     number: int
+
+    @property
+    def is_ordered(self) -> bool:
+        return UNORDERED not in self.writer
 
     @classmethod
     def of(cls, value: bytes) -> "RecordSource":
@@ -106,15 +114,25 @@ class Ledger:
         return [TopicPartition(name, index) for name, count in self.topics.items() for index in range(count)]
 
     def acknowledge(self, partition: TopicPartition, base_offset: int, values: Sequence[bytes]) -> None:
-        """Add the acknowledgement of `values`, which are in the log from `base_offset` on."""
+        """Add the acknowledgement, with acks=all, of `values`, which are in the log from `base_offset` on.
+
+        `AcknowledgedWhenCommitted`: a high watermark has reached their end.
+        """
+        end = base_offset + len(values)
+        source = RecordSource.of(values[0])
+        self._note("client", "acknowledged", f"{partition} {base_offset}..{end} to {source.writer} no {source.number}")
+        if not self.has_been_committed(partition, end):
+            text = f"{partition} at {end - 1} was acknowledged, and is above every high watermark"
+            raise Violation("AcknowledgedWhenCommitted", text, partition)
         for offset, value in enumerate(values, base_offset):
             self._add_value(partition, offset, value)
             self._acknowledged.setdefault(partition, {})[offset] = value
         self.coverage["records acknowledged"] += len(values)
-        writer, number, _ = values[0].split(b":", 2)
-        end = base_offset + len(values)
-        self._note("client", "acknowledged", f"{partition} {base_offset}..{end} to {writer.decode()} no {int(number)}")
         self._call_listener("records")
+
+    def acknowledge_by_leader(self, count: int) -> None:
+        """Count records that were acknowledged with acks=1. They may be lost when the leader changes."""
+        self.coverage["records acknowledged by the leader"] += count
 
     def read(
         self, reader: str, partition: TopicPartition, leader_epoch: int, high_watermark: int, batches: Sequence[Batch]
@@ -170,7 +188,10 @@ class Ledger:
                 raise Violation("NoAckedLoss", text, partition)
         following: dict[str, int] = {}
         for record in records:
-            writer, number = RecordSource.of(record.value or b"")
+            source = RecordSource.of(record.value or b"")
+            if not source.is_ordered:
+                continue
+            writer, number = source
             expected = following.get(writer, 0)
             if number != expected and start_offset == 0:
                 text = f"{partition} at {record.offset} has number {number} of {writer} in place of {expected}"
@@ -194,7 +215,10 @@ class Ledger:
                 raise Violation("OneValueForAnOffset", text, partition)
             return
         values[offset] = value
-        writer, number = RecordSource.of(value)
+        source = RecordSource.of(value)
+        if not source.is_ordered:
+            return
+        writer, number = source
         offsets = self._offsets.setdefault((partition, writer), {})
         other = offsets.setdefault(number, offset)
         if other != offset or offsets.get(number - 1, -1) >= offset or offsets.get(number + 1, offset + 1) <= offset:

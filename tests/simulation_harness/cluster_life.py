@@ -12,8 +12,9 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
-from simulation_harness.cluster_faults import Faults, Profile
-from simulation_harness.cluster_ledger import Batch, Ledger, Violation
+from simulation_harness.cluster_faults import IDEMPOTENT, Faults, Producer, Profile
+from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violation
+from simulation_harness.cluster_members import GroupLedger, GroupMember
 from tidelog.client import groups, operations
 from tidelog.client.cluster import Cluster
 from tidelog.client.errors import GaveUp, Unreachable
@@ -38,6 +39,9 @@ CALL_S = 30.0
 RECOVERY_S = 60.0
 """Time, in virtual seconds after the end of the last fault, within which every partition must accept requests again."""
 TRACE_LINES = 60
+NOT_KNOWN_YET = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+"""Errors of a broker that has not processed the creation of a topic. The client retries them for a short time only,
+since it does not know whether the topic exists. Here it exists."""
 _MAIN_EVENTS = re.compile(
     r" (?:host\.|fault |start failed|stop failed|net\.partition|net\.unblock|store\.(?:acquire|expire))"
 )
@@ -101,10 +105,10 @@ def _selected_trace(world: World, error: Exception | None, selection: str | None
 
 
 async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, seconds: float) -> None:
-    cluster = SimCluster(world, brokers, dict(profile.settings))
+    cluster = SimCluster(world, brokers, dict(profile.settings), has_real_channels=True)
     checks = ClusterChecks(cluster, ledger)
     await cluster.start()
-    life = _Life(cluster, ledger)
+    life = _Life(cluster, ledger, profile)
     await life.add_topic(life.admin)
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
@@ -112,6 +116,7 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
         *(asyncio.ensure_future(life.produce(number, until_s)) for number in range(PRODUCERS)),
         *(asyncio.ensure_future(life.read(number, until_s)) for number in range(READERS)),
         asyncio.ensure_future(life.commit(until_s)),
+        *(asyncio.ensure_future(life.consume(number, until_s)) for number in range(profile.members)),
         asyncio.ensure_future(faults.run(until_s)),
     ]
     background = [
@@ -156,15 +161,22 @@ async def _converged(checks: ClusterChecks) -> None:
 class _Life:
     """The clients, and the positions that they have reached."""
 
-    def __init__(self, cluster: SimCluster, ledger: Ledger) -> None:
+    def __init__(self, cluster: SimCluster, ledger: Ledger, profile: Profile) -> None:
         self._cluster = cluster
-        self._world = cluster.world
+        self._producers = profile.producers
+        self._world = world = cluster.world
         self._ledger = ledger
         self.admin = cluster.client("admin")
         self.client_hosts = [
             *(f"producer-{n}" for n in range(PRODUCERS)),
             *(f"reader-{n}" for n in range(READERS)),
             "committer",
+            *(f"member-{n}" for n in range(profile.members)),
+        ]
+        group = GroupLedger(ledger.coverage, world.trace.note)
+        self._members = [
+            GroupMember(cluster.client(f"member-{n}"), group, world.loop.time, ledger.topics)
+            for n in range(profile.members)
         ]
         self._batches: dict[tuple[TopicPartition, int, int], Batch] = {}
         """Batches that were decoded, by partition, base offset and checksum."""
@@ -179,6 +191,10 @@ class _Life:
                 return await client.run(operation(), CALL_S)
             except GaveUp:
                 self._ledger.coverage["calls given up"] += 1
+            except ApiError as error:
+                if error.code not in NOT_KNOWN_YET:
+                    raise
+                self._ledger.coverage["topics not known to a broker"] += 1
             finally:
                 self._ledger.coverage["retries"] += client.retries - before
         return None
@@ -194,7 +210,8 @@ class _Life:
         rng = self._world.rng(f"producer {number}")
         generation = 0
         while self._world.loop.time() < until_s:
-            writer = _Writer(f"{number}.{generation}", client, self._ledger, rng)
+            kind = self._producers[0] if len(self._producers) == 1 else rng.choice(self._producers)
+            writer = _Writer(f"{number}.{generation}", client, self._ledger, rng, kind)
             generation += 1
             identity = await self._call(client, partial(_new_producer, client.cluster), until_s)
             if identity is None:
@@ -221,6 +238,16 @@ class _Life:
             if batches:
                 positions[partition] = batches[-1].last_offset + 1
             await client.sleep(rng.choice((0.0, 0.0, 0.05)))
+
+    async def consume(self, number: int, until_s: float) -> None:
+        """Read and commit as a member of a group."""
+        name = f"member-{number}"
+
+        async def read(partition: TopicPartition, offset: int) -> int:
+            batches = await self._fetch(self._members[number].client, name, partition, offset, until_s)
+            return batches[-1].last_offset + 1 if batches else offset
+
+        await self._members[number].run(until_s, read)
 
     async def _fetch(
         self, client: ClusterClient, reader: str, partition: TopicPartition, start: int, until_s: float
@@ -334,16 +361,21 @@ class _Life:
             self._ledger.check_log(partition, everything, start)
         while not await self._check_commits(client, forever):
             await client.sleep(0.2)  # Liveness: the caller limits the time
+        for member in self._members[:1]:
+            await member.check()
 
     def _clock_ms(self) -> int:
         return self._world.host("admin").clock.now_ms()
 
 
 class _Writer:
-    """An idempotent producer. It numbers its records from 0 in each partition."""
+    """A producer. It numbers its records from 0 in each partition."""
 
-    def __init__(self, name: str, client: ClusterClient, ledger: Ledger, rng: random.Random) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, client: ClusterClient, ledger: Ledger, rng: random.Random, kind: Producer = IDEMPOTENT
+    ) -> None:
+        self._name = name if kind.is_idempotent else f"{name}{UNORDERED}acks={kind.acks}"
+        self._kind = kind
         self._client = client
         self._ledger = ledger
         self._rng = rng
@@ -356,23 +388,30 @@ class _Writer:
         first = self._numbers.get(partition, 0)
         count = rng.choice((1, 1, 2, 20))
         values = [b"%s:%d:%s" % (self._name.encode(), first + n, bytes(rng.randrange(200))) for n in range(count)]
+        producer_id, producer_epoch, sequence = (*identity, first) if self._kind.is_idempotent else (-1, -1, -1)
         batch = encode_batch(
             [Record(key=b"k", value=value, timestamp=now_ms) for value in values],
             codec=rng.choice((Codec.NONE, Codec.NONE, Codec.LZ4)),
-            producer_id=identity[0],
-            producer_epoch=identity[1],
-            base_sequence=first,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=sequence,
         )
-        cluster = self._client.cluster
+        cluster, acks = self._client.cluster, self._kind.acks
         try:
-            done = await self._client.run(operations.produce(cluster, BACKOFF, {partition: batch}, -1, 5_000), CALL_S)
+            done = await self._client.run(operations.produce(cluster, BACKOFF, {partition: batch}, acks, 5_000), CALL_S)
         except GaveUp:
             self._ledger.coverage["batches of unknown fate"] += 1
             return False
         except ApiError as error:
+            if error.code in NOT_KNOWN_YET:
+                self._ledger.coverage["topics not known to a broker"] += 1
+                return False
             raise Violation("NoFinalError", f"produce to {partition}: {error} ({error.code})", partition) from error
         self._numbers[partition] = first + count
-        self._ledger.acknowledge(partition, done[partition].base_offset, values)
+        if acks == 1:
+            self._ledger.acknowledge_by_leader(count)
+        else:
+            self._ledger.acknowledge(partition, done[partition].base_offset, values)
         return True
 
 

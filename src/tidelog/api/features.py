@@ -17,7 +17,23 @@ class Feature(NamedTuple):
 
 
 def features(services: Services) -> dict[str, Feature]:
-    """Return the features by name. A feature that the settings disable is left out."""
-    if not services.groups.serves_consumer_groups:
+    """Return the features by name: those of this software, then those of the cluster.
+
+    A feature that the settings disable is left out.
+    """
+    found = {}
+    if services.groups.serves_consumer_groups:
+        found[GROUP_FEATURE] = Feature(0, GROUP_VERSION, GROUP_VERSION)
+    return {**found, **cluster_features(services)}
+
+
+def cluster_features(services: Services) -> dict[str, Feature]:
+    """Return the features whose levels the controller finalizes; none if this broker is no part of a cluster."""
+    image = services.metadata.image
+    own = image.brokers.get(services.config.node_id)
+    if own is None:
         return {}
-    return {GROUP_FEATURE: Feature(0, GROUP_VERSION, GROUP_VERSION)}
+    return {
+        name: Feature(lowest, highest, image.feature_levels.get(name, 0))
+        for name, (lowest, highest) in own.features.items()
+    }

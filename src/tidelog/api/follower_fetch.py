@@ -70,10 +70,14 @@ def handle(
     requested_items: "FetchItems | None",
 ) -> "Outcome[FetchResponse] | None":
     """Answer a follower's request, as `fetch.handle` answers those of consumers. Returns None if the request does not
-    name a registered broker other than this one, in its present registration. Raises the session errors of KIP-227.
+    name a registered broker other than this one, in its present registration, or if another peer than this broker has
+    sent it. Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
+    peers = services.peer_brokers
+    if peers is not None and peers.sender(context.peer) != follower.broker_id:
+        return None
     registration = services.metadata.image.brokers.get(follower.broker_id)
     if registration is None or not is_peer(services, context, follower.broker_id):
         return None

@@ -82,7 +82,6 @@ class PeerBrokers:
         if claim is None or not is_same_mac(claim.mac, message):
             raise self._refusal(peer, "it does not prove its identity", ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         peer.broker = claim.broker
-        logger.info("broker connected broker=%d peer=%s", claim.broker.broker_id, peer.name)
         return b""
 
     def _challenge(self, peer: "Peer", claim: Claim) -> bytes:
@@ -103,5 +102,5 @@ class PeerBrokers:
         return Challenge(number, receiver_mac).encode()
 
     def _refusal(self, peer: "Peer", reason: str, code: ErrorCode) -> ApiError:
-        logger.info("broker connection refused peer=%s reason=%s", peer.name, reason)
+        logger.info("peer not accepted as a broker peer=%s reason=%s", peer.name, reason)
         return ApiError(reason, code)

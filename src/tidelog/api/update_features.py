@@ -1,11 +1,16 @@
 """UpdateFeatures (key 57), v0-2 (KIP-584). v1: types of upgrade, validation only; v2: one error for all features.
 
-The software and its settings determine the levels, so a request cannot change them. As in Kafka, a request for the
-present level succeeds.
+The software and its settings determine the level of group.version, so a request cannot change it. The controller of a
+cluster finalizes the levels of the other features. As in Kafka, a request for the present level succeeds.
 """
 
-from tidelog.api.features import Feature, features
+from collections.abc import Coroutine
+from typing import Any
+
+from tidelog.api.features import Feature, cluster_features, features
 from tidelog.api.services import RequestContext, Services
+from tidelog.metadata import link
+from tidelog.metadata.features import LevelChange
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.update_features import (
@@ -24,31 +29,48 @@ NO_ERROR_MESSAGE = "NONE"
 
 def handle(
     services: Services, context: RequestContext, request: UpdateFeaturesRequest
-) -> Steps[UpdateFeaturesResponse]:
-    """Check the requested levels. If a feature is named more than once, its last level counts, and each entry gets
-    its result.
+) -> Steps[UpdateFeaturesResponse | Coroutine[Any, Any, UpdateFeaturesResponse]]:
+    """Change the requested levels, all or none. If a feature is named more than once, its last level counts, and each
+    entry gets its result.
     """
-    cluster_features = features(services)
+    present_features = features(services)
+    finalized = cluster_features(services)
+    changes: list[LevelChange] = []
     last_updates: dict[str, FeatureUpdateKey] = {}
     for update in request.feature_updates:
         last_updates[update.feature] = update
         yield
     for name, update in last_updates.items():
         try:
-            _check(cluster_features.get(name), update)
+            _check(present_features.get(name), update, is_finalized=name in finalized)
         except ApiError as error:
             return UpdateFeaturesResponse(error_code=error.code, error_message=error.message)
+        if name in finalized:
+            changes.append(LevelChange(name, update.max_version_level, update.upgrade_type != UPGRADE))
         yield
     response = UpdateFeaturesResponse(error_message=None)
     if context.api_version <= RESULTS_UNTIL:
         for update in request.feature_updates:
             response.results.append(UpdatableFeatureResult(feature=update.feature, error_message=NO_ERROR_MESSAGE))
             yield
-    return response
+    if not changes:
+        return response
+    return _change(services, link.UpdateFeatures(changes, request.validate_only, request.timeout_ms), response)
 
 
-def _check(feature: Feature | None, update: FeatureUpdateKey) -> None:
-    """Raise ApiError unless the feature already has the requested level."""
+async def _change(
+    services: Services, request: link.UpdateFeatures, success: UpdateFeaturesResponse
+) -> UpdateFeaturesResponse:
+    answer = await services.controller.update_features(request)
+    if answer.error:
+        return UpdateFeaturesResponse(error_code=answer.error, error_message=answer.message)
+    return success
+
+
+def _check(feature: Feature | None, update: FeatureUpdateKey, *, is_finalized: bool) -> None:
+    """Raise ApiError if the request cannot be fulfilled. If the controller finalizes the level (`is_finalized`), it has
+    the last word; otherwise the feature must already have the requested level.
+    """
     name, level = update.feature, update.max_version_level
     if update.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
         raise _error(f"upgrade type {update.upgrade_type} is unknown")
@@ -60,7 +82,7 @@ def _check(feature: Feature | None, update: FeatureUpdateKey) -> None:
         raise _error(f"{name} has levels {feature.lowest} to {feature.highest}, not {level}")
     if level < feature.level and update.upgrade_type == UPGRADE:
         raise _error(f"{name} has level {feature.level}, and an upgrade to level {level} would be a downgrade")
-    if level != feature.level:
+    if level != feature.level and not is_finalized:
         raise _error(
             f"{name} remains at level {feature.level}: group.coordinator.rebalance.protocols determines it when the "
             "broker starts"

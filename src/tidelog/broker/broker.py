@@ -45,6 +45,7 @@ from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
+from tidelog.metadata.link import CONTROLLER_TIMEOUT_MS
 from tidelog.metadata.producer_ids import ProducerIds
 from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.service import MetadataService
@@ -187,27 +188,25 @@ class BrokerServer:
         if self._store_is_elsewhere:
             new_ids = await self._start_with_store_elsewhere(directories, metadata, identity)
         else:
-            await metadata.start(
-                identity.cluster_id, self._first_records, previous_incarnation=self._last_run.incarnation
-            )
+            await metadata.start(identity.cluster_id, self._first_records, previous_incarnation=self._ended_run)
             new_ids = self._new_directory_ids(directories)
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
-        if metadata.has_fencing:
+        is_fenced_at_first = metadata.has_fencing
+        if is_fenced_at_first:
             await self._register()
         reconciler = services.partitions.reconciler
         await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
-        await metadata.subscribe(services.groups.on_image)
-        services.partitions.on_opened_late = services.groups.serve_opened_partitions
+        await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
         services.groups.start()
         if self._channel is not None:
             await self._start_cluster_parts()
-        if not metadata.has_fencing:
+        if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
             await metadata.publisher.wait_for(self.broker_epoch + 1)  # connections are identified by the registration
@@ -256,10 +255,15 @@ class BrokerServer:
         new_ids = self._new_directory_ids(directories)
         directory_id = await run_blocking(directories.first_id) or new_ids[0]
         holder = f"broker-{self.config.node_id}/{directory_id}"
-        await metadata.start(identity.cluster_id, self._first_records, holder, self._last_run.incarnation)
+        await metadata.start(identity.cluster_id, self._first_records, holder, self._ended_run)
         paths = [directory.path for directory in directories.online]
         await run_blocking(write_marks, self.runtime.disk, self._store_address, paths)
         return new_ids
+
+    @property
+    def _ended_run(self) -> str | None:
+        """The incarnation of a run of this broker that has ended for sure."""
+        return self._last_run.incarnation if self._last_run.has_ended else None
 
     def _new_directory_ids(self, directories: DataDirectories) -> list[str]:
         return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
@@ -299,7 +303,7 @@ class BrokerServer:
     def _make_channel(self) -> "ControllerChannel | None":
         """Return the channel to the controllers on other brokers; None if no other broker can use the store."""
         channel = self._channel
-        if channel is None and not self._store_is_elsewhere:
+        if self._lease_ms is None:
             return None
         from tidelog.broker.controller_channel import NetworkControllerChannel
         from tidelog.metadata.peer_connections import PeerConnections
@@ -409,9 +413,16 @@ class BrokerServer:
             controller=controller,
             partitions=partitions,
             groups=GroupCoordinators(
-                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
+                runtime=runtime,
+                config=config,
+                partitions=partitions,
+                metadata=cache,
+                controller=controller,
+                incarnation=None if self._channel is None else metadata.incarnation,
             ),
-            producer_ids=ProducerIds(controller, config.node_id),
+            producer_ids=ProducerIds(
+                controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS
+            ),
             quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
@@ -450,15 +461,17 @@ class BrokerServer:
             return
         run_blocking, disk = self.runtime.tasks.run_blocking, self.runtime.disk
         paths = [directory.path for directory in directories.online]
+        boot_id = await run_blocking(read_boot_id, disk)
         await metadata.register(
             registration._replace(
-                boot_id=await run_blocking(read_boot_id, disk),
+                boot_id=boot_id,
                 directories=await run_blocking(directory_ids, disk, paths),
                 previous_epoch=self._last_run.broker_epoch,
                 is_synced=directories.clean,
             )
         )
-        await run_blocking(write_last_run, disk, paths, LastRun(registration.incarnation, self.broker_epoch))
+        run = LastRun(registration.incarnation, self.broker_epoch, boot_id)
+        await run_blocking(write_last_run, disk, paths, run)
 
     def _listen(self) -> None:
         """Accept connections."""
@@ -466,7 +479,7 @@ class BrokerServer:
         while self._bound_sockets:
             name = self.config.endpoints[len(self._listeners)].listener
             accepts_brokers = self.peer_connections is not None and name == self.config.inter_broker_listener
-            listener = Listener(self.services, bounds, self._bound_sockets[0], accepts_brokers=accepts_brokers)
+            listener = Listener(self.services, bounds, self._bound_sockets[0], name, accepts_brokers=accepts_brokers)
             listener.start()
             self._listeners.append(listener)
             self._bound_sockets.pop(0)

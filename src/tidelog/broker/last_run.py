@@ -1,7 +1,9 @@
 """The file in each data directory of a broker of a cluster that names the run of the broker which used it last.
 
-With it, the next run knows that the lease of that run has ended, since it has locked the directory itself. And the
-controller knows whether the directory may lack records that the registered run has acknowledged (KIP-966).
+With it, the next run knows that this run has ended, since it has locked the directory itself: it need not wait for the
+end of the lease. This holds only for the same directory on a machine that has not booted since; a copy of the directory
+may be in use elsewhere. The controller learns from the file whether the directory may lack records that the registered
+run has acknowledged (KIP-966).
 """
 
 from collections.abc import Sequence
@@ -26,27 +28,43 @@ class LastRun(NamedTuple):
     """Identifies the run; "" if it is unknown, or if the directories were used by different runs."""
     broker_epoch: int = -1
     """The epoch with which the run was registered."""
+    boot_id: str = ""
+    """The boot of the machine on which it ran."""
+    has_ended: bool = False
+    """Whether it has ended for sure, if this process has locked the directories."""
 
 
 def read_last_run(disk: "Disk", paths: Sequence[str]) -> LastRun:
-    """Return the run that used all directories last. Blocks."""
-    runs = [_read(disk, f"{path}/{LAST_RUN}") for path in paths]
+    """Return the run that used all directories last. The directories must be locked. Blocks."""
+    boot_id = read_boot_id(disk)
+    runs = [_read(disk, path, boot_id) for path in paths]
     return runs[0] if runs and all(run == runs[0] for run in runs) else LastRun()
 
 
-def _read(disk: "Disk", path: str) -> LastRun:
+def _read(disk: "Disk", path: str, boot_id: str) -> LastRun:
     try:
-        properties = read_properties(disk.read(path), path)
-        return LastRun(properties["incarnation"], int(properties["broker.epoch"]))
+        properties = read_properties(disk.read(f"{path}/{LAST_RUN}"), path)
+        run = LastRun(properties["incarnation"], int(properties["broker.epoch"]), properties["boot.id"])
+        is_same_directory = properties["path"] == _in_hex(path)
     except (OSError, CorruptLog, LookupError, ValueError):
         return LastRun()  # the controller then takes the stop for an unclean one, which is always safe
+    return run._replace(has_ended=is_same_directory and run.boot_id != "" and run.boot_id == boot_id)
 
 
 def write_last_run(disk: "Disk", paths: Sequence[str], run: LastRun) -> None:
     """Write the file into each directory. Blocks. Raises OSError."""
-    content = format_properties({"incarnation": run.incarnation, "broker.epoch": str(run.broker_epoch)})
+    properties = {
+        "incarnation": run.incarnation,
+        "broker.epoch": str(run.broker_epoch),
+        "boot.id": run.boot_id,
+    }
     for path in paths:
-        disk.write_atomic(f"{path}/{LAST_RUN}", content)
+        disk.write_atomic(f"{path}/{LAST_RUN}", format_properties({**properties, "path": _in_hex(path)}))
+
+
+def _in_hex(path: str) -> str:
+    """Return the path in a form that needs no escaping."""
+    return path.encode(errors="surrogateescape").hex()
 
 
 def directory_ids(disk: "Disk", paths: Sequence[str]) -> tuple[DirectoryId, ...]:
@@ -64,6 +82,6 @@ def directory_ids(disk: "Disk", paths: Sequence[str]) -> tuple[DirectoryId, ...]
 def read_boot_id(disk: "Disk") -> str:
     """Return the id of the machine's running boot; "" if the system has none. Blocks."""
     try:
-        return disk.read(BOOT_ID).decode().strip()
+        return "-".join(disk.read(BOOT_ID).decode(errors="replace").split())
     except OSError:
         return ""

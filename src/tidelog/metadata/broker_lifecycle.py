@@ -273,6 +273,9 @@ class BrokerLifecycle:
         """
         if self._beating is None or self._beating.done() or not self._config.controlled_shutdown_enable:
             return
+        brokers = self._cache.image.brokers.values()
+        if not any(broker.active for broker in brokers if broker.broker_id != self._node_id):
+            return  # no other broker can lead anything
         self._wants_shutdown = True
         self._beat_soon()
         done, _ = await asyncio.wait((self._beating,), timeout=self.session_ms / 1000)

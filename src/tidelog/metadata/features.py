@@ -5,14 +5,14 @@ and later registrations of brokers that do not support it are refused. So a reco
 every broker of the cluster.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.elections import MIN_INSYNC_REPLICAS
 from tidelog.metadata.eligible_replicas import clear_elr
-from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, MetadataImage
+from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, ImageBuilder, MetadataImage
 from tidelog.metadata.records import BrokerConfigChanged, FeatureLevelChanged, JournalRecord
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -57,6 +57,18 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
     if feature == ELR_FEATURE:
         records += _elr_records(image, level, config)
     return JournalDecision(records, None)
+
+
+def change_feature_levels(
+    image: MetadataImage, changes: Sequence[LevelChange], config: BrokerConfig, *, validate_only: bool = False
+) -> JournalDecision[None]:
+    """Finalize several levels, all or none, in the order of the changes. Raises ApiError as `change_feature_level`."""
+    records: list[JournalRecord] = []
+    for change in changes:
+        decision = change_feature_level(image, change, config)
+        image = ImageBuilder(image).apply(decision.records).build()
+        records += decision.records
+    return JournalDecision([] if validate_only else records, None)
 
 
 def _elr_records(image: MetadataImage, level: int, config: BrokerConfig) -> list[JournalRecord]:

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tidelog.metadata.alterations import Alteration, AlterationResult
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
+from tidelog.metadata.features import LevelChange
 from tidelog.metadata.image import BrokerRegistration
 from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
@@ -23,6 +24,9 @@ R = TypeVar("R")
 
 FORWARD_TIMEOUT_MS: Final = 30_000
 """Longest time that a request without a timeout of its own waits for a remote controller, in milliseconds."""
+CONTROLLER_TIMEOUT_MS: Final = 5_000
+"""Longest time that FindCoordinator and InitProducerId wait for a remote controller, in milliseconds. Clients repeat
+these requests, and no other request of their connection is answered meanwhile."""
 RETRY_S: Final = 0.1
 """Pause before the next attempt to find the controller, in seconds."""
 
@@ -52,6 +56,7 @@ class EnsureTopics(NamedTuple):
 
     names: Sequence[str]
     requester: Requester | None = None
+    timeout_ms: int | None = None
 
 
 class DeleteTopics(NamedTuple):
@@ -83,6 +88,7 @@ class AllocateProducerIds(NamedTuple):
     """Allocate a block of producer ids that no producer has had or will have. The result is (first, end)."""
 
     node_id: int
+    timeout_ms: int | None = None
 
 
 class RegisterBroker(NamedTuple):
@@ -122,6 +128,14 @@ class ReplicasOffline(NamedTuple):
     timeout_ms: int | None = None
 
 
+class UpdateFeatures(NamedTuple):
+    """Finalize levels of the cluster's features, all or none."""
+
+    changes: Sequence[LevelChange]
+    validate_only: bool = False
+    timeout_ms: int | None = None
+
+
 ControllerRequest: TypeAlias = (
     CreateTopics
     | EnsureTopics
@@ -134,6 +148,7 @@ ControllerRequest: TypeAlias = (
     | BrokerHeartbeat
     | AlterPartition
     | ReplicasOffline
+    | UpdateFeatures
 )
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
@@ -188,6 +203,7 @@ class ControllerLink(Protocol):
     async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]: ...
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
     async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -274,6 +290,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]:
+        return await self._ask(request)
+
+    async def update_features(self, request: UpdateFeatures) -> Answer[None]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:

@@ -10,6 +10,7 @@ from tidelog.metadata import controller, link
 from tidelog.metadata.alterations import alter_configs
 from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
 from tidelog.metadata.elections import UNCLEAN_ELECTION, elect_leaderless
+from tidelog.metadata.features import change_feature_levels
 from tidelog.metadata.heartbeats import Heartbeats
 from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
 from tidelog.metadata.internal_topics import internal_topic
@@ -167,6 +168,8 @@ class LocalController:
                 return lambda image: alter_partitions(image, broker_id, broker_epoch, proposals, config)
             case link.ReplicasOffline(broker_id, broker_epoch, replicas):
                 return lambda image: end_replicas(image, broker_id, broker_epoch, replicas, config)
+            case link.UpdateFeatures(changes, validate_only):
+                return lambda image: change_feature_levels(image, changes, config, validate_only=validate_only)
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
         """Make a change that the controller itself wants, from the image at the time of the decision."""

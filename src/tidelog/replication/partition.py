@@ -88,6 +88,7 @@ class SharedByPartitions:
         "full",
         "on_peer_work",
         "queued_bytes",
+        "role_watchers",
         "stop_fetching",
         "turns",
         "warned_too_large",
@@ -101,6 +102,8 @@ class SharedByPartitions:
         """Topics for which an oversized batch was logged since their settings last changed."""
         self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
         """Called with the effects of a replica that need a thread or another broker. It must not wait."""
+        self.role_watchers: dict[str, Callable[[Partition], None]] = {}
+        """By topic; see `Partitions.watch_roles`."""
         self.stop_fetching: Callable[[Partition], None] | None = None
         """Called when a partition is no longer a follower in the leader epoch that it had, and when it is deleted or
         goes offline."""
@@ -242,6 +245,8 @@ class Partition:
         effects = replica.step(event, self._monotonic_ms())
         if (had_epoch, was_below_min_isr, led) != (replica.leader_epoch, replica.is_below_min_isr, replica.leads):
             self.update_appends_directly()
+            if (had_epoch, led) != (replica.leader_epoch, replica.leads):
+                self._notify_role()
             if had_epoch != replica.leader_epoch:
                 if self._shared.stop_fetching is not None:
                     self._shared.stop_fetching(self)
@@ -265,6 +270,21 @@ class Partition:
             self._notify()
         elif self._shared.on_peer_work is not None:
             self._shared.on_peer_work(self, effect)
+
+    def _notify_role(self) -> None:
+        watcher = self._shared.role_watchers.get(self.topic)
+        if watcher is not None:
+            watcher(self)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this broker leads the partition, and the log is online."""
+        return self.replica.leads and not self.deleted and self.log.failure is None
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether what is committed depends on other brokers."""
+        return not self.replica.is_alone
 
     @property
     def leader_epoch(self) -> int:
@@ -296,8 +316,14 @@ class Partition:
             self._shared.warned_too_large[self.topic] = None
             logger.warning("batch too large, said once for the topic topic=%s reason=%s", self.topic, error.message)
 
-    def append_batch(self, data: bytearray) -> "Appended":
-        """Append a batch that the broker itself built, without the limits on clients' batches. Raises StorageError."""
+    def append_batch(self, data: bytearray, leader_epoch: int | None = None) -> "Appended":
+        """Append a batch that the broker itself built, without the limits on clients' batches.
+
+        A coordinator names the leader epoch in which it built the batch. Raises StorageError, and NotLeaderOrFollower
+        if this broker does not lead the partition in that epoch.
+        """
+        if leader_epoch is not None and leader_epoch != self.replica.leader_epoch:
+            raise NotLeaderOrFollower(f"leader epoch {leader_epoch} of {self.topic}-{self.index} has ended")
         return self.append(memoryview(data), BatchHeader(data), False)
 
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
@@ -498,6 +524,7 @@ class Partition:
 
     def fail(self) -> None:
         """Fail all waiting requests, since the log is offline or deleted. The log has already logged the reason."""
+        self._notify_role()
         error = self._refusal()
         self._local_waiters.fail(error)
         self._committed_waiters.fail(error)

@@ -50,7 +50,7 @@ class SimNode:
         self.host.disk.cold = 0.2
         cluster, runtime = self._cluster, self.host.runtime
         if cluster.has_several_brokers:
-            channel = cluster.controllers.channel(self.host.name, runtime)
+            channel = None if cluster.has_real_channels else cluster.controllers.channel(self.host.name, runtime)
             broker = BrokerServer(
                 self._config(), runtime, store_factory=self._store, lease_ms=LEASE_MS, channel=channel
             )
@@ -94,8 +94,12 @@ class SimCluster:
     name.
     """
 
-    def __init__(self, world: World, brokers: int, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, world: World, brokers: int, settings: dict[str, str] | None = None, *, has_real_channels: bool = False
+    ) -> None:
+        """`has_real_channels`: requests to the controller are sent as by real brokers, not as simulated messages."""
         self.world = world
+        self.has_real_channels = has_real_channels
         self.settings = settings or {}
         self.store = SharedStore(world)
         self.has_several_brokers = brokers > 1

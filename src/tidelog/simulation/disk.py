@@ -12,6 +12,8 @@ from tidelog.simulation.medium import Directory, Inode, Medium, PowerCutOdds
 from tidelog.simulation.tasks import ProcessGone
 from tidelog.simulation.trace import Trace
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+"""The file in which Linux identifies the running boot."""
 BIG_DISK_BYTES = 1 << 40
 NAME_BYTES_MAX = 255
 NOT_OPENED = (errno.EMFILE, errno.ENFILE)
@@ -149,6 +151,8 @@ class SimDisk:
         """Probability that `resident` returns False."""
         self.operations = 0
         self.on_operation: Callable[[str, str], None] | None = None
+        self.boot_id = ""
+        """The machine's running boot, which is the content of BOOT_ID."""
         self._trace = trace
         self._host = host
         self._faults: list[Fault] = []
@@ -220,6 +224,8 @@ class SimDisk:
         return file
 
     def read(self, path: str) -> bytes:
+        if path == BOOT_ID and self.boot_id:
+            return self.boot_id.encode()
         self.begin("read", path)
         return bytes(self.medium.inode(path).cached)
 

@@ -68,6 +68,7 @@ class SimHost:
         self.clock = SimClock(world.loop)
         self.starts = 0
         self._world = world
+        self._boots = 1
         self._disk = SimDisk(rng=world.rng(f"{name}/disk"), trace=world.trace, host=name, now_ms=self.clock.now_ms)
         self._runtime: Runtime | None = None
         self._tasks: SimTasks
@@ -97,6 +98,7 @@ class SimHost:
         tasks_rng = world.rng(f"{self.name}/tasks/{self.starts}")
         self._tasks = SimTasks(world.loop, self.name, tasks_rng, world.trace, lambda: self.clock.rate)
         process_rng = world.rng(f"{self.name}/process/{self.starts}")
+        self._disk.boot_id = f"{self.name} {self._boots}"
         turns = Turns(self.clock, self._tasks)
         self._runtime = Runtime(self.clock, process_rng, self._disk, self._network, self._tasks, turns)
         return self._runtime
@@ -136,6 +138,7 @@ class SimHost:
         survivor = self._disk.power_cut(self._world.rng(f"{self.name}/power/{self.starts}"), odds)
         self._disk.kill()
         self._disk = survivor
+        self._boots += 1
 
     def _end(self, what: str, *, power: bool) -> None:
         assert self._runtime is not None, f"{self.name} is not running"
