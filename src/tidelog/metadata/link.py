@@ -16,6 +16,7 @@ from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration
+from tidelog.model.ids import TopicId
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -117,6 +118,16 @@ class AlterPartition(NamedTuple):
     timeout_ms: int | None = None
 
 
+class ReplicasOffline(NamedTuple):
+    """The logs of these replicas of the broker cannot be used: it leaves their ISR, and others lead."""
+
+    broker_id: int
+    broker_epoch: int
+    replicas: Sequence[tuple[TopicId, int]]
+    """Topic id and index of each partition."""
+    timeout_ms: int | None = None
+
+
 class UpdateFeatures(NamedTuple):
     """Finalize levels of the cluster's features, all or none."""
 
@@ -136,6 +147,7 @@ ControllerRequest: TypeAlias = (
     | RegisterBroker
     | BrokerHeartbeat
     | AlterPartition
+    | ReplicasOffline
     | UpdateFeatures
 )
 
@@ -190,6 +202,7 @@ class ControllerLink(Protocol):
     async def register(self, request: RegisterBroker) -> Answer[int]: ...
     async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]: ...
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
     async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
 
 
@@ -274,6 +287,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]:
+        return await self._ask(request)
+
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]:
         return await self._ask(request)
 
     async def update_features(self, request: UpdateFeatures) -> Answer[None]:

@@ -15,6 +15,7 @@ from tidelog.replication.fetchers import Fetchers
 from tidelog.replication.followed import FetchSettings
 from tidelog.replication.followers import PartitionFollowers
 from tidelog.replication.isr_proposals import IsrProposals
+from tidelog.replication.offline_replicas import OfflineReplicas
 from tidelog.replication.replica import AskForIsr, FetchFrom, Tick
 from tidelog.replication.throttles import FollowerThrottle, LeaderThrottle
 
@@ -69,19 +70,22 @@ class Peers:
             fetchers_per_leader=lambda: config.get("num.replica.fetchers"),
             throttle=FollowerThrottle(runtime.clock, config),
         )
+        self._offline = OfflineReplicas(runtime, partitions, controller, broker_epoch)
         self._ticks: asyncio.Task[None] | None = None
         partitions.on_peer_work = self._begin
-        partitions.shared.stop_fetching = self._fetchers.unfollow
+        partitions.shared.stop_fetching = self._stop_fetching
 
     def start(self) -> None:
         """Begin to fetch. This broker must be registered."""
         self._fetchers.start()
         self._ticks = self._runtime.tasks.spawn(self._run_ticks(), name="replica-ticks")
+        self._offline.check()
 
     async def stop(self) -> None:
         """End all requests to other brokers, and the changes of logs that they began. Followers are still served."""
         if self._ticks is not None:
             self._ticks.cancel()
+        await self._offline.stop()
         await self._proposals.stop()
         await self._fetchers.stop()
 
@@ -91,9 +95,16 @@ class Peers:
         else:
             self._fetchers.follow(partition, work)
 
+    def _stop_fetching(self, partition: "Partition") -> None:
+        self._fetchers.unfollow(partition)
+        if partition.log.failure is not None and not partition.deleted:
+            self._offline.add(partition)
+
     def change_addresses(self, old: "MetadataImage", new: "MetadataImage") -> None:
         """Use the addresses of the brokers that `new` has. Call this before partitions change their roles."""
         self._brokers = new
+        if self._ticks is not None:
+            self._offline.check()
         if old.brokers is new.brokers:
             return
         changed = [
@@ -120,6 +131,7 @@ class Peers:
         while True:
             await self._runtime.tasks.sleep(self._partitions.lag_max_ms / 2000)
             self._fetchers.stop_idle()
+            self._offline.check()
             for number, partition in enumerate(self._partitions):
                 if number % PARTITIONS_PER_TURN == PARTITIONS_PER_TURN - 1:
                     await self._runtime.tasks.sleep(0)

@@ -255,6 +255,17 @@ class Reconciler:
             )
             return len(self.to_reopen) < count
 
+    async def make_anew(self, key: TopicPartition, may_be_replaced: Callable[["PartitionState"], bool]) -> None:
+        """Put the log of a partition aside and open an empty one, if its newest state still allows this."""
+        async with self._lock:
+            topic = self._image.topics.get(key.topic)
+            if topic is None or key.partition >= len(topic.partitions):
+                return
+            if may_be_replaced(topic.partitions[key.partition]):
+                config = self._topic_config(self._image, key.topic)
+                await self._remove([(topic, key.partition)], config.file_delete_delay_ms)
+                await self._open_all([(topic, key.partition, config, True)])
+
     # Removal
 
     async def _remove(self, removed: list[tuple["TopicImage", int]], delay_ms: int) -> None:
