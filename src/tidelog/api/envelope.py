@@ -164,7 +164,7 @@ def unwrap_request(envelope: EnvelopeRequest, context: RequestContext, *, from_b
     except MalformedMessage as malformed:
         raise UnsupportedVersion(f"the forwarded {route.name} v{version} cannot be decoded: {malformed}") from malformed
     own = context.peer
-    client = Peer(str(ip_address(address)), 0, own.local_host, own.local_port)
+    client = Peer(str(ip_address(address)), 0, own.local_host, own.local_port, own.listener)
     forwarded_context = RequestContext(api_key, version, correlation_id, client_id, client)
     return ForwardedRequest(route, forwarded_context, principal, request)
 

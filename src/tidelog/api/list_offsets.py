@@ -5,6 +5,7 @@ local.
 
 from typing import TYPE_CHECKING
 
+from tidelog.api.follower_fetch import is_peer
 from tidelog.api.repeats import NamedPartitions
 from tidelog.api.services import RequestContext, Services
 from tidelog.log.times import find_max_timestamp, find_timestamp
@@ -71,7 +72,11 @@ def _answer(
         ):
             raise ApiError(f"timestamp {requested.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
         partition = services.partitions.leader(topic, requested.partition_index, requested.current_leader_epoch)
-        is_follower = request.replica_id >= 0 and services.followers is not None
+        is_follower = (
+            request.replica_id >= 0
+            and services.followers is not None
+            and is_peer(services, context, request.replica_id)
+        )
         try:
             yield from _look_up(
                 partition, request.isolation_level, requested.timestamp, answer, is_follower=is_follower

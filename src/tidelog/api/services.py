@@ -34,6 +34,7 @@ class Services:
         "producer_ids",
         "quotas",
         "runtime",
+        "selects_replicas",
         "turns",
     )
 
@@ -61,6 +62,8 @@ class Services:
         self.fetch_sessions = fetch_sessions
         self.followers: Followers | None = None
         """The replicas that follow this broker. None: the broker has no followers, and refuses their fetches."""
+        self.selects_replicas = False
+        """Whether consumers that name their rack are sent to followers in it (`replica.selector.class`)."""
         self.peer_brokers: PeerBrokers | None = None
         """Identifies the other brokers of the cluster on their connections. None: there are no other brokers."""
         self.quotas = quotas
@@ -71,12 +74,18 @@ class Services:
 class Peer:
     """The client of one connection."""
 
-    __slots__ = ("broker", "claim", "client_host", "local_host", "local_port", "name")
+    __slots__ = ("broker", "claim", "client_host", "listener", "local_host", "local_port", "name")
 
-    def __init__(self, client_host: str, client_port: int, local_host: str, local_port: int) -> None:
+    def __init__(
+        self, client_host: str, client_port: int, local_host: str, local_port: int, listener: str = ""
+    ) -> None:
+        """`listener` is the name of the listener that the client connected to. Answers have the addresses that the
+        brokers advertise for it. "" stands for the first listener of each broker.
+        """
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port
+        self.listener = listener
         self.name = f"{client_host}:{client_port}"
         self.broker: PeerBroker | None = None
         """The broker that has proved its identity on this connection; None for a client."""

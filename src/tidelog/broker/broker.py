@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
+from tidelog.api.preferred_replica import RACK_AWARE_SELECTOR
 from tidelog.api.services import Services
 from tidelog.broker.adoption import (
     Adoption,
@@ -38,11 +39,13 @@ from tidelog.broker.metadata_store import (
     refuse_empty_store,
     write_marks,
 )
+from tidelog.config.broker_config import ConfigError
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
+from tidelog.metadata.link import CONTROLLER_TIMEOUT_MS
 from tidelog.metadata.producer_ids import ProducerIds
 from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.service import MetadataService
@@ -54,6 +57,7 @@ from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.lease_guard import LeaseGuard
 from tidelog.replication.partitions import Partitions
+from tidelog.replication.peers import Peers
 
 if TYPE_CHECKING:
     from tidelog.broker.controller_channel import NetworkControllerChannel
@@ -115,6 +119,8 @@ class BrokerServer:
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
+        self._peers: Peers | None = None
+        """None if this broker is alone in its cluster."""
         self._services: Services | None = None
         self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
@@ -187,9 +193,9 @@ class BrokerServer:
         if is_fenced_at_first:
             await self._register()
         reconciler = services.partitions.reconciler
+        await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
-        await metadata.subscribe(services.groups.on_image)
-        services.partitions.on_opened_late = services.groups.serve_opened_partitions
+        await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
@@ -198,6 +204,9 @@ class BrokerServer:
             await self._start_cluster_parts()
         if not is_fenced_at_first:
             await self._register()
+        if self._peers is not None:
+            await metadata.publisher.wait_for(self.broker_epoch + 1)  # connections are identified by the registration
+            self._peers.start()
         self._listen()
         await metadata.begin_to_serve()
         self._housekeeping = self.runtime.tasks.spawn(self._run_housekeeping(), name="housekeeping")
@@ -207,6 +216,28 @@ class BrokerServer:
         seconds = self.runtime.clock.monotonic() - began_s
         self._log_start(self._directory_state(directories, identity), seconds)
         self._warn_of_settings()
+
+    async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
+        """Make the part that works with other brokers, if this broker is one of several. It must exist before the
+        partitions get their roles.
+        """
+        if self.peer_connections is None:
+            return
+        selector = self.config.get("replica.selector.class")
+        if selector not in (None, "", RACK_AWARE_SELECTOR):
+            raise ConfigError(f"replica.selector.class is {selector}; the one selector is {RACK_AWARE_SELECTOR}")
+        peers = self._peers = Peers(
+            self.runtime,
+            self.config,
+            services.partitions,
+            self._cache,
+            services.controller,
+            broker_epoch=lambda: self.broker_epoch,
+            connect=self.peer_connections.channel,
+        )
+        services.followers = peers.followers
+        services.selects_replicas = selector == RACK_AWARE_SELECTOR
+        await metadata.subscribe(lambda old, new: None, peers.change_addresses)
 
     async def _start_with_store_elsewhere(
         self, directories: DataDirectories, metadata: MetadataService, identity: Identity
@@ -359,6 +390,7 @@ class BrokerServer:
             log_config,
             node_id=config.node_id,
             flush_interval_ms=config.durability_interval_ms,
+            lag_max_ms=config.get("replica.lag.time.max.ms"),
         )
         partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
@@ -374,9 +406,16 @@ class BrokerServer:
             controller=controller,
             partitions=partitions,
             groups=GroupCoordinators(
-                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
+                runtime=runtime,
+                config=config,
+                partitions=partitions,
+                metadata=cache,
+                controller=controller,
+                incarnation=None if self._channel is None else metadata.incarnation,
             ),
-            producer_ids=ProducerIds(controller, config.node_id),
+            producer_ids=ProducerIds(
+                controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS
+            ),
             quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
@@ -433,7 +472,7 @@ class BrokerServer:
         while self._bound_sockets:
             name = self.config.endpoints[len(self._listeners)].listener
             accepts_brokers = self.peer_connections is not None and name == self.config.inter_broker_listener
-            listener = Listener(self.services, bounds, self._bound_sockets[0], accepts_brokers=accepts_brokers)
+            listener = Listener(self.services, bounds, self._bound_sockets[0], name, accepts_brokers=accepts_brokers)
             listener.start()
             self._listeners.append(listener)
             self._bound_sockets.pop(0)
@@ -495,6 +534,8 @@ class BrokerServer:
         assert directories is not None
         assert self._metadata is not None
         try:
+            if self._peers is not None:
+                await self._peers.stop()
             unclean = await services.partitions.close()
             await self._metadata.stop()
             self._close_channel()
@@ -528,6 +569,8 @@ class BrokerServer:
         directories = self._directories
         close_cleanly = directories is not None and directories.clean and (self._services is None or self._logs_opened)
         unclean: dict[str, str] = {}
+        if self._peers is not None:
+            await self._peers.stop()
         if self._services is not None:
             self._services.groups.close()
             if close_cleanly:

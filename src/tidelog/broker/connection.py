@@ -126,7 +126,7 @@ class ServerConnection:
         self._stream = stream
         client_host, _, client_port = stream.peer.rpartition(":")
         local_host, _, local_port = stream.local.rpartition(":")
-        self.peer = Peer(client_host, int(client_port), local_host, int(local_port))
+        self.peer = Peer(client_host, int(client_port), local_host, int(local_port), self._listener.name)
         self.open = True
         self._last_active = self._monotonic()
         self._listener.opened(self)

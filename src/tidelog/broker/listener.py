@@ -33,10 +33,11 @@ class Listener:
         services: "Services",
         bounds: "ConnectionBounds",
         sockets: "SocketListener",
+        name: str = "",
         *,
         accepts_brokers: bool = False,
     ) -> None:
-        """`sockets` are bound to their address and do not listen yet.
+        """`sockets` are bound to their address and do not listen yet. `name` is the listener's name in the settings.
 
         `accepts_brokers`: the other brokers of the cluster connect to this listener.
         """
@@ -48,6 +49,7 @@ class Listener:
         self.request_bytes_max: int = config.socket_request_max_bytes
         self.pipelining = Pipelining(services.runtime.tasks)
         self.accepts_brokers = accepts_brokers
+        self.name = name
         self.host = sockets.host
         self.port = sockets.port
         self._services = services

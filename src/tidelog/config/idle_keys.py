@@ -55,7 +55,6 @@ KEYS: tuple[Key, ...] = (
     Key("metrics.recording.level", STRING, "INFO", read_only=True),
     Key("metrics.sample.window.ms", LONG, "30000", AtLeast(1), read_only=True),
     Key("num.replica.alter.log.dirs.threads", INT, None, read_only=True),
-    Key("num.replica.fetchers", INT, "1", AtLeast(1)),
     Key(
         "principal.builder.class", CLASS, "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
     ),
@@ -90,18 +89,8 @@ KEYS: tuple[Key, ...] = (
     Key("remote.log.storage.manager.class.path", STRING, None, read_only=True),
     Key("remote.log.storage.manager.impl.prefix", STRING, "rsm.config.", NonEmptyText(), read_only=True),
     Key("remote.log.storage.system.enable", BOOLEAN, "false", read_only=True),
-    Key("replica.fetch.backoff.ms", INT, "1000", AtLeast(0), read_only=True),
-    Key("replica.fetch.max.bytes", INT, "1048576", AtLeast(0), read_only=True),
-    Key("replica.fetch.min.bytes", INT, "1", read_only=True),
-    Key("replica.fetch.response.max.bytes", INT, "10485760", AtLeast(0), read_only=True),
-    Key("replica.fetch.wait.max.ms", INT, "500", read_only=True),
     Key("replica.high.watermark.checkpoint.interval.ms", LONG, "5000", read_only=True),
-    Key("replica.lag.time.max.ms", LONG, "30000", read_only=True),
-    Key("replica.selector.class", STRING, None, read_only=True),
     Key("replica.socket.receive.buffer.bytes", INT, "65536", read_only=True),
-    Key("replica.socket.timeout.ms", INT, "30000", read_only=True),
-    Key("replication.quota.window.num", INT, "11", AtLeast(1), read_only=True),
-    Key("replication.quota.window.size.seconds", INT, "1", AtLeast(1), read_only=True),
     Key("sasl.client.callback.handler.class", CLASS, None, read_only=True),
     Key("sasl.enabled.mechanisms", LIST, "GSSAPI"),
     Key("sasl.jaas.config", PASSWORD, None),
@@ -195,6 +184,4 @@ KEYS: tuple[Key, ...] = (
     Key("ssl.truststore.password", PASSWORD, None, read_only=True),
     Key("ssl.truststore.type", STRING, "JKS", read_only=True),
     Key("telemetry.max.bytes", INT, "1048576", AtLeast(1), read_only=True),
-    Key("follower.replication.throttled.rate", LONG, None, AtLeast(0), hidden=True),
-    Key("leader.replication.throttled.rate", LONG, None, AtLeast(0), hidden=True),
 )

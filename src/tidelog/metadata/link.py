@@ -16,6 +16,7 @@ from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration
+from tidelog.model.ids import TopicId
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -23,6 +24,9 @@ R = TypeVar("R")
 
 FORWARD_TIMEOUT_MS: Final = 30_000
 """Longest time that a request without a timeout of its own waits for a remote controller, in milliseconds."""
+CONTROLLER_TIMEOUT_MS: Final = 5_000
+"""Longest time that FindCoordinator and InitProducerId wait for a remote controller, in milliseconds. Clients repeat
+these requests, and no other request of their connection is answered meanwhile."""
 RETRY_S: Final = 0.1
 """Pause before the next attempt to find the controller, in seconds."""
 
@@ -52,6 +56,7 @@ class EnsureTopics(NamedTuple):
 
     names: Sequence[str]
     requester: Requester | None = None
+    timeout_ms: int | None = None
 
 
 class DeleteTopics(NamedTuple):
@@ -83,6 +88,7 @@ class AllocateProducerIds(NamedTuple):
     """Allocate a block of producer ids that no producer has had or will have. The result is (first, end)."""
 
     node_id: int
+    timeout_ms: int | None = None
 
 
 class RegisterBroker(NamedTuple):
@@ -112,6 +118,16 @@ class AlterPartition(NamedTuple):
     timeout_ms: int | None = None
 
 
+class ReplicasOffline(NamedTuple):
+    """The logs of these replicas of the broker cannot be used: it leaves their ISR, and others lead."""
+
+    broker_id: int
+    broker_epoch: int
+    replicas: Sequence[tuple[TopicId, int]]
+    """Topic id and index of each partition."""
+    timeout_ms: int | None = None
+
+
 class UpdateFeatures(NamedTuple):
     """Finalize levels of the cluster's features, all or none."""
 
@@ -131,6 +147,7 @@ ControllerRequest: TypeAlias = (
     | RegisterBroker
     | BrokerHeartbeat
     | AlterPartition
+    | ReplicasOffline
     | UpdateFeatures
 )
 
@@ -185,6 +202,7 @@ class ControllerLink(Protocol):
     async def register(self, request: RegisterBroker) -> Answer[int]: ...
     async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]: ...
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
     async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
 
 
@@ -269,6 +287,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]:
+        return await self._ask(request)
+
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]:
         return await self._ask(request)
 
     async def update_features(self, request: UpdateFeatures) -> Answer[None]:

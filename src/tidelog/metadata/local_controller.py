@@ -18,6 +18,7 @@ from tidelog.metadata.isr_changes import alter_partitions
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
 from tidelog.metadata.leadership import NOT_RENEWED, RETRY_S, HeldLease
 from tidelog.metadata.link import Answer, ControllerRequest, Requester
+from tidelog.metadata.offline_replicas import end_replicas
 from tidelog.metadata.publisher import Publisher
 from tidelog.metadata.quota_alterations import alter_quotas
 from tidelog.metadata.records import JournalRecord
@@ -165,6 +166,8 @@ class LocalController:
                 return lambda image: self._heartbeats.decide(image, heartbeat)
             case link.AlterPartition(broker_id, broker_epoch, proposals):
                 return lambda image: alter_partitions(image, broker_id, broker_epoch, proposals, config)
+            case link.ReplicasOffline(broker_id, broker_epoch, replicas):
+                return lambda image: end_replicas(image, broker_id, broker_epoch, replicas, config)
             case link.UpdateFeatures(changes, validate_only):
                 return lambda image: change_feature_levels(image, changes, config, validate_only=validate_only)
 
