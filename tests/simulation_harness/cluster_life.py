@@ -110,7 +110,7 @@ def _selected_trace(world: World, error: Exception | None, selection: str | None
 
 
 async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, seconds: float) -> None:
-    cluster = SimCluster(world, brokers, dict(profile.settings), has_real_channels=True)
+    cluster = SimCluster(world, brokers, dict(profile.settings))
     checks = ClusterChecks(cluster, ledger)
     await cluster.start()
     life = _Life(cluster, ledger, profile)
