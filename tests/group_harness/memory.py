@@ -2,16 +2,19 @@
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from tidelog.log.reader import Slice
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.batches import BatchHeader
-from tidelog.wire.errors import ApiError, StorageError
+from tidelog.wire.errors import ApiError, NotLeaderOrFollower, StorageError
 
 logger = logging.getLogger("tidelog.log")
 
 EPOCH_MS = 1_700_000_000_000
+COMMIT_TIMEOUT_MS = 5000
+"""The default of offsets.commit.timeout.ms."""
 
 
 class LoopClock:
@@ -93,6 +96,12 @@ class MemoryLog:
                 return Slice(self.file, position, end - position, base, end - position)  # type: ignore[arg-type]
         return Slice(None, 0, 0, start, 0)
 
+    def cut(self, end_offset: int) -> None:
+        """Remove the batches from `end_offset` on."""
+        while self.batches and self.batches[-1][2] > end_offset:
+            del self.file.data[self.batches.pop()[1] :]
+        self.log_end_offset = self.batches[-1][2] if self.batches else self.log_start_offset
+
     def fail(self, reason: str) -> None:
         self.failure = reason
         logger.error("log offline reason=%s", reason)
@@ -107,21 +116,40 @@ class Appended(NamedTuple):
 class MemoryPartition:
     """A partition as a coordinator sees it. `hold_commits` delays the high watermark, as a slow disk does."""
 
-    def __init__(self, topic: str, index: int) -> None:
+    def __init__(self, topic: str, index: int, *, leads: bool = True) -> None:
         self.topic = topic
         self.index = index
         self.log = MemoryLog()
         self.high_watermark = 0
         self.hold_commits = False
         self.deleted = False
+        self.replica = SimpleNamespace(leads=leads, is_alone=True)
+        self.leader_epoch = 0
+        self.watcher: Callable[[MemoryPartition], None] | None = None
+        """Called as `Partitions.watch_roles` says."""
         self.append_error: Exception | None = None
         self._waiting: list[tuple[int, Callable[[ApiError | None], None]]] = []
 
-    def append_batch(self, data: bytearray) -> Appended:
+    @property
+    def leads(self) -> bool:
+        return bool(self.replica.leads)
+
+    def change_role(self, leader_epoch: int, *, leads: bool) -> None:
+        """Change the role as `Partition.step` does: the watcher is called before those who wait get their errors."""
+        if (self.leader_epoch, self.leads) != (leader_epoch, leads):
+            had_epoch, self.leader_epoch, self.replica.leads = self.leader_epoch, leader_epoch, leads
+            if self.watcher is not None:
+                self.watcher(self)
+            if leader_epoch != had_epoch:
+                self.fail_all(NotLeaderOrFollower("the leader epoch has ended"))
+
+    def append_batch(self, data: bytearray, leader_epoch: int) -> Appended:
+        if leader_epoch != self.leader_epoch or not self.leads:
+            raise NotLeaderOrFollower("another leader epoch has begun")
         if self.append_error is not None:
             raise self.append_error
         header = BatchHeader(data)
-        header.assign(base_offset=self.log.log_end_offset, leader_epoch=0)
+        header.assign(base_offset=self.log.log_end_offset, leader_epoch=leader_epoch)
         next_offset = self.log.append(data, header)
         if not self.hold_commits:
             self.high_watermark = next_offset
@@ -131,7 +159,16 @@ class MemoryPartition:
         return self.high_watermark >= next_offset
 
     def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None:
-        self._waiting.append((next_offset, listener))
+        if self.is_committed(next_offset):
+            listener(None)
+        else:
+            self._waiting.append((next_offset, listener))
+
+    def cut(self, end_offset: int) -> None:
+        """Do what a follower's cut does."""
+        assert not self.leads
+        self.log.cut(end_offset)
+        self.high_watermark = min(self.high_watermark, end_offset)
 
     def commit_all(self) -> None:
         """Commit every appended batch."""
@@ -153,4 +190,6 @@ class MemoryPartition:
     def fail(self) -> None:
         """Refuse further appends and notify all waiters, after the log has failed."""
         self.append_error = StorageError(f"{self.log.failure}")
+        if self.watcher is not None:
+            self.watcher(self)
         self.fail_all(StorageError(f"{self.log.failure}"))

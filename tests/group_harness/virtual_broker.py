@@ -1,7 +1,7 @@
 """The groups of one broker on virtual time: real handlers and coordinators, logs in memory."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import CoroutineType, GeneratorType, SimpleNamespace
 from typing import Any, cast
@@ -44,6 +44,36 @@ class FakePartitions:
 
     def __init__(self) -> None:
         self.table: dict[tuple[str, int], MemoryPartition] = {}
+        self._watchers: dict[str, Callable[[Any], None]] = {}
+
+    def watch_roles(self, topic: str, watcher: Callable[[Any], None]) -> None:
+        self._watchers[topic] = watcher
+
+    def change_roles(self, image: MetadataImage) -> None:
+        """Make the partitions that are not there yet, and give each the role that the image says."""
+        for name, watcher in self._watchers.items():
+            topic = image.topics.get(name)
+            for index in range(0 if topic is None else len(topic.partitions)):
+                self.table.setdefault((name, index), MemoryPartition(name, index, leads=False))
+            for (other, index), partition in self.table.items():
+                if other == name:
+                    state = topic.partitions[index] if topic is not None else None
+                    partition.watcher = watcher
+                    partition.change_role(
+                        partition.leader_epoch if state is None else state.leader_epoch,
+                        leads=state is not None and state.leader == NODE_ID,
+                    )
+
+    def take_out(self, key: tuple[str, int]) -> MemoryPartition:
+        """Remove a partition, as if its log could not be opened."""
+        partition = self.table.pop(key)
+        self._watchers[key[0]](partition)
+        return partition
+
+    def put_back(self, key: tuple[str, int], partition: MemoryPartition) -> None:
+        """Open a partition that was taken out."""
+        self.table[key] = partition
+        self._watchers[key[0]](partition)
 
     def find(self, topic: str, index: int) -> MemoryPartition | None:
         return self.table.get((topic, index))
@@ -62,7 +92,12 @@ class VirtualBroker:
         topics: Mapping[str, int] = {"t": 3, "u": 1},
         offsets_partitions: int = 2,
         partitions: FakePartitions | None = None,
+        brokers: Sequence[int] = (NODE_ID,),
+        incarnation: str | None = None,
     ) -> None:
+        """`brokers` are the registered brokers. With `incarnation` it is one of several, and is not registered before
+        `register`.
+        """
         self.loop = SimLoop()
         self.tasks = LoopTasks(self.loop)
         self.config = BrokerConfig(
@@ -92,7 +127,10 @@ class VirtualBroker:
             partitions=cast(Any, self.partitions),
             metadata=cast(Any, self.metadata),
             controller=cast(Any, self),
+            incarnation=incarnation,
         )
+        self._incarnation = incarnation
+        self._brokers = {broker: _registration(broker, "") for broker in brokers}
         self.services = cast(
             Services, SimpleNamespace(groups=self.groups, metadata=self.metadata, config=self.config, runtime=runtime)
         )
@@ -133,26 +171,44 @@ class VirtualBroker:
             else topic
             for name, topic in made.items()
         }
-        broker = BrokerRegistration(
-            NODE_ID,
-            0,
-            "",
-            (Endpoint(listener="PLAINTEXT", protocol="PLAINTEXT", host="broker.example", port=9092),),
-            None,
-        )
+        self._publish(made)
+
+    def _publish(self, topics: Mapping[str, TopicImage]) -> None:
         image = MetadataImage(
-            brokers={NODE_ID: broker}, topics=made, topics_by_id={topic.topic_id: topic for topic in made.values()}
+            brokers=self._brokers, topics=topics, topics_by_id={topic.topic_id: topic for topic in topics.values()}
         )
-        for index in range(topics.get(CONSUMER_OFFSETS, 0)):
-            self.partitions.table.setdefault((CONSUMER_OFFSETS, index), MemoryPartition(CONSUMER_OFFSETS, index))
         old, self.metadata.image = self.metadata.image, image
         self.loop.call_soon(self._tell, old, image)
         self.settle()
 
+    def elect(self, leader: int, *, epochs: int = 1) -> None:
+        """Make `leader` the leader of all partitions of the offsets topic. `epochs` leader epochs begin with one
+        image.
+        """
+        topics = dict(self.metadata.image.topics)
+        topic = topics[CONSUMER_OFFSETS]
+        states = tuple(s._replace(leader=leader, leader_epoch=s.leader_epoch + epochs) for s in topic.partitions)
+        topics[CONSUMER_OFFSETS] = TopicImage(topic.name, topic.topic_id, states, topic.config)
+        self._publish(topics)
+
+    def register(self) -> None:
+        """Register this run of the broker. In the same change its leaderships begin new epochs."""
+        self._brokers = {**self._brokers, NODE_ID: _registration(NODE_ID, self._incarnation or "")}
+        self.elect(NODE_ID)
+
+    def fence(self, broker: int) -> None:
+        self._brokers = {**self._brokers, broker: self._brokers[broker]._replace(fenced=True)}
+        self._publish(self.metadata.image.topics)
+
     def _tell(self, old: MetadataImage, new: MetadataImage) -> None:
+        self._change_roles(old, new)
         answer = self.groups.on_image(old, new)
         if answer is not None:
             self.loop.create_task(answer)
+
+    def _change_roles(self, old: MetadataImage, new: MetadataImage) -> None:
+        self.partitions.change_roles(new)
+        self.groups.host.change_roles(old, new)
 
     def start_coordinators(self) -> None:
         """Start the coordinators, as an earlier FindCoordinator request does."""
@@ -170,14 +226,13 @@ class VirtualBroker:
         count = self.config.offsets_topic_num_partitions
         state = PartitionState(NODE_ID, 0, (NODE_ID,), (NODE_ID,), 0)
         topic = TopicImage(CONSUMER_OFFSETS, TopicId(topic_id(CONSUMER_OFFSETS)), (state,) * count, {})
-        for index in range(count):
-            self.partitions.table.setdefault((CONSUMER_OFFSETS, index), MemoryPartition(CONSUMER_OFFSETS, index))
         new = MetadataImage(
             brokers=image.brokers,
             topics={**image.topics, CONSUMER_OFFSETS: topic},
             topics_by_id={**image.topics_by_id, topic.topic_id: topic},
         )
         self.metadata.image = new
+        self._change_roles(image, new)
         self.groups.on_image(image, new)
         return Answer([TopicResult(CONSUMER_OFFSETS, topic.topic_id)])
 
@@ -248,6 +303,20 @@ class Sent:
         assert end == len(raw)
         if self.on_answer is not None:
             self.on_answer(self._response)
+
+
+def _registration(broker: int, incarnation: str) -> BrokerRegistration:
+    host = "broker.example" if broker == NODE_ID else f"broker-{broker}.example"
+    return BrokerRegistration(
+        broker,
+        0,
+        incarnation,
+        (
+            Endpoint(listener="PLAINTEXT", protocol="PLAINTEXT", host=host, port=9092),
+            Endpoint(listener="INSIDE", protocol="PLAINTEXT", host=f"inside.{host}", port=19092),
+        ),
+        None,
+    )
 
 
 def topic_id(name: str) -> bytes:

@@ -1,9 +1,10 @@
 """DeleteRecords (key 21), v0-2: move the start offset of logs. The response is sent when the new start survives a
-crash.
+crash, and when the logs of all online replicas begin there.
 
 Segments that lie wholly below the start are deleted by the next run of retention.
 """
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from tidelog.api.repeats import NamedPartitions
@@ -19,6 +20,7 @@ from tidelog.wire.messages.delete_records import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.api.follower_fetch import Followers
     from tidelog.api.pending import Outcome
     from tidelog.replication.partition import Partition
 
@@ -47,16 +49,49 @@ def handle(
             results.append(_delete(services, name, index, offset, moved_starts))
             yield
         topics.append(DeleteRecordsTopicResult(name=name, partitions=results))
-    return _persist(services, moved_starts, DeleteRecordsResponse(topics=topics))
+    return _persist(services, moved_starts, DeleteRecordsResponse(topics=topics), request.timeout_ms)
 
 
 async def _persist(
-    services: Services, moved_starts: "dict[Partition, DeleteRecordsPartitionResult]", response: DeleteRecordsResponse
+    services: Services,
+    moved_starts: "dict[Partition, DeleteRecordsPartitionResult]",
+    response: DeleteRecordsResponse,
+    timeout_ms: int,
 ) -> DeleteRecordsResponse:
+    began_s = services.runtime.clock.monotonic()
     for failed_partition in await services.partitions.persist_start_offsets(moved_starts):
-        moved_starts[failed_partition].error_code = ErrorCode.KAFKA_STORAGE_ERROR
-        moved_starts[failed_partition].low_watermark = INVALID_LOW_WATERMARK
+        _set_error(moved_starts[failed_partition], ErrorCode.KAFKA_STORAGE_ERROR)
+    if services.followers is not None:
+        timeout_s = began_s + timeout_ms / 1000 - services.runtime.clock.monotonic()
+        waits = [
+            _wait_for_followers(services, services.followers, partition, result, timeout_s)
+            for partition, result in moved_starts.items()
+            if not partition.replica.is_alone and not result.error_code
+        ]
+        await asyncio.gather(*waits)
     return response
+
+
+async def _wait_for_followers(
+    services: Services,
+    followers: "Followers",
+    partition: "Partition",
+    result: DeleteRecordsPartitionResult,
+    timeout_s: float,
+) -> None:
+    def is_online(broker_id: int) -> bool:
+        return services.metadata.image.is_online(broker_id)
+
+    try:
+        start_offset = result.low_watermark
+        result.low_watermark = await followers.wait_for_log_start(partition, start_offset, is_online, timeout_s)
+    except ApiError as error:
+        _set_error(result, error.code)
+
+
+def _set_error(result: DeleteRecordsPartitionResult, code: ErrorCode) -> None:
+    result.error_code = code
+    result.low_watermark = INVALID_LOW_WATERMARK
 
 
 def _delete(

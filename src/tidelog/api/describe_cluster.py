@@ -27,7 +27,7 @@ def handle(services: Services, context: RequestContext, request: DescribeCluster
     image = services.metadata.image
     return DescribeClusterResponse(
         cluster_id=image.cluster_id,
-        controller_id=image.controller_id,
+        controller_id=image.reported_controller(services.config.node_id),
         brokers=[
             DescribeClusterBroker(
                 broker_id=broker.broker_id,

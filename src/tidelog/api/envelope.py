@@ -12,13 +12,19 @@ from struct import error as StructError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.api.registry import Route, find_route
-from tidelog.api.services import Peer, RequestContext
+from tidelog.api.services import CloseConnection, Peer, RequestContext, Services
+from tidelog.client.identification import is_identification
+from tidelog.metadata.link import Answer, ControllerRequest, RegisterBroker
+from tidelog.metadata.link_codec import decode_request, encode_answer, encode_error
+from tidelog.metadata.value_codec import MalformedValue, UnknownValue
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRequest, UnsupportedVersion, error_for
 from tidelog.wire.frames import decode_response_header, request_header_version, response_header_version
 from tidelog.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from tidelog.wire.primitives import MalformedMessage, read_uvarint, skip_tagged_fields, uvarint
 
 if TYPE_CHECKING:
+    from tidelog.api.peer_brokers import PeerBrokers
+    from tidelog.api.pending import Outcome
     from tidelog.wire.primitives import Buffer
 
 FORWARDABLE = (19, 20, 30, 31, 33, 37, 38, 39, 40, 43, 44, 45, 46, 49, 51, 55, 57, 64, 80, 81)
@@ -51,6 +57,55 @@ class ForwardedRequest(NamedTuple):
     """Its client address is that of the client. The rest of its peer is that of the envelope's connection."""
     principal: Principal
     request: Any
+
+
+# Requests to the controller
+
+
+def handle(
+    services: Services, context: RequestContext, request: EnvelopeRequest
+) -> "Outcome[EnvelopeResponse | CloseConnection]":
+    """Process a message with which a broker identifies itself, or execute a request to the controller.
+
+    The connection of any other client is closed, as by Kafka's brokers, which do not serve Envelope. Raises ApiError.
+    """
+    peers, peer = services.peer_brokers, context.peer
+    if peers is not None and is_identification(request.request_data):
+        return EnvelopeResponse(response_data=peers.process(peer, request.request_data))
+    if peers is None or peer.broker is None:
+        return CloseConnection("Envelope is only served to brokers of this cluster")
+    return _execute(services, peers, peer, request.request_data)
+
+
+async def _execute(services: Services, peers: "PeerBrokers", peer: Peer, data: bytes) -> EnvelopeResponse:
+    """Execute a request to the controller on a connection whose broker has identified itself.
+
+    A request that cannot be decoded is answered with an error. Raises ApiError (CLUSTER_AUTHORIZATION_FAILED) if the
+    broker is not registered, or has been registered again or removed since it connected, and the request is not its
+    own registration.
+    """
+    sender = peers.sender(peer)
+    try:
+        request = await services.turns.run(decode_request(data))
+    except MalformedValue as error:
+        return EnvelopeResponse(response_data=encode_error(Answer(None, ErrorCode.INVALID_REQUEST, str(error))))
+    except UnknownValue as error:
+        message = f"the controller is older than the broker that sends the request: {error}"
+        return EnvelopeResponse(response_data=encode_error(Answer(None, ErrorCode.UNSUPPORTED_VERSION, message)))
+    if sender is None and not _is_registration(request, peer):
+        reason = "the broker's registration has been replaced or removed"
+        raise ApiError(reason, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    answer = await peers.controller.execute(request)
+    return EnvelopeResponse(response_data=await services.turns.run(encode_answer(type(request), answer)))
+
+
+def _is_registration(request: ControllerRequest, peer: Peer) -> bool:
+    broker = peer.broker
+    return (
+        isinstance(request, RegisterBroker)
+        and broker is not None
+        and request.registration.broker_id == broker.broker_id
+    )
 
 
 # The broker that forwards
@@ -109,7 +164,7 @@ def unwrap_request(envelope: EnvelopeRequest, context: RequestContext, *, from_b
     except MalformedMessage as malformed:
         raise UnsupportedVersion(f"the forwarded {route.name} v{version} cannot be decoded: {malformed}") from malformed
     own = context.peer
-    client = Peer(str(ip_address(address)), 0, own.local_host, own.local_port)
+    client = Peer(str(ip_address(address)), 0, own.local_host, own.local_port, own.listener)
     forwarded_context = RequestContext(api_key, version, correlation_id, client_id, client)
     return ForwardedRequest(route, forwarded_context, principal, request)
 

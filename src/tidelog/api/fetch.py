@@ -3,14 +3,16 @@ epochs (KIP-595); v13: topic ids (KIP-516); v15: replica state (KIP-903); v16: l
 
 Whole batches are sent as file regions and never decoded. A fetch that finds too few bytes is parked until enough
 bytes are appended or its time is over. Fetches by followers are refused unless `Services.followers` is set; see
-`follower_fetch.py`. Not supported: preferred read replica (KIP-392).
+`follower_fetch.py`. Consumers may fetch from followers since v11 (KIP-392); see `preferred_replica.py`.
 """
 
 import logging
 from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchContext, FetchItem, items_in_steps
+from tidelog.api.leader_hints import FETCH_SINCE, fetch_endpoints, leader_of
 from tidelog.api.pending import Pending
+from tidelog.api.preferred_replica import RACK_SINCE, preferred_replica
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
 from tidelog.replication.partition import READ_COMMITTED, READ_UNCOMMITTED, Partition
@@ -124,6 +126,7 @@ class Fetch:
         "_min_bytes",
         "_moved_partitions",
         "_pending",
+        "_rack",
         "_readable_bytes",
         "_services",
         "_slices",
@@ -147,6 +150,7 @@ class Fetch:
         self._fetch_context = fetch_context
         self._from_follower = from_follower
         self._isolation = request.isolation_level
+        self._rack = request.rack_id if services.selects_replicas else ""
         self._max_wait_ms = request.max_wait_ms
         self._min_bytes = request.min_bytes
         self._bytes_max = min(request.max_bytes, services.config.fetch_max_bytes)
@@ -241,8 +245,11 @@ class Fetch:
                 raise NotLeaderOrFollower("this broker has no followers")
             if item.last_fetched_epoch >= 0 and self._report_divergence(partition, item):
                 return
+            if self._rack and self._name_preferred_replica(partition, item):
+                return
             bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)
-            batches = partition.read(item.fetch_offset, bytes_left, self._isolation)
+            from_follower = self._context.api_version >= RACK_SINCE
+            batches = partition.read(item.fetch_offset, bytes_left, self._isolation, from_follower)
             # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
             size = batches.size
             fits = size > 0 and (size <= bytes_left or not self.found_bytes)
@@ -271,21 +278,35 @@ class Fetch:
         elif partition.deleted:
             item.partition = None
             self._failed = True  # an error ends the wait immediately
-            raise UnknownTopicOrPartition("the topic was deleted")
+            raise self._services.partitions.missing(partition.topic, partition.index)
         return partition
 
     def _add_error(self, item: FetchItem, error: ApiError, partition: Partition | None) -> None:
         data = self._special_data[item] = PartitionData(item.index, error.code, -1, records=_EMPTY)
-        if partition is not None and self._isolation == READ_UNCOMMITTED:
+        is_known = partition is not None or isinstance(error, NotLeaderOrFollower)
+        if is_known and self._isolation == READ_UNCOMMITTED:
             data.aborted_transactions = None
         if isinstance(error, UnknownTopicOrPartition | UnknownTopicId):
             self._unknown_ranks[item] = 1 if isinstance(error, UnknownTopicId) else 2
             return
         self._failed = True
         has_moved = isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch)
-        if has_moved and partition is not None and self._context.api_version >= 16:
-            # The leader to which the client should send its next request (KIP-951).
-            data.current_leader = LeaderIdAndEpoch(partition.replica.leader, partition.leader_epoch)
+        if has_moved and self._context.api_version >= FETCH_SINCE:
+            topic = item.topic
+            name = topic if isinstance(topic, str) else self._services.partitions.topic_names.get(topic)
+            data.current_leader = LeaderIdAndEpoch(*leader_of(self._services, name, item.index))
+
+    def _name_preferred_replica(self, partition: Partition, item: FetchItem) -> bool:
+        """Return whether the consumer should fetch from a follower near to it. If so, the response names this
+        follower, and has no records.
+        """
+        preferred = preferred_replica(self._services.metadata.image, partition, self._rack, item.fetch_offset)
+        if preferred is None:
+            return False
+        data = self._special_data[item] = self._data(item, partition, None)
+        data.preferred_read_replica = preferred
+        self._failed = True
+        return True
 
     def _report_divergence(self, partition: Partition, item: FetchItem) -> bool:
         """Return whether the client's log diverges from this one before its fetch offset. If so, add the offset of the
@@ -448,7 +469,10 @@ class Fetch:
                 topics.append(topic)
             topic.partitions.append(data)
             sent.append((item, data))
-        return FetchResponse(session_id=fetch_context.session_id, responses=topics), sent
+        response = FetchResponse(session_id=fetch_context.session_id, responses=topics)
+        if self._failed and self._context.api_version >= FETCH_SINCE:
+            response.node_endpoints = fetch_endpoints(self._services, topics, self._context.peer.listener)
+        return response, sent
 
     def _data(self, item: FetchItem, partition: Partition, batches: "Slice | None") -> PartitionData:
         high_watermark = partition.high_watermark
@@ -480,6 +504,7 @@ def _has_changes(item: FetchItem, data: PartitionData) -> bool:
         or data.high_watermark != item.high_watermark
         or data.log_start_offset != item.log_start_offset
         or data.diverging_epoch is not None
+        or data.preferred_read_replica >= 0
     )
 
 

@@ -28,7 +28,7 @@ NO_ERROR_MESSAGE = "NONE"
 def handle(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
 ) -> "Outcome[FindCoordinatorResponse]":
-    if request.key_type == GROUP_TYPE and not services.groups.has_topic:
+    if request.key_type == GROUP_TYPE and not services.groups.host.has_topic:
         return _create_topic_first(services, context, request)
     return _answer(services, context, request)
 
@@ -37,7 +37,7 @@ async def _create_topic_first(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
 ) -> Steps[FindCoordinatorResponse]:
     with suppress(ApiError):  # without the topic, the response contains an error for each key
-        await services.groups.make_topic()
+        await services.groups.host.make_topic()
     return _answer(services, context, request)
 
 
@@ -47,10 +47,10 @@ def _answer(
     if context.api_version >= SEVERAL_KEYS_VERSION:
         coordinators = []
         for key in request.coordinator_keys:
-            coordinators.append(_coordinator(services, request.key_type, key))
+            coordinators.append(_coordinator(services, context, request.key_type, key))
             yield
         return FindCoordinatorResponse(coordinators=coordinators)
-    coordinator = _coordinator(services, request.key_type, request.key)
+    coordinator = _coordinator(services, context, request.key_type, request.key)
     return FindCoordinatorResponse(
         error_code=coordinator.error_code,
         error_message=coordinator.error_message or NO_ERROR_MESSAGE,
@@ -60,13 +60,13 @@ def _answer(
     )
 
 
-def _coordinator(services: Services, key_type: int, key: str) -> Coordinator:
+def _coordinator(services: Services, context: RequestContext, key_type: int, key: str) -> Coordinator:
     try:
         _check_type(key_type)
-        broker = services.groups.coordinator_of(key)
+        node_id, address = services.groups.host.address_of(key, context.peer.listener)
     except ApiError as error:
         return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message)
-    return Coordinator(key=key, node_id=broker.broker_id, host=broker.host, port=broker.port, error_message="")
+    return Coordinator(key=key, node_id=node_id, host=address.host, port=address.port, error_message="")
 
 
 def _check_type(key_type: int) -> None:

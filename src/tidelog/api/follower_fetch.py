@@ -4,7 +4,7 @@ It is switched off while `Services.followers` is None: then the broker refuses s
 followers.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.api.fetch import WIDE_ITEMS, Fetch
 from tidelog.api.fetch_sessions import FetchContext, FetchItem, items_in_steps
@@ -12,48 +12,39 @@ from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.wide_fetch import WideFetch
 from tidelog.model.steps import Steps, run_all
+from tidelog.replication.followers import EndWatcher, Follower
 from tidelog.replication.partition import READ_UNCOMMITTED
 from tidelog.wire.errors import ApiError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidelog.api.fetch_sessions import FetchItems, TopicKey
     from tidelog.api.pending import Outcome
     from tidelog.replication.partition import Partition
-    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse
-
-
-class Follower(NamedTuple):
-    """The broker that sent a request."""
-
-    broker_id: int
-    broker_epoch: int
-    """The epoch of its registration (KIP-903); -1 before v15."""
-
-
-class EndWatcher(Protocol):
-    """A follower's fetch that waits for records."""
-
-    def moved(self, partition: "Partition") -> None:
-        """The log of this partition has a new end, or the partition is deleted or offline. This is called during an
-        append, so it only records the event. It may be called for any partition.
-        """
+    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 
 
 class Followers(Protocol):
-    """The replicas that follow this broker, as the state of the partitions knows them."""
+    """See `PartitionFollowers`."""
 
-    def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None:
-        """A follower has everything below `fetch_offset`, and its log begins at `log_start_offset` (-1: not said).
+    def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None: ...
+    async def wait_for_log_start(
+        self, partition: "Partition", offset: int, is_online: "Callable[[int], bool]", timeout_s: float
+    ) -> int: ...
+    def must_wait(self, partition: "Partition", broker: int) -> bool: ...
+    def sent(self, partition: "Partition", broker: int, byte_count: int) -> None: ...
+    def watch_ends(self, watcher: EndWatcher) -> None: ...
+    def unwatch_ends(self, watcher: EndWatcher) -> None: ...
 
-        This may move the high watermark. Raises NotLeaderOrFollower if the broker is not a replica of the partition or
-        its epoch is stale.
-        """
 
-    def watch_ends(self, watcher: EndWatcher) -> None:
-        """Call `watcher.moved` whenever the log of a partition with followers has a new end."""
-
-    def unwatch_ends(self, watcher: EndWatcher) -> None:
-        """Stop the calls. Nothing happens if `watcher` does not watch."""
+def is_peer(services: Services, context: RequestContext, broker_id: int) -> bool:
+    """Return whether the connection of a request is that of this other broker: anyone can write its number into a
+    request.
+    """
+    if services.peer_brokers is None:
+        return broker_id != services.config.node_id
+    return services.peer_brokers.sender(context.peer) == broker_id
 
 
 class FollowerItem(FetchItem):
@@ -79,12 +70,16 @@ def handle(
     requested_items: "FetchItems | None",
 ) -> "Outcome[FetchResponse] | None":
     """Answer a follower's request, as `fetch.handle` answers those of consumers. Returns None if the request does not
-    name a registered broker other than this one, in its present registration. Raises the session errors of KIP-227.
+    name a registered broker other than this one, in its present registration, or if another peer than this broker has
+    sent it. Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
+    peers = services.peer_brokers
+    if peers is not None and peers.sender(context.peer) != follower.broker_id:
+        return None
     registration = services.metadata.image.brokers.get(follower.broker_id)
-    if registration is None or follower.broker_id == services.config.node_id:
+    if registration is None or not is_peer(services, context, follower.broker_id):
         return None
     if 0 <= follower.broker_epoch < registration.epoch:  # a later epoch: this broker does not know it yet
         return None
@@ -126,6 +121,7 @@ class _ReadsForFollower(Fetch):
         try:
             partition = self._partition(item)
             partition.check_leader_epoch(item.current_leader_epoch)
+            partition.check_online()
             if item.last_fetched_epoch >= 0 and self._report_divergence(partition, item):
                 return
             bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)
@@ -138,6 +134,8 @@ class _ReadsForFollower(Fetch):
             self._add_error(item, error, item.partition or cached_partition)
             return
         size = batches.size
+        if size and self._followers.must_wait(partition, self._follower.broker_id):
+            return
         # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
         if size > 0 and (size <= bytes_left or not self.found_bytes):
             self._slices[item] = batches
@@ -145,6 +143,13 @@ class _ReadsForFollower(Fetch):
             self._readable_bytes += batches.readable
         elif size:
             self._readable_bytes = self._min_bytes  # the response is full, so there is nothing to wait for
+
+    def _record_sent(self, sent: "list[tuple[FetchItem, PartitionData]]") -> None:
+        super()._record_sent(sent)
+        for item, _ in sent:
+            batches = self._slices.get(item)
+            if batches is not None and item.partition is not None:
+                self._followers.sent(item.partition, self._follower.broker_id, batches.size)
 
 
 class FollowerFetch(_ReadsForFollower):

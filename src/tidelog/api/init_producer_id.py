@@ -9,6 +9,9 @@ from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 NONE = -1
+WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+"""Errors of the controller that end soon. Producers get COORDINATOR_LOAD_IN_PROGRESS instead, as in Kafka: all of them
+repeat the request after it, and some give up after REQUEST_TIMED_OUT."""
 
 
 async def handle(services: Services, context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
@@ -16,7 +19,8 @@ async def handle(services: Services, context: RequestContext, request: InitProdu
         _check(request)
         producer_id = await services.producer_ids.next()
     except ApiError as error:
-        return InitProducerIdResponse(error_code=error.code, producer_id=NONE, producer_epoch=NONE)
+        code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.code in WITHOUT_CONTROLLER else error.code
+        return InitProducerIdResponse(error_code=code, producer_id=NONE, producer_epoch=NONE)
     # A producer that sends its old id gets a new id. To return the old id with a higher epoch, this broker would
     # have to remember the epoch of every id.
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)

@@ -68,7 +68,9 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
     return (yield from _topics_by_name(services, image, names, errors, request))
 
 
-def _response(image: MetadataImage, request: MetadataRequest, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+def _response(
+    services: Services, image: MetadataImage, request: MetadataRequest, topics: list[MetadataResponseTopic]
+) -> MetadataResponse:
     response = MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack)
@@ -76,7 +78,7 @@ def _response(image: MetadataImage, request: MetadataRequest, topics: list[Metad
             if not broker.fenced
         ],
         cluster_id=image.cluster_id,
-        controller_id=image.controller_id,
+        controller_id=image.reported_controller(services.config.node_id),
         topics=topics,
     )
     if request.include_cluster_authorized_operations:
@@ -100,7 +102,7 @@ def _all_topics(services: Services, image: MetadataImage, request: MetadataReque
     # registered.
     for topic in image.topics.values() if image.brokers else ():
         topics.append((yield from _topic(services, topic, image, request)))
-    return _response(image, request, topics)
+    return _response(services, image, request, topics)
 
 
 def _topics_by_id(
@@ -116,7 +118,7 @@ def _topics_by_id(
         else:
             topics.append((yield from _topic(services, topic, image, request)))
         yield
-    return _response(image, request, topics)
+    return _response(services, image, request, topics)
 
 
 def _topics_by_name(
@@ -137,7 +139,7 @@ def _topics_by_name(
             error = errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             topics.append(MetadataResponseTopic(error_code=error, name=name, topic_authorized_operations=operations))
         yield
-    return _response(image, request, topics)
+    return _response(services, image, request, topics)
 
 
 async def _create_first(

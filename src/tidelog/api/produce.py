@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from tidelog.api.leader_hints import PRODUCE_SINCE, add_to_produce
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.repeats import NamedPartitions
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext, Services
@@ -30,6 +31,7 @@ from tidelog.wire.errors import (
 )
 from tidelog.wire.messages.produce import (
     BatchIndexAndErrorMessage,
+    NodeEndpoint,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -115,9 +117,13 @@ def handle(
         if not deferred_appends:
             return NO_RESPONSE
     response = ProduceResponse(topics)
+    names_leaders = services.followers is not None and context.api_version >= PRODUCE_SINCE
     if not uncommitted and not deferred_appends:
+        if failed_answer is not None and names_leaders:
+            add_to_produce(services, response, context.peer.listener)
         return response
-    return acknowledgement(services, uncommitted, deferred_appends, request, response)
+    listener = context.peer.listener if names_leaders else None
+    return acknowledgement(services, uncommitted, deferred_appends, request, response, listener)
 
 
 def _has_no_repeats(topics: list[TopicProduceData]) -> bool:
@@ -215,13 +221,15 @@ def _join_unacknowledged(answers: list[CloseConnection | None]) -> CloseConnecti
 
 def _join_responses(answers: list[ProduceResponse]) -> Steps[ProduceResponse]:
     topics: dict[tuple[str, bytes], TopicProduceResponse] = {}
+    endpoints: dict[int, NodeEndpoint] = {}
     for answer in answers:
+        endpoints.update((endpoint.node_id, endpoint) for endpoint in answer.node_endpoints)
         for topic in answer.responses:
             joined = topics.setdefault((topic.name, topic.topic_id), topic)
             if joined is not topic:
                 joined.partition_responses += topic.partition_responses
         yield
-    return ProduceResponse(list(topics.values()))
+    return ProduceResponse(list(topics.values()), node_endpoints=list(endpoints.values()))
 
 
 def _append(
@@ -297,15 +305,28 @@ def acknowledgement(
     deferred_appends: list[_DeferredAppend],
     request: ProduceRequest,
     response: ProduceResponse,
+    listener: str | None = None,
 ) -> Pending[Any]:
-    """Return the pending response. It is completed when all batches are appended and acknowledged."""
-    return _Acknowledgement(services, uncommitted, deferred_appends, request, response).pending
+    """Return the pending response. It is completed when all batches are appended and acknowledged. `listener` is that
+    of the client (see `Peer`); None if the response cannot name leaders, or need not.
+    """
+    return _Acknowledgement(services, uncommitted, deferred_appends, request, response, listener).pending
 
 
 class _Acknowledgement:
     """The response to a request some of whose batches are not acknowledged or not even appended yet."""
 
-    __slots__ = ("_append_error", "_mark", "acks", "pending", "response", "timer", "unsettled")
+    __slots__ = (
+        "_append_error",
+        "_listener",
+        "_mark",
+        "_services",
+        "acks",
+        "pending",
+        "response",
+        "timer",
+        "unsettled",
+    )
 
     def __init__(
         self,
@@ -314,7 +335,10 @@ class _Acknowledgement:
         deferred_appends: list[_DeferredAppend],
         request: ProduceRequest,
         response: ProduceResponse,
+        listener: str | None = None,
     ) -> None:
+        self._services = services
+        self._listener = listener
         self.acks = request.acks
         self._mark = mark_of(request.acks)
         self.response = response
@@ -373,6 +397,8 @@ class _Acknowledgement:
 
     def _complete(self) -> None:
         if self.acks:
+            if self._listener is not None:
+                add_to_produce(self._services, self.response, self._listener)
             self.pending.complete(self.response)
         elif self._append_error:
             self.pending.complete(CloseConnection(f"produce with acks=0 failed: {self._append_error}"))

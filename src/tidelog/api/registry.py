@@ -66,7 +66,9 @@ TABLE: dict[int, ApiEntry] = {
     35: _read_only("describe_log_dirs", 1, 5),
     37: _with_effects("create_partitions", 0, 3),
     42: _with_effects("delete_groups", 0, 2),
+    43: _with_effects("elect_leaders", 0, 2),
     44: _with_effects("incremental_alter_configs", 0, 1),
+    45: _with_effects("alter_partition_reassignments", 0, 1),
     46: _read_only("list_partition_reassignments", 0, 0),
     47: _with_effects("offset_delete", 0, 0),
     48: _read_only("describe_client_quotas", 0, 1),
@@ -74,12 +76,15 @@ TABLE: dict[int, ApiEntry] = {
     57: _with_effects("update_features", 0, 2),
     60: _read_only("describe_cluster", 0, 2),
     61: _read_only("describe_producers", 0, 0),
+    64: _with_effects("unregister_broker", 0, 0),
     68: _with_effects("consumer_group_heartbeat", 0, 1),
     69: _read_only("consumer_group_describe", 0, 1),
     74: _read_only("list_config_resources", 0, 1),
     75: _read_only("describe_topic_partitions", 0, 0),
 }
 """Every supported API with the version range of Kafka 4.3.1."""
+BETWEEN_BROKERS: dict[int, ApiEntry] = {58: _with_effects("envelope", 0, 0)}
+"""The APIs that only brokers of the same cluster use. They are not offered to clients."""
 
 API_VERSIONS_KEY = 18
 PRODUCE_KEY = 0
@@ -108,10 +113,11 @@ class Route:
 
     def __init__(self, api_key: int, version: int) -> None:
         info = APIS[api_key]
-        module = import_module(f"tidelog.api.{TABLE[api_key].module}")
+        entry = TABLE.get(api_key) or BETWEEN_BROKERS[api_key]
+        module = import_module(f"tidelog.api.{entry.module}")
         messages = import_module(f"tidelog.wire.messages.{info.module}")
         self.api_key = api_key
-        self.has_effects = TABLE[api_key].has_effects
+        self.has_effects = entry.has_effects
         self.version = version
         self.name = info.name
         self.handle: Callable[..., Any] = module.handle
@@ -161,6 +167,8 @@ class Route:
 
 routes: dict[int, Route] = {}
 """The routes that have been used, by API key << 16 | version."""
+_broker_routes: dict[int, Route] = {}
+"""The routes of BETWEEN_BROKERS that have been used, in the same form."""
 
 
 def find_route(api_key: int, version: int) -> Route:
@@ -171,4 +179,15 @@ def find_route(api_key: int, version: int) -> Route:
         if entry is None or not entry.min_version <= version <= entry.max_version:
             raise ApiError(f"API key {api_key} version {version} is not served", ErrorCode.UNSUPPORTED_VERSION)
         known_route = routes[api_key << 16 | version] = Route(api_key, version)
+    return known_route
+
+
+def find_broker_route(api_key: int, version: int) -> Route | None:
+    """Return the route of an API that only brokers use. None: there is no such API or version."""
+    known_route = _broker_routes.get(api_key << 16 | version)
+    if known_route is None:
+        entry = BETWEEN_BROKERS.get(api_key)
+        if entry is None or not entry.min_version <= version <= entry.max_version:
+            return None
+        known_route = _broker_routes[api_key << 16 | version] = Route(api_key, version)
     return known_route

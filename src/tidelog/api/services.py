@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchSessions
     from tidelog.api.follower_fetch import Followers
     from tidelog.api.metering import Meter
+    from tidelog.api.peer_brokers import PeerBroker, PeerBrokers, PendingClaim
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.coordinator.groups import GroupCoordinators
     from tidelog.metadata.link import ControllerLink, Requester
@@ -29,9 +30,11 @@ class Services:
         "groups",
         "metadata",
         "partitions",
+        "peer_brokers",
         "producer_ids",
         "quotas",
         "runtime",
+        "selects_replicas",
         "turns",
     )
 
@@ -59,6 +62,10 @@ class Services:
         self.fetch_sessions = fetch_sessions
         self.followers: Followers | None = None
         """The replicas that follow this broker. None: the broker has no followers, and refuses their fetches."""
+        self.peer_brokers: PeerBrokers | None = None
+        """Identifies the other brokers of the cluster on their connections. None: there are no other brokers."""
+        self.selects_replicas = False
+        """Whether consumers that name their rack are sent to followers in it (`replica.selector.class`)."""
         self.quotas = quotas
         self.connection_quotas = connection_quotas
         self.turns = runtime.turns
@@ -67,13 +74,23 @@ class Services:
 class Peer:
     """The client of one connection."""
 
-    __slots__ = ("client_host", "local_host", "local_port", "name")
+    __slots__ = ("broker", "claim", "client_host", "listener", "local_host", "local_port", "name")
 
-    def __init__(self, client_host: str, client_port: int, local_host: str, local_port: int) -> None:
+    def __init__(
+        self, client_host: str, client_port: int, local_host: str, local_port: int, listener: str = ""
+    ) -> None:
+        """`listener` is the name of the listener that the client connected to. Answers have the addresses that the
+        brokers advertise for it. "" stands for the first listener of each broker.
+        """
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port
+        self.listener = listener
         self.name = f"{client_host}:{client_port}"
+        self.broker: PeerBroker | None = None
+        """The broker that has proved its identity on this connection; None for a client."""
+        self.claim: PendingClaim | None = None
+        """The identity that a broker has claimed on this connection and has not proved yet."""
 
 
 class RequestContext:

@@ -33,7 +33,7 @@ def partitions_of(
         state = topic.partitions[index]
         leader, isr = state.leader, list(state.isr)
         offline = [replica for replica in state.replicas if not image.is_online(replica)]
-        if partitions.is_offline(topic.name, index):
+        if leader == partitions.node_id and partitions.is_offline(topic.name, index):
             isr = [broker for broker in isr if broker != leader]
             if leader not in offline:
                 offline.append(leader)

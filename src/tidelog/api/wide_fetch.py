@@ -10,8 +10,7 @@ from tidelog.api.fetch_sessions import FetchItem
 from tidelog.api.pending import Pending
 from tidelog.model.steps import Steps
 from tidelog.replication.partition import Partition
-from tidelog.wire.errors import UnknownTopicOrPartition
-from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchResponse
+from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchResponse, NodeEndpoint
 
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
@@ -198,10 +197,12 @@ class WideFetch(Fetch):
         self._unwatch()
         topics: list[FetchableTopicResponse] = []
         sent = []
+        endpoints: dict[int, NodeEndpoint] = {}
         for items in _chunks((yield from self._in_order())):
             self._forget_deleted(items)
             response, sent_now = self._response(items)
             sent += sent_now
+            endpoints.update((endpoint.node_id, endpoint) for endpoint in response.node_endpoints)
             for topic in response.responses:
                 last = topics[-1] if topics else None
                 if last is not None and last.topic == topic.topic and last.topic_id == topic.topic_id:
@@ -209,7 +210,9 @@ class WideFetch(Fetch):
                 else:
                     topics.append(topic)
             yield
-        response = FetchResponse(session_id=self._fetch_context.session_id, responses=topics)
+        response = FetchResponse(
+            session_id=self._fetch_context.session_id, responses=topics, node_endpoints=list(endpoints.values())
+        )
         meter = self._context.meter
         if meter is not None:
             pieces = yield from FetchResponse.stepwise_encoder(self._context.api_version)(response)
@@ -228,7 +231,7 @@ class WideFetch(Fetch):
             partition = item.partition
             if partition is not None and partition.deleted:
                 self._slices.pop(item, None)
-                self._add_error(item, UnknownTopicOrPartition("the topic was deleted"), partition)
+                self._add_error(item, self._services.partitions.missing(partition.topic, partition.index), partition)
 
     def _in_order(self) -> Steps[list[FetchItem]]:
         """Return the items in the response's order: unknown topics and partitions come last."""

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
+from tidelog.api.preferred_replica import RACK_AWARE_SELECTOR
 from tidelog.api.services import Services
 from tidelog.broker.adoption import (
     Adoption,
@@ -38,11 +39,13 @@ from tidelog.broker.metadata_store import (
     refuse_empty_store,
     write_marks,
 )
+from tidelog.config.broker_config import ConfigError
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
+from tidelog.metadata.link import CONTROLLER_TIMEOUT_MS
 from tidelog.metadata.producer_ids import ProducerIds
 from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.service import MetadataService
@@ -54,11 +57,14 @@ from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.lease_guard import LeaseGuard
 from tidelog.replication.partitions import Partitions
+from tidelog.replication.peers import Peers
 
 if TYPE_CHECKING:
+    from tidelog.broker.controller_channel import NetworkControllerChannel
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
-    from tidelog.metadata.link import ControllerChannel, RequestExecutor
+    from tidelog.metadata.link import RequestExecutor
+    from tidelog.metadata.peer_connections import PeerConnections
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
     from tidelog.runtime.interfaces import Listener as SocketListener
@@ -83,12 +89,10 @@ class BrokerServer:
         *,
         store_factory: StoreFactory | None = None,
         lease_ms: int | None = None,
-        channel: "ControllerChannel | None" = None,
     ) -> None:
         """Without `store_factory` the setting metadata.store decides.
 
-        `lease_ms` is the term of the controller lease, and `channel` leads to the controllers on other brokers, if
-        `store_factory` makes a store that other brokers use, too.
+        `lease_ms` is the term of the leases if `store_factory` makes a store that other brokers use, too.
         """
         self.config = config
         self.runtime = runtime
@@ -97,7 +101,10 @@ class BrokerServer:
         self._store_is_elsewhere = is_elsewhere(self._store_address, config.data_directories)
         """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
         self._lease_ms = config.lease_ms if self._store_is_elsewhere else lease_ms
-        self._channel = channel
+        self._channel: NetworkControllerChannel | None = None
+        """Leads to the controllers on other brokers; None if no other broker can use the metadata store."""
+        self.peer_connections: PeerConnections | None = None
+        """Opens connections to the other brokers; None if no other broker can use the metadata store."""
         self._directories: DataDirectories | None = None
         self._fresh_before_lock: FreshDirectories | None = None
         """The data directories, if all of them were new or empty before they were locked."""
@@ -112,6 +119,8 @@ class BrokerServer:
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
+        self._peers: Peers | None = None
+        """None if this broker is alone in its cluster."""
         self._services: Services | None = None
         self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
@@ -184,17 +193,20 @@ class BrokerServer:
         if is_fenced_at_first:
             await self._register()
         reconciler = services.partitions.reconciler
+        await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
-        await metadata.subscribe(services.groups.on_image)
-        services.partitions.on_opened_late = services.groups.serve_opened_partitions
+        await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
         services.groups.start()
         if self._channel is not None:
-            await self._start_cluster_parts()
+            self._guard_leaders(metadata)
         if not is_fenced_at_first:
             await self._register()
+        if self._peers is not None:
+            await metadata.publisher.wait_for(self.broker_epoch + 1)  # connections are identified by the registration
+            self._peers.start()
         self._listen()
         await metadata.begin_to_serve()
         self._housekeeping = self.runtime.tasks.spawn(self._run_housekeeping(), name="housekeeping")
@@ -204,6 +216,28 @@ class BrokerServer:
         seconds = self.runtime.clock.monotonic() - began_s
         self._log_start(self._directory_state(directories, identity), seconds)
         self._warn_of_settings()
+
+    async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
+        """Make the part that works with other brokers, if this broker is one of several. It must exist before the
+        partitions get their roles.
+        """
+        if self.peer_connections is None:
+            return
+        selector = self.config.get("replica.selector.class")
+        if selector not in (None, "", RACK_AWARE_SELECTOR):
+            raise ConfigError(f"replica.selector.class is {selector}; the one selector is {RACK_AWARE_SELECTOR}")
+        peers = self._peers = Peers(
+            self.runtime,
+            self.config,
+            services.partitions,
+            self._cache,
+            services.controller,
+            broker_epoch=lambda: self.broker_epoch,
+            connect=self.peer_connections.channel,
+        )
+        services.followers = peers.followers
+        services.selects_replicas = selector == RACK_AWARE_SELECTOR
+        await metadata.subscribe(lambda old, new: None, peers.change_addresses)
 
     async def _start_with_store_elsewhere(
         self, directories: DataDirectories, metadata: MetadataService, identity: Identity
@@ -257,10 +291,27 @@ class BrokerServer:
     def _make_metadata(self, store_path: str) -> MetadataService:
         store = self._store_factory(store_path, self.runtime)
         metadata = MetadataService(
-            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._channel
+            store, self.config, self.runtime, self._cache, lease_ms=self._lease_ms, channel=self._make_channel()
         )
         metadata.on_failed = self._report_failure
         return metadata
+
+    def _make_channel(self) -> "NetworkControllerChannel | None":
+        """Make the channel to the controllers on other brokers; None if no other broker can use the store."""
+        if self._lease_ms is None:
+            return None
+        from tidelog.broker.controller_channel import NetworkControllerChannel
+        from tidelog.metadata.peer_connections import PeerConnections
+
+        config, runtime = self.config, self.runtime
+        self.peer_connections = PeerConnections(config, self._cache, runtime, self._incarnation)
+        self._channel = NetworkControllerChannel(self.peer_connections, config.node_id, runtime.turns)
+        return self._channel
+
+    def _incarnation(self) -> str:
+        """Return the id of this run of the broker's process, a secret of the cluster's brokers."""
+        assert self._metadata is not None
+        return self._metadata.incarnation
 
     async def _adopt(self, paths: "Sequence[str]") -> Adoption:
         """Return the topics of the partitions that Kafka left in the directories."""
@@ -339,6 +390,7 @@ class BrokerServer:
             log_config,
             node_id=config.node_id,
             flush_interval_ms=config.durability_interval_ms,
+            lag_max_ms=config.get("replica.lag.time.max.ms"),
         )
         partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
@@ -347,16 +399,23 @@ class BrokerServer:
             Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
         )
         metadata.controller.mutation_quota = quotas.mutations
-        return Services(
+        services = Services(
             runtime=runtime,
             config=config,
             metadata=cache,
             controller=controller,
             partitions=partitions,
             groups=GroupCoordinators(
-                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
+                runtime=runtime,
+                config=config,
+                partitions=partitions,
+                metadata=cache,
+                controller=controller,
+                incarnation=None if self._channel is None else metadata.incarnation,
             ),
-            producer_ids=ProducerIds(controller, config.node_id),
+            producer_ids=ProducerIds(
+                controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS
+            ),
             quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
@@ -365,6 +424,11 @@ class BrokerServer:
                 runtime.clock, runtime.random, config.max_incremental_fetch_session_cache_slots, turns=runtime.turns
             ),
         )
+        if self.peer_connections is not None:
+            from tidelog.api.peer_brokers import PeerBrokers
+
+            services.peer_brokers = PeerBrokers(config.node_id, self._incarnation, metadata.controller, cache, runtime)
+        return services
 
     async def _first_records(self) -> "Sequence[JournalRecord]":
         """Return the first records of a new journal: the topics of a directory that Kafka wrote."""
@@ -406,21 +470,19 @@ class BrokerServer:
         """Accept connections."""
         bounds = ConnectionBounds(self.config)
         while self._bound_sockets:
-            listener = Listener(self.services, bounds, self._bound_sockets[0])
+            name = self.config.endpoints[len(self._listeners)].listener
+            accepts_brokers = self.peer_connections is not None and name == self.config.inter_broker_listener
+            listener = Listener(self.services, bounds, self._bound_sockets[0], name, accepts_brokers=accepts_brokers)
             listener.start()
             self._listeners.append(listener)
             self._bound_sockets.pop(0)
 
-    async def _start_cluster_parts(self) -> None:
-        """Start the parts that only a broker of a cluster has. Its partitions are open, and it does not listen yet."""
-        assert self._metadata is not None
-        lifecycle, partitions = self._metadata.lifecycle, self.services.partitions
+    def _guard_leaders(self, metadata: MetadataService) -> None:
+        """Let partitions resign that another broker may lead while this broker has no lease."""
+        lifecycle, partitions = metadata.lifecycle, self.services.partitions
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)
         lifecycle.on_lease_over, lifecycle.on_lease_regained = guard.lease_is_over, guard.lease_is_regained
-
-    async def _stop_cluster_parts(self) -> None:
-        """Stop these parts, before anything else stops."""
 
     # Running
 
@@ -448,10 +510,8 @@ class BrokerServer:
     async def stop(self) -> None:
         """Stop: answer outstanding requests, flush everything, mark the directories clean."""
         services = self.services
-        if self._metadata is not None and self._metadata.lifecycle is not None:
-            if not self._failed.done():
-                await self._metadata.lifecycle.shut_down()
-            await self._stop_cluster_parts()
+        if self._metadata is not None and self._metadata.lifecycle is not None and not self._failed.done():
+            await self._metadata.lifecycle.shut_down()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._compaction is not None:
@@ -468,12 +528,19 @@ class BrokerServer:
         assert directories is not None
         assert self._metadata is not None
         try:
+            if self._peers is not None:
+                await self._peers.stop()
             unclean = await services.partitions.close()
             await self._metadata.stop()
+            self._close_channel()
             await self.runtime.tasks.run_blocking(directories.close, unclean)
         finally:
             directories.release()
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
+
+    def _close_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
 
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.
@@ -482,8 +549,6 @@ class BrokerServer:
         opened. All others remain unclean, as after a crash. Created files of new directories are removed, unless a
         client may have connected.
         """
-        if self._channel is not None:
-            await self._stop_cluster_parts()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._compaction is not None:
@@ -496,6 +561,8 @@ class BrokerServer:
         directories = self._directories
         close_cleanly = directories is not None and directories.clean and (self._services is None or self._logs_opened)
         unclean: dict[str, str] = {}
+        if self._peers is not None:
+            await self._peers.stop()
         if self._services is not None:
             self._services.groups.close()
             if close_cleanly:
@@ -504,6 +571,7 @@ class BrokerServer:
                 await self._services.partitions.abandon()
         if self._metadata is not None:
             await self._metadata.stop()
+        self._close_channel()
         if directories is not None:
             if not directories.is_acquired:
                 pass  # nothing was changed

@@ -21,7 +21,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from tidelog.api.metering import Meter
-from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_route, routes
+from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_broker_route, find_route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.discarding_stream import DISCARDING_STREAM
 from tidelog.broker.pipelining import COMBINE_REQUESTS
@@ -126,7 +126,7 @@ class ServerConnection:
         self._stream = stream
         client_host, _, client_port = stream.peer.rpartition(":")
         local_host, _, local_port = stream.local.rpartition(":")
-        self.peer = Peer(client_host, int(client_port), local_host, int(local_port))
+        self.peer = Peer(client_host, int(client_port), local_host, int(local_port), self._listener.name)
         self.open = True
         self._last_active = self._monotonic()
         self._listener.opened(self)
@@ -417,11 +417,13 @@ class ServerConnection:
             try:
                 route = find_route(api_key, version)
             except ApiError:
-                if api_key != API_VERSIONS_KEY:
+                route = self._broker_route(api_key, version)
+                if route is None and api_key != API_VERSIONS_KEY:
                     self.close(f"API key {api_key} version {version} is not served")
                     return
-                route = find_route(API_VERSIONS_KEY, 0)
-                version = -1  # makes the handler return the supported versions
+                if route is None:
+                    route = find_route(API_VERSIONS_KEY, 0)
+                    version = -1  # makes the handler return the supported versions
         if self._prefix_end and api_key == PRODUCE_KEY and self._handle_by_template(route, frame, correlation_id):
             return
         position = HEADER_BYTES
@@ -440,7 +442,7 @@ class ServerConnection:
             if self.is_disconnected and not route.has_effects:
                 return
             context = RequestContext(api_key, version, correlation_id, client_id, self.peer)
-            if self.services.quotas.active and self._has_quota(client_id or ""):
+            if self.services.quotas.active and self.peer.broker is None and self._has_quota(client_id or ""):
                 size = len(frame) - position - route.flexible_request
                 context.meter = Meter(self.services.quotas, self._monotonic, api_key, version, client_id, size)
             if version < 0:
@@ -461,6 +463,10 @@ class ServerConnection:
             self._handle_metered(route, context, request, context.meter)
         else:
             self._handle_request(route, context, request)
+
+    def _broker_route(self, api_key: int, version: int) -> Route | None:
+        """Return the route of an API that only brokers use. None unless other brokers use this listener."""
+        return find_broker_route(api_key, version) if self._listener.accepts_brokers else None
 
     def _has_quota(self, client_id: str) -> bool:
         quotas = self.services.quotas

@@ -28,8 +28,19 @@ UNLIMITED = 2**31 - 1
 class Listener:
     """One listening address and its connections."""
 
-    def __init__(self, services: "Services", bounds: "ConnectionBounds", sockets: "SocketListener") -> None:
-        """`sockets` are bound to their address and do not listen yet."""
+    def __init__(
+        self,
+        services: "Services",
+        bounds: "ConnectionBounds",
+        sockets: "SocketListener",
+        name: str = "",
+        *,
+        accepts_brokers: bool = False,
+    ) -> None:
+        """`sockets` are bound to their address and do not listen yet. `name` is the listener's name in the settings.
+
+        `accepts_brokers`: the other brokers of the cluster connect to this listener.
+        """
         config = services.config
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         """Receive buffer that all connections share. Received bytes are handled or copied before the loop's next
@@ -37,6 +48,8 @@ class Listener:
         self.frame_step_bytes = FRAME_STEP_BYTES
         self.request_bytes_max: int = config.socket_request_max_bytes
         self.pipelining = Pipelining(services.runtime.tasks)
+        self.accepts_brokers = accepts_brokers
+        self.name = name
         self.host = sockets.host
         self.port = sockets.port
         self._services = services

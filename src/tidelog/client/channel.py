@@ -7,6 +7,7 @@ flight at once. It runs over the network of any runtime, so it works in the simu
 import asyncio
 import enum
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidelog.client.async_link import FRAME_BYTES_MAX, AsyncLink
@@ -59,11 +60,22 @@ class ChannelState(enum.Enum):
 class Channel:
     """The connection to the broker at `address`. It is not closed by failures, only by `close`."""
 
-    def __init__(self, runtime: "Runtime", address: "Address", config: ChannelConfig | None = None) -> None:
+    def __init__(
+        self,
+        runtime: "Runtime",
+        address: "Address",
+        config: ChannelConfig | None = None,
+        *,
+        on_connected: Callable[[AsyncLink], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_connected` is called with each new connection, before the first request is sent on it. If it raises
+        OSError, BrokenProtocol or ApiError, the attempt to connect has failed.
+        """
         self.address = address
         self.state = ChannelState.IDLE
         self._runtime = runtime
         self._config = config or ChannelConfig()
+        self._on_connected = on_connected
         self._link: AsyncLink | None = None
         self._connecting: asyncio.Future[Exception | None] | None = None
         """The attempt to connect that is running: its result is None, or the reason of the failure."""
@@ -82,27 +94,40 @@ class Channel:
 
         `records` fields of the response are views of the received bytes. `timeout_ms` replaces `request_timeout_ms`.
         If the time passes after the request was sent, the connection is closed, because later responses would wait
-        behind the missing one. Raises BrokerUnreachable, BrokenProtocol and ApiNotSupported. After the first two the
-        broker may have executed the request.
+        behind the missing one. Raises BrokerUnreachable, BrokenProtocol and ApiNotSupported. The broker may have
+        executed the request after BrokenProtocol, and after BrokerUnreachable if its `was_sent` is true.
         """
         if self._requests >= self._config.requests_max:
-            raise BrokerUnreachable(self.address, f"{self._requests} requests wait for it already")
+            raise BrokerUnreachable(self.address, f"{self._requests} requests wait for it already", was_sent=False)
         timeout_s = (self._config.request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
         link: AsyncLink | None = None
+        was_sent = False
         self._requests += 1
         try:
             async with asyncio.timeout(timeout_s), self._slots:
                 link = await self._open_link()
-                response = await link.post(request, version_max=version_max)
+                answered = link.post(request, version_max=version_max)
+                was_sent = True
+                response = await answered
         except OSError as error:  # among them TimeoutError
             if link is not None:
                 link.close()
-            raise BrokerUnreachable(self.address, failure_reason(error)) from error
+            raise BrokerUnreachable(self.address, failure_reason(error), was_sent=was_sent) from error
         finally:
             self._requests -= 1
         self._failures = 0
         assert isinstance(response, kind)
         return response
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in progress."""
+        return not self._requests
+
+    def reconnect(self) -> None:
+        """Close the connection. The next request opens another one. Requests in progress fail."""
+        if self._link is not None:
+            self._link.close()
 
     def close(self) -> None:
         """Close the connection, and never open one again. Requests in progress fail with BrokerUnreachable."""
@@ -127,7 +152,7 @@ class Channel:
                 self._attempt = self._runtime.tasks.spawn(self._connect(), name="channel-connect")
             error = await asyncio.shield(self._connecting)
             if error is not None:
-                raise BrokerUnreachable(self.address, _reason(error)) from error
+                raise BrokerUnreachable(self.address, _reason(error), was_sent=False) from error
 
     async def _connect(self) -> None:
         """Make one attempt to connect, after the pause that follows a failure."""
@@ -138,9 +163,7 @@ class Channel:
             if pause_s > 0:
                 await self._runtime.tasks.sleep(pause_s)
             async with asyncio.timeout(config.connection_setup_timeout_ms / 1000):
-                link = await AsyncLink.connect(
-                    self._runtime, *self.address, config.client_id, frame_bytes_max=config.frame_bytes_max
-                )
+                link = await self._open(config)
         except (OSError, BrokenProtocol, ApiError) as error:
             failure = error
             self._back_off()
@@ -152,6 +175,19 @@ class Channel:
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.set_result(failure)
+
+    async def _open(self, config: ChannelConfig) -> AsyncLink:
+        """Open a connection. Raises OSError, BrokenProtocol and ApiError."""
+        link = await AsyncLink.connect(
+            self._runtime, *self.address, config.client_id, frame_bytes_max=config.frame_bytes_max
+        )
+        if self._on_connected is not None:
+            try:
+                await self._on_connected(link)
+            except BaseException:
+                link.close()
+                raise
+        return link
 
     def _link_closed(self, link: AsyncLink) -> None:
         if link is self._link and self.state is ChannelState.CONNECTED:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
 SIZE_BYTES = 4
+BETWEEN_BROKERS = (58,)
+"""The keys of the APIs (Envelope) that brokers serve to other brokers only, and do not offer to clients."""
 NEWEST = 32767
 """As a `version_max`: no limit below the newest version that both sides support."""
 
@@ -76,6 +78,8 @@ class ClientConnection:
         """
         ours = VersionRange(request.min_version, min(request.max_version, version_max))
         theirs = self.versions.get(request.api_key)
+        if theirs is None and request.api_key in BETWEEN_BROKERS:
+            theirs = ours
         if theirs is None:
             raise ApiNotSupported(f"the broker does not offer {request.name}")
         version = min(ours.last, theirs.last)

@@ -22,10 +22,12 @@ class BrokerUnreachable(Unreachable):
     the broker may have executed the request.
     """
 
-    def __init__(self, address: Address, reason: str, remedy: str = "") -> None:
+    def __init__(self, address: Address, reason: str, remedy: str = "", *, was_sent: bool = True) -> None:
+        """`was_sent`: the request may have been sent."""
         super().__init__(f"broker {address} cannot be reached: {reason}" + (f"; {remedy}" if remedy else ""))
         self.address = address
         self.remedy = remedy
+        self.was_sent = was_sent
 
 
 class NoBrokerReachable(Unreachable):

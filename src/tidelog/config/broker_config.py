@@ -121,6 +121,7 @@ class BrokerConfig:
     node_id: int
     num_partitions: int
     offset_metadata_max_bytes: int
+    offsets_commit_timeout_ms: int
     offsets_retention_check_interval_ms: int
     offsets_retention_minutes: int
     offsets_topic_num_partitions: int
@@ -280,6 +281,12 @@ class BrokerConfig:
         return parse_endpoints("listeners", texts, self._protocols())
 
     @property
+    def inter_broker_listener(self) -> str:
+        """The name of the listener that the other brokers of the cluster connect to."""
+        name: str | None = self.get("inter.broker.listener.name")
+        return name.strip().upper() if name else self.endpoints[0].listener
+
+    @property
     def controller_listeners(self) -> list[str]:
         """The addresses in `listeners` that Tidelog does not open. A Kafka node that is both broker and controller has
         them for its controller.
@@ -338,6 +345,12 @@ class BrokerConfig:
                     "it accepts connections on all interfaces, but clients need one address: "
                     f"set advertised.listeners={name}://HOST:{endpoint.port} with a host they can reach",
                 )
+        if self.inter_broker_listener not in endpoints:
+            raise InvalidValue(
+                "inter.broker.listener.name",
+                self.get("inter.broker.listener.name"),
+                f"listeners has no listener of this name, only {', '.join(endpoints)}",
+            )
         for assignor in self.get("group.consumer.assignors"):
             if assignor not in CONSUMER_ASSIGNORS:
                 raise InvalidValue("group.consumer.assignors", assignor, "takes uniform or range")

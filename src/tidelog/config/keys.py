@@ -12,6 +12,7 @@ from tidelog.config import (
     group_keys,
     idle_keys,
     quota_keys,
+    replication_keys,
     topic_keys,
 )
 from tidelog.config.key import InvalidValue, Key, Value
@@ -19,7 +20,14 @@ from tidelog.config.key import InvalidValue, Key, Value
 TOPIC_KEYS: Mapping[str, Key] = {key.name: key for key in topic_keys.KEYS}
 BROKER_KEYS: Mapping[str, Key] = {
     key.name: key
-    for key in (*broker_keys.KEYS, *cluster_keys.KEYS, *coordinator_keys.KEYS, *quota_keys.KEYS, *idle_keys.KEYS)
+    for key in (
+        *broker_keys.KEYS,
+        *cluster_keys.KEYS,
+        *coordinator_keys.KEYS,
+        *quota_keys.KEYS,
+        *replication_keys.KEYS,
+        *idle_keys.KEYS,
+    )
 }
 GROUP_KEYS: Mapping[str, Key] = {key.name: key for key in group_keys.KEYS}
 

@@ -101,6 +101,7 @@ KEYS: tuple[Key, ...] = (
         "",
         ThrottledReplicas(),
         doc="Replicas whose fetching is throttled, as PARTITION:BROKER, or *.",
+        effect=True,
     ),
     Key(
         "index.interval.bytes",
@@ -117,6 +118,7 @@ KEYS: tuple[Key, ...] = (
         "",
         ThrottledReplicas(),
         doc="Replicas whose serving is throttled, as PARTITION:BROKER, or *.",
+        effect=True,
     ),
     Key(
         "local.retention.bytes",
@@ -204,6 +206,7 @@ KEYS: tuple[Key, ...] = (
         AtLeast(1),
         doc="Replicas that must be in sync to accept a produce request with acks=all.",
         synonyms=(("min.insync.replicas", 1),),
+        effect=True,
     ),
     Key(
         "preallocate",

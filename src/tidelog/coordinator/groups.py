@@ -13,23 +13,20 @@ from tidelog.coordinator.consumer.settings import (
     ConsumerSettings,
     MigrationPolicy,
 )
-from tidelog.coordinator.group.hashing import partition_of
+from tidelog.coordinator.consumer.topics import changed_names
 from tidelog.coordinator.group.settings import GroupSettings
-from tidelog.coordinator.group_log import GroupLog
+from tidelog.coordinator.host import CoordinatorHost
 from tidelog.coordinator.lag import GroupLags
 from tidelog.metadata.image import CONSUMER_OFFSETS
-from tidelog.metadata.link import EnsureTopics
+from tidelog.metadata.internal_topics import missing_replicas
 from tidelog.model.ids import uuid_text
 from tidelog.wire.decoding import STRING_BYTES_MAX
 from tidelog.wire.errors import (
-    ApiError,
     CoordinatorLoadInProgress,
-    CoordinatorNotAvailable,
     ErrorCode,
     InvalidGroupId,
     InvalidRequest,
     InvalidSessionTimeout,
-    NotCoordinator,
     UnsupportedVersion,
 )
 
@@ -42,10 +39,9 @@ if TYPE_CHECKING:
     from tidelog.coordinator.group.durable import DurableGroup
     from tidelog.coordinator.group.offsets import OffsetCommit
     from tidelog.coordinator.runtime import CoordinatorPartition
-    from tidelog.metadata.image import BrokerRegistration, MetadataImage, TopicImage
+    from tidelog.metadata.image import MetadataImage, TopicImage
     from tidelog.metadata.link import ControllerLink
     from tidelog.metadata.publisher import MetadataCache
-    from tidelog.metadata.records import PartitionState
     from tidelog.model.steps import Steps
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
@@ -60,8 +56,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 T = TypeVar("T")
 
-CACHED_GROUP_IDS_MAX = 20_000
-"""Upper bound on the cached partition numbers of group ids."""
 UUID_TEXT_LENGTH = 36
 SWEEP_GROUPS_PER_TURN = 20
 """Groups that a sweep examines in one turn of the event loop."""
@@ -82,52 +76,51 @@ class GroupCoordinators:
         partitions: "Partitions",
         metadata: "MetadataCache",
         controller: "ControllerLink",
+        incarnation: str | None = None,
     ) -> None:
+        """See `CoordinatorHost` for `incarnation`."""
         self._runtime = runtime
         self._config = config
-        self._partitions = partitions
         self._metadata = metadata
-        self._controller = controller
         self._settings = group_settings(config)
-        self._coordinators: dict[int, CoordinatorPartition[GroupCore]] = {}
-        self._partition_count = 0
-        self._partition_by_group_id: dict[str, int] = {}
-        """The partition number of each group id. It is cached because its computation costs time."""
+        self.host: CoordinatorHost[GroupCore] = CoordinatorHost(
+            CONSUMER_OFFSETS,
+            runtime=runtime,
+            node_id=config.node_id,
+            partitions=partitions,
+            metadata=metadata,
+            controller=controller,
+            new_core=self._new_core,
+            commit_timeout_ms=config.offsets_commit_timeout_ms,
+            incarnation=incarnation,
+        )
         self._groups_being_deleted: dict[str, None] = {}
         """Ids of groups whose records are being deleted in several steps."""
         self._followed_image = metadata.image
         """The last image that was passed to `on_image`. It is published to clients only after `on_image` has completed.
         """
         self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._durable_groups)
-        self._group_log = GroupLog(runtime.clock, runtime.tasks)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._missing_replicas = 0
+        """See `missing_replicas`, as it was last logged."""
+        self._lag_task: asyncio.Task[None] | None = None
 
     # Life cycle
 
     def start(self) -> None:
-        """Start the periodic removal of expired offsets and the periodic lag check.
-
-        The coordinators are loaded by `on_image`, when an image contains partitions that this broker leads.
-        """
-        spawn = self._runtime.tasks.spawn
-        self._tasks = [
-            spawn(self._sweep_periodically(), name="offsets-sweep"),
-            spawn(self.lags.run(), name="group-lags"),
-        ]
+        """Start the periodic removal of expired offsets and the periodic lag check."""
+        self.host.sweep_periodically(self._config.offsets_retention_check_interval_ms, self.sweep)
+        self._lag_task = self._runtime.tasks.spawn(self.lags.run(), name="group-lags")
 
     def on_image(self, old: "MetadataImage", new: "MetadataImage") -> "Awaitable[None] | None":
         """Apply a metadata change after the partitions have applied it.
 
-        Serve the partitions that this broker leads, remove the offsets of deleted topics, and notify consumer groups
-        of changed topics. Groups may have committed millions of offsets in a deleted topic. Therefore the offsets are
-        removed in steps, between which other requests are served. If an awaitable is returned, the caller awaits it
-        before it applies the next change.
+        Remove the offsets of deleted topics, and notify consumer groups of changed topics. Groups may have committed
+        millions of offsets in a deleted topic. Therefore the offsets are removed in steps, between which other requests
+        are served. If an awaitable is returned, the caller awaits it before it applies the next change.
         """
         self._followed_image = new
         self._settings.consumer.assignment_interval_ms = self._config.group_consumer_assignment_interval_ms
-        topic = new.topics.get(CONSUMER_OFFSETS)
-        if topic is not old.topics.get(CONSUMER_OFFSETS):
-            self._serve_led_partitions({} if topic is None else dict(enumerate(topic.partitions)))
+        self._warn_of_missing_replicas(old, new)
         if old.topics is not new.topics:
             deleted_topics = {
                 name: None
@@ -139,8 +132,30 @@ class GroupCoordinators:
             self._notify_topics_changed(old, new)
         return None
 
+    def _warn_of_missing_replicas(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        """On the controller, log a warning when it notices that the topic, which was created for fewer brokers, could
+        have more replicas.
+        """
+        topic = new.topics.get(CONSUMER_OFFSETS)
+        is_changed = (
+            old.brokers.keys() != new.brokers.keys()
+            or old.topics.get(CONSUMER_OFFSETS) is not topic
+            or old.controller_id != new.controller_id
+        )
+        if topic is None or len(new.brokers) == 1 or new.controller_id != self._config.node_id or not is_changed:
+            return
+        missing = missing_replicas(CONSUMER_OFFSETS, self._config, new)
+        if missing != self._missing_replicas and missing:
+            logger.warning(
+                "internal topic has too few replicas topic=%s replicas=%d possible=%d",
+                CONSUMER_OFFSETS,
+                topic.replication_factor,
+                topic.replication_factor + missing,
+            )
+        self._missing_replicas = missing
+
     async def _forget_topics(self, deleted_topics: dict[str, None], old: "MetadataImage", new: "MetadataImage") -> None:
-        for coordinator in self._loaded_coordinators():
+        for coordinator in self.host.loaded():
             core = coordinator.core
             for decision in core.forget_topics(deleted_topics, coordinator.now()):
                 coordinator.apply(decision)
@@ -153,60 +168,16 @@ class GroupCoordinators:
         self._notify_topics_changed(old, new)
 
     def _notify_topics_changed(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        for coordinator in self._loaded_coordinators():
-            coordinator.core.topics_changed(old, new, coordinator.now())
-            coordinator.arm()
-
-    def serve_opened_partitions(self) -> None:
-        """Serve the partitions of `__consumer_offsets` that were offline and were opened after the last image."""
-        topic = self._metadata.image.topics.get(CONSUMER_OFFSETS)
-        if topic is not None:
-            self._serve_led_partitions(dict(enumerate(topic.partitions)))
+        if changed_names(old, new):  # most changes only move leaders or change in-sync replicas
+            for coordinator in self.host.loaded():
+                coordinator.core.topics_changed(old, new, coordinator.now())
+                coordinator.arm()
 
     def close(self) -> None:
         """Answer all waiting requests, and refuse new requests from now on."""
-        for task in self._tasks:
-            task.cancel()
-        for coordinator in self._coordinators.values():
-            coordinator.close()
-        self._coordinators.clear()
-
-    async def wait_for_loads(self) -> None:
-        """Wait until no coordinator is being loaded."""
-        for coordinator in list(self._coordinators.values()):
-            await coordinator.wait_for_load()
-
-    # Location of groups
-
-    @property
-    def has_topic(self) -> bool:
-        """Whether `__consumer_offsets` exists. Without it no group has a coordinator."""
-        return CONSUMER_OFFSETS in self._metadata.image.topics
-
-    async def make_topic(self) -> None:
-        """Create `__consumer_offsets`, when it is needed for the first time. Raises CoordinatorNotAvailable."""
-        try:
-            (topic_result,) = (await self._controller.ensure_topics(EnsureTopics([CONSUMER_OFFSETS]))).result()
-            refusal = None if topic_result.error is ErrorCode.NONE else topic_result.message or topic_result.error.name
-        except ApiError as error:
-            refusal = error.message
-        if refusal is not None:
-            logger.error("cannot make topic=%s reason=%s", CONSUMER_OFFSETS, refusal)
-            raise CoordinatorNotAvailable(f"cannot create {CONSUMER_OFFSETS}: {refusal}")
-        await self.wait_for_loads()  # Empty logs load immediately, so the client need not retry.
-
-    def coordinator_of(self, group_id: str) -> "BrokerRegistration":
-        """Return the broker that coordinates the group. Raises CoordinatorNotAvailable if there is none at present."""
-        image = self._metadata.image
-        topic = image.topics.get(CONSUMER_OFFSETS)
-        if topic is None:
-            raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} does not exist yet")
-        index = self._partition_index(group_id, len(topic.partitions))
-        state = topic.partitions[index]
-        broker = image.brokers.get(state.leader)
-        if broker is None or self._partitions.is_offline(CONSUMER_OFFSETS, index):
-            raise CoordinatorNotAvailable(f"the partition of group {group_id!r} has no leader")
-        return broker
+        if self._lag_task is not None:
+            self._lag_task.cancel()
+        self.host.close()
 
     # Requests. Each method raises ApiError if this broker does not serve the group at present.
 
@@ -231,19 +202,19 @@ class GroupCoordinators:
 
     def sync(self, request: "SyncGroupRequest", reply: "Reply") -> None:
         self._check_group_id(request.group_id)
-        coordinator = self._coordinator(request.group_id)
+        coordinator = self.host.coordinator(request.group_id)
         coordinator.apply(coordinator.core.sync(request, reply, coordinator.now()))
 
     def heartbeat(self, request: "HeartbeatRequest") -> ErrorCode:
         self._check_group_id(request.group_id)
-        coordinator = self._coordinator(request.group_id)
+        coordinator = self.host.coordinator(request.group_id)
         if coordinator.is_loading:
             return ErrorCode.NONE  # no session expires during a load
         return coordinator.core.heartbeat(request, coordinator.now())
 
     def leave(self, request: "LeaveGroupRequest", reply: "Reply") -> None:
         self._check_group_id(request.group_id)
-        coordinator = self._coordinator(request.group_id)
+        coordinator = self.host.coordinator(request.group_id)
         coordinator.apply(coordinator.core.leave(request, reply, coordinator.now()))
 
     @property
@@ -270,7 +241,7 @@ class GroupCoordinators:
         """Describe a group of the consumer protocol. The reply is its DescribedGroup."""
         if not group_id:
             raise InvalidGroupId
-        coordinator = self._coordinator(group_id)
+        coordinator = self.host.coordinator(group_id)
         described: DescribedConsumerGroup = coordinator.core.describe_consumer(group_id)
         coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))
 
@@ -281,7 +252,7 @@ class GroupCoordinators:
         """
         from tidelog.coordinator.group.offsets import prepare_commit
 
-        coordinator = self._coordinator(commit.group_id)
+        coordinator = self.host.coordinator(commit.group_id)
         coordinator.core.check_commit(commit, coordinator.now())
         while True:
             # The published metadata still contains a topic while its offsets are being removed.
@@ -292,7 +263,7 @@ class GroupCoordinators:
             if not _was_topic_deleted(topics, self._followed_image.topics, commit):
                 break
         # During the steps, the group may have moved to another broker, or its generation may have changed.
-        coordinator = self._coordinator(commit.group_id)
+        coordinator = self.host.coordinator(commit.group_id)
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
@@ -304,7 +275,7 @@ class GroupCoordinators:
         self._coordinator_unless_deleting(group_id)
         try:
             while not is_last:
-                coordinator = self._coordinator(group_id)
+                coordinator = self.host.coordinator(group_id)
                 decision, is_last = coordinator.core.delete_some(group_id, coordinator.now())
                 if is_last:
                     decision.reply(reply, None)
@@ -318,7 +289,7 @@ class GroupCoordinators:
     def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
         """Delete committed offsets. The reply is one ErrorCode for each (topic, partition)."""
         self._check_group_id(group_id)
-        coordinator = self._coordinator(group_id)
+        coordinator = self.host.coordinator(group_id)
         coordinator.apply(coordinator.core.delete_offsets(group_id, offsets, reply, coordinator.now()))
 
     def read_offsets(
@@ -334,13 +305,13 @@ class GroupCoordinators:
 
         `read` is called with the group, or with None if the group does not exist.
         """
-        coordinator = self._coordinator(group_id)
+        coordinator = self.host.coordinator(group_id)
         durable, reply_offset = coordinator.core.group_for_fetch(group_id, member_id, member_epoch)
         coordinator.answer(reply, read(durable), reply_offset)
 
     def describe(self, group_id: str, reply: "Reply") -> None:
         """Describe a classic group. The reply is a DescribedGroup, or None for a group that does not exist."""
-        coordinator = self._coordinator(group_id)
+        coordinator = self.host.coordinator(group_id)
         described: DescribedGroup | None = coordinator.core.describe(group_id)
         coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))
 
@@ -350,26 +321,16 @@ class GroupCoordinators:
 
         Raises CoordinatorLoadInProgress or CoordinatorNotAvailable while some groups are not loaded.
         """
-        for coordinator in self._coordinators.values():
+        for coordinator in self.host.coordinators():
             coordinator.check_groups_known()
-        for coordinator in self._loaded_coordinators():
+        for coordinator in self.host.loaded():
             yield from coordinator.core.listing()
 
     # Implementation
 
     def _durable_groups(self) -> "Iterator[tuple[str, DurableGroup]]":
-        for coordinator in self._loaded_coordinators():
+        for coordinator in self.host.loaded():
             yield from list(coordinator.core.durable.by_id.items())
-
-    def _coordinator(self, group_id: str) -> "CoordinatorPartition[GroupCore]":
-        coordinator = (
-            self._coordinators.get(self._partition_index(group_id, self._partition_count))
-            if self._partition_count
-            else None
-        )
-        if coordinator is None:
-            raise NotCoordinator(f"this broker does not coordinate group {group_id!r}")
-        return coordinator
 
     def _coordinator_unless_deleting(self, group_id: str) -> "CoordinatorPartition[GroupCore]":
         """Return the group's coordinator. Raises CoordinatorLoadInProgress, which clients retry, while the group is
@@ -377,15 +338,7 @@ class GroupCoordinators:
         """
         if group_id in self._groups_being_deleted:
             raise CoordinatorLoadInProgress(f"group {group_id!r} is being deleted")
-        return self._coordinator(group_id)
-
-    def _partition_index(self, group_id: str, count: int) -> int:
-        index = self._partition_by_group_id.get(group_id)
-        if index is None:
-            if len(self._partition_by_group_id) >= CACHED_GROUP_IDS_MAX:
-                self._partition_by_group_id.clear()
-            index = self._partition_by_group_id[group_id] = partition_of(group_id, count)
-        return index
+        return self.host.coordinator(group_id)
 
     def _new_uuid(self) -> bytes:
         """Return a random UUID whose base64 text does not begin with "-", because on a command line such a text would
@@ -400,52 +353,14 @@ class GroupCoordinators:
         if not group_id:
             raise InvalidGroupId("a group that has members needs a group id")
 
-    def _loaded_coordinators(self) -> "Iterator[CoordinatorPartition[GroupCore]]":
-        for coordinator in list(self._coordinators.values()):
-            if coordinator.is_loaded:
-                yield coordinator
-
-    def _serve_led_partitions(self, states: "dict[int, PartitionState]") -> None:
-        """Serve exactly the partitions that this broker leads and that are open."""
-        node_id = self._config.node_id
-        if len(states) != self._partition_count:
-            self._partition_count = len(states)
-            self._partition_by_group_id.clear()
-        for index in list(self._coordinators):
-            partition = self._partitions.find(CONSUMER_OFFSETS, index)
-            if partition is not self._coordinators[index].partition or states[index].leader != node_id:
-                self._coordinators.pop(index).close()
-        for index, state in states.items():
-            if index in self._coordinators or state.leader != node_id:
-                continue
-            partition = self._partitions.find(CONSUMER_OFFSETS, index)
-            if partition is not None:
-                # Imported only when groups are used, because the import takes time.
-                from tidelog.coordinator.runtime import CoordinatorPartition
-
-                runtime = self._runtime
-                coordinator = CoordinatorPartition(
-                    partition, self._new_core, runtime.clock, runtime.tasks, runtime.turns, self._group_log
-                )
-                self._coordinators[index] = coordinator
-                coordinator.load()
-
     def _new_core(self) -> "GroupCore":
         from tidelog.coordinator.group.core import GroupCore
 
         return GroupCore(self._settings, lambda: self._metadata.image)
 
-    async def _sweep_periodically(self) -> None:
-        while True:
-            await self._runtime.tasks.sleep(self._config.offsets_retention_check_interval_ms / 1000)
-            try:
-                await self.sweep()
-            except Exception:
-                logger.exception("offsets sweep failed")  # the next sweep tries again
-
     async def sweep(self) -> None:
         """Delete expired offsets, and groups that have neither members nor offsets."""
-        for coordinator in self._loaded_coordinators():
+        for coordinator in self.host.loaded():
             group_ids = iter(coordinator.core.group_ids())
             while coordinator.is_loaded and (batch_of_ids := list(islice(group_ids, SWEEP_GROUPS_PER_TURN))):
                 coordinator.apply_all(coordinator.core.sweep(batch_of_ids, coordinator.now()))

@@ -62,6 +62,8 @@ class Loader:
         self._records_in_turn = 0
         self.records = 0
         """Number of records read so far."""
+        self.next_offset = log.log_start_offset
+        """Exclusive end of the part of the log that was replayed."""
 
     async def run(self, still_wanted: Callable[[], bool]) -> None:
         """Replay the log up to its end. Returns early when `still_wanted` returns False.
@@ -91,6 +93,7 @@ class Loader:
             logger.warning("transactions without an end are ignored partition=%s producers=%d", self._name, count)
         if still_wanted():
             await self._replay(offset)
+            self.next_offset = offset
 
     async def _read_batches(self, data: bytes, path: str, file_position: int) -> int:
         """Process the batches in `data`. Return the offset after the last batch."""

@@ -1,18 +1,25 @@
-"""Run the core of one coordinator partition: decide, append, replay, reply.
+"""Run the core of one coordinator partition, in one leader epoch: decide, append, replay, reply.
 
 A core makes decisions without changing durable state. The records of a decision are appended as one batch and then
 replayed into the core, in the same way as a load replays them. The replies are sent when the batch is committed. If
 an append fails, the decision and all soft state that depends on it are invalid. Therefore the core is dropped, and a
 new core is loaded from the log. An unexpected exception in a step has the same consequence.
 
+Every append names the leader epoch in which the coordinator was made, and is refused in any other. When the epoch ends,
+`host.py` closes the coordinator, and makes another one if this broker leads the partition again.
+
 While there is no core, clients get one of these errors:
 
     COORDINATOR_LOAD_IN_PROGRESS   the log is being loaded
     COORDINATOR_NOT_AVAILABLE      the load failed and will be repeated
     NOT_COORDINATOR                the log is offline, led by another broker, or cannot be decoded (restart to retry)
+
+In a cluster, an answer that waits longer than offsets.commit.timeout.ms for the in-sync replicas is replaced by
+COORDINATOR_NOT_AVAILABLE, as in Kafka. Its records may still be committed later.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -20,7 +27,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.loading import Loader
 from tidelog.log.errors import CorruptLog
-from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator
+from tidelog.wire.errors import (
+    ApiError,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    NotCoordinator,
+    NotLeaderOrFollower,
+)
 from tidelog.wire.records import Record, encode_batch
 
 if TYPE_CHECKING:
@@ -31,13 +44,17 @@ if TYPE_CHECKING:
     from tidelog.coordinator.loading import LogView
     from tidelog.log.partition_log import Appended
     from tidelog.model.steps import Steps
-    from tidelog.runtime.interfaces import Clock, Tasks, TimerHandle
-    from tidelog.runtime.turns import Turns
+    from tidelog.runtime.interfaces import Runtime, TimerHandle
 
     class PartitionLogView(LogView, Protocol):
         @property
         def failure(self) -> Any: ...
         def fail(self, reason: str) -> None: ...
+
+    class ReplicaView(Protocol):
+        @property
+        def is_alone(self) -> bool:
+            """Whether no other broker matters for what is committed."""
 
     class LedPartition(Protocol):
         """The part of `replication.partition.Partition` that this module uses."""
@@ -50,7 +67,11 @@ if TYPE_CHECKING:
         def log(self) -> PartitionLogView: ...
         @property
         def deleted(self) -> bool: ...
-        def append_batch(self, data: bytearray) -> "Appended": ...
+        @property
+        def leader_epoch(self) -> int: ...
+        @property
+        def replica(self) -> "ReplicaView": ...
+        def append_batch(self, data: bytearray, leader_epoch: int) -> "Appended": ...
         def fail(self) -> None: ...
         def is_committed(self, next_offset: int) -> bool: ...
         def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None: ...
@@ -78,24 +99,25 @@ C = TypeVar("C", bound="Core")
 
 
 class CoordinatorPartition(Generic[C]):
-    """The coordinator of one partition of an internal topic."""
+    """The coordinator of one partition of an internal topic, in the leader epoch in which it is made."""
 
     def __init__(
         self,
         partition: "LedPartition",
         new_core: Callable[[], C],
-        clock: "Clock",
-        tasks: "Tasks",
-        turns: "Turns",
+        runtime: "Runtime",
         group_log: "GroupLog",
+        commit_timeout_ms: int,
     ) -> None:
         self.partition = partition
+        self.leader_epoch = partition.leader_epoch
         self.name = f"{partition.topic}-{partition.index}"
         self._new_core = new_core
-        self._clock = clock
-        self._tasks = tasks
-        self._turns = turns
+        self._clock = runtime.clock
+        self._tasks = runtime.tasks
+        self._turns = runtime.turns
         self._group_log = group_log
+        self._commit_timeout_s = commit_timeout_ms / 1000
         self._core: C | None = None
         self._is_closed = False
         self._refusal: ApiError | None = None
@@ -107,6 +129,13 @@ class CoordinatorPartition(Generic[C]):
         self._is_expiring = False
         """Whether due deadlines are being processed in steps at present."""
         self._load_task: asyncio.Task[None] | None = None
+        self._load_end = 0
+        """Exclusive end of the log that the core was loaded from. No answer rests on less: the loaded state may lack
+        a group because its deletion, which is not committed yet, is a part of the log."""
+        self._waiting_answers: deque[tuple[float, list[tuple[Reply, Any]]]] = deque()
+        """Answers that wait for the in-sync replicas, each with the time at which it waits no longer. A list is empty
+        when its answers were sent."""
+        self._answer_timer: TimerHandle | None = None
 
     # State
 
@@ -122,7 +151,7 @@ class CoordinatorPartition(Generic[C]):
 
     def _unavailable_error(self) -> ApiError:
         if self._is_closed or self.partition.log.failure is not None:
-            return NotCoordinator(f"{self.name} is not served here")
+            return NotCoordinator()
         return self._refusal or CoordinatorLoadInProgress(f"{self.name} is being loaded")
 
     @property
@@ -161,9 +190,17 @@ class CoordinatorPartition(Generic[C]):
             await self._load_task
 
     def close(self) -> None:
-        """Stop serving requests: the broker lost the leadership, or it stops. Waiting clients get NOT_COORDINATOR."""
+        """Stop serving: the leader epoch has ended, or the broker stops. Waiting clients get NOT_COORDINATOR."""
         self._is_closed = True
-        self._unload(NotCoordinator(f"{self.name} is not served here any more"), [])
+        unsent = [reply for _, replies in self._waiting_answers for reply in replies]
+        for _, replies in self._waiting_answers:
+            replies.clear()
+        self._waiting_answers.clear()
+        for timer in (self._reload_timer, self._answer_timer):
+            if timer is not None:
+                timer.cancel()
+        self._reload_timer = self._answer_timer = None
+        self._unload(NotCoordinator(), unsent)
 
     # Steps
 
@@ -174,7 +211,11 @@ class CoordinatorPartition(Generic[C]):
             core = self._core
             assert core is not None, "a decision of a core that is not loaded"
             try:
-                appended = self.partition.append_batch(self._batch(decision))
+                appended = self.partition.append_batch(self._batch(decision), self.leader_epoch)
+            except NotLeaderOrFollower as error:
+                self._is_closed = True
+                self._unload(NotCoordinator(f"{self.name}: {error.message}"), decision.replies)
+                return
             except (ApiError, OSError) as error:
                 if not self.partition.deleted:
                     logger.error("append failed, loading anew partition=%s error=%s", self.name, error)
@@ -202,10 +243,14 @@ class CoordinatorPartition(Generic[C]):
         self._answer([(reply, answer)], reply_offset)
 
     def _answer(self, replies: list[tuple[Reply, Any]], reply_offset: int) -> None:
+        reply_offset = max(reply_offset, self._load_end)
         if self.partition.is_committed(reply_offset):
             for reply, answer in replies:
                 reply(answer)
         else:
+            if not self.partition.replica.is_alone:
+                replies = list(replies)
+                self._limit_wait(replies)
             self.partition.when_committed(reply_offset, partial(self._answer_after_commit, replies))
 
     def _answer_after_commit(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
@@ -216,6 +261,27 @@ class CoordinatorPartition(Generic[C]):
             return
         for reply, answer in replies:
             reply(answer)
+        replies.clear()  # for `_end_waits`
+
+    # Answers that wait for other brokers. There is one timer for all of them.
+
+    def _limit_wait(self, replies: list[tuple[Reply, Any]]) -> None:
+        """Replace the answers by an error unless they are sent within offsets.commit.timeout.ms."""
+        self._waiting_answers.append((self._clock.monotonic() + self._commit_timeout_s, replies))
+        if self._answer_timer is None:
+            self._answer_timer = self._tasks.call_later(self._commit_timeout_s, self._end_waits)
+
+    def _end_waits(self) -> None:
+        self._answer_timer = None
+        waiting = self._waiting_answers
+        now = self._clock.monotonic()
+        while waiting and (waiting[0][0] <= now or not waiting[0][1]):
+            _, replies = waiting.popleft()
+            unsent = [reply for reply, _ in replies]
+            replies.clear()
+            self._refuse(unsent, CoordinatorNotAvailable(f"{self.name}: too few in-sync replicas have the records"))
+        if waiting:
+            self._answer_timer = self._tasks.call_later(waiting[0][0] - now, self._end_waits)
 
     def apply_all(self, decisions: Iterator[Decision]) -> None:
         """Apply decisions until there are no more, or until one of them fails."""
@@ -331,6 +397,7 @@ class CoordinatorPartition(Generic[C]):
             return
         self._core = core
         self._refusal = None
+        self._load_end = loader.next_offset
         seconds = self._clock.monotonic() - began
         level = logging.INFO if seconds > SLOW_LOAD_S else logging.DEBUG
         logger.log(level, "loaded partition=%s records=%d seconds=%.3f", self.name, loader.records, seconds)
@@ -355,5 +422,11 @@ class CoordinatorPartition(Generic[C]):
         waiting = [reply for reply, _ in unsent_replies]
         if core is not None:
             waiting += core.abandon()
-        for reply in waiting:
-            reply(error)
+        self._refuse(waiting, error)
+
+    def _refuse(self, replies: list[Reply], error: ApiError) -> None:
+        for reply in replies:
+            try:
+                reply(error)
+            except Exception:  # the other clients must still get their answers
+                logger.exception("answer failed partition=%s", self.name)

@@ -27,7 +27,9 @@ class LogConfig:
         "file_delete_delay_ms",
         "flush_messages",
         "flush_ms",
+        "follower_replication_throttled_replicas",
         "index_interval_bytes",
+        "leader_replication_throttled_replicas",
         "max_compaction_lag_ms",
         "max_message_bytes",
         "message_timestamp_after_max_ms",
@@ -69,6 +71,8 @@ class LogConfig:
         producer_id_expiration_ms: int = DAY_MS,
         flush_messages: int = INT64_MAX,
         flush_ms: int = INT64_MAX,
+        follower_replication_throttled_replicas: str = "",
+        leader_replication_throttled_replicas: str = "",
         durability: str = "interval",
         min_insync_replicas: int = 1,
         segment_jitter_ms: int = 0,
@@ -97,6 +101,8 @@ class LogConfig:
         self.producer_id_expiration_ms = producer_id_expiration_ms
         self.flush_messages = flush_messages
         self.flush_ms = flush_ms
+        self.follower_replication_throttled_replicas = follower_replication_throttled_replicas
+        self.leader_replication_throttled_replicas = leader_replication_throttled_replicas
         self.durability = durability
         self.min_insync_replicas = min_insync_replicas
         self.segment_jitter_ms = segment_jitter_ms

@@ -168,6 +168,16 @@ class MetadataImage:
         broker = self.brokers.get(broker_id)
         return broker is not None and not broker.fenced
 
+    def reported_controller(self, node_id: int) -> int:
+        """Return the broker that clients send their requests for the controller to; -1 if there is none.
+
+        Each broker passes such requests on. So this is `node_id`, the broker that answers the client, unless it is
+        fenced: the present controller may have ended. Kafka's brokers return any broker that is alive.
+        """
+        if self.is_online(node_id):
+            return node_id
+        return next((broker.broker_id for broker in self.brokers.values() if not broker.fenced), -1)
+
 
 EMPTY_IMAGE: Final = MetadataImage()
 

@@ -6,11 +6,12 @@ from tidelog.metadata.link import AllocateProducerIds, ControllerLink
 
 
 class ProducerIds:
-    """The producer ids of this broker."""
+    """The producer ids of this broker. A block whose allocation was not answered in time is never used."""
 
-    def __init__(self, controller: ControllerLink, node_id: int) -> None:
+    def __init__(self, controller: ControllerLink, node_id: int, timeout_ms: int | None = None) -> None:
+        """`timeout_ms` is the longest time that a producer waits for another broker, the controller."""
         self._controller = controller
-        self._request = AllocateProducerIds(node_id)
+        self._request = AllocateProducerIds(node_id, timeout_ms)
         self._block = iter(range(0))
         self._allocating = asyncio.Lock()
 

@@ -105,7 +105,7 @@ class MetadataService:
 
     @cached_property
     def incarnation(self) -> str:
-        """Identifies this run of the broker's process."""
+        """Identifies this run of the broker's process. It is a secret of the cluster's brokers."""
         return uuid_text(self._runtime.new_uuid())
 
     # Starting and stopping

@@ -24,8 +24,11 @@ class LeaseLost(Exception):
 
 
 def lease_lost(lease: "Lease") -> LeaseLost:
-    """Return the error for a lease that has expired or that another holder has."""
-    return LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+    """Return the error for a lease that has expired or that another holder has.
+
+    It does not name the holder, since the holder of a broker's lease is a secret of the cluster's brokers.
+    """
+    return LeaseLost(f"lease {lease.name} of epoch {lease.epoch} has ended, or another process has acquired it")
 
 
 class StoreUnavailable(Exception):

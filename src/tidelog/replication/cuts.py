@@ -1,5 +1,5 @@
-"""Cut the logs of followers where they leave their leader's log, and what a cut must not meet: flushes, retention,
-compaction and moves of the same log.
+"""Cut the logs of followers where they leave their leader's log, or make them empty if they end before it begins. No
+flush, retention, compaction or move of the same log may run at the same time.
 
     freeze       no flush, retention or swap begins; a move ends and begins anew after the cut
     lower        the clean offset and the checkpoints claim nothing that the cut removes
@@ -40,7 +40,7 @@ class Cuts:
 
     def begin(self, partition: "Partition", effect: CutTo) -> None:
         """Cut the partition's log, then report CutEnded to its replica."""
-        if effect.high_watermark > effect.offset:
+        if effect.high_watermark > effect.offset and not effect.empties:
             logger.error(
                 "committed records truncated partition=%s-%d from=%d to=%d high_watermark=%d leader_epoch=%d "
                 "reason=the leader does not have them; this happens only after an unclean election or a loss of disks",
@@ -51,7 +51,13 @@ class Cuts:
                 effect.high_watermark,
                 partition.leader_epoch,
             )
-        self._tasks[partition] = self._runtime.tasks.spawn(self._run(partition, effect.offset), name="cut")
+        self._tasks[partition] = self._runtime.tasks.spawn(self._run(partition, effect), name="cut")
+
+    async def wait(self, partition: "Partition") -> None:
+        """Wait until no cut of the partition's log is running."""
+        task = self._tasks.get(partition)
+        if task is not None:
+            await asyncio.wait([task])
 
     async def wait_for_threads(self) -> None:
         """Wait until no thread cuts a log of a partition that was marked deleted before the call."""
@@ -64,14 +70,14 @@ class Cuts:
         for task in list(self._tasks.values()):
             await asyncio.wait([task])
 
-    async def _run(self, partition: "Partition", offset: int) -> None:
+    async def _run(self, partition: "Partition", effect: CutTo) -> None:
         target = await self._partitions.moves.interrupt(partition)
         await partition.wait_until_thawed()
         partition.freeze()
         try:
             await self._partitions.wait_for_file_work()
             if self._may_go_on(partition):
-                await self._cut(partition, offset)
+                await self._cut(partition, effect)
         finally:
             self._partitions.offsets.end_cut(partition)
             del self._tasks[partition]
@@ -79,10 +85,11 @@ class Cuts:
         if target is not None and not partition.deleted:
             self._partitions.moves.begin(partition, target)
 
-    async def _cut(self, partition: "Partition", offset: int) -> None:
-        if not await self._lower_checkpoints(partition, offset):
+    async def _cut(self, partition: "Partition", effect: CutTo) -> None:
+        offset = effect.offset
+        if not await self._lower_checkpoints(partition, effect):
             return
-        cut = partition.log.begin_cut(offset)
+        cut = partition.log.begin_cut(offset, empties=effect.empties)
         try:
             await self._run_on_thread(partition, cut)
         except (CorruptLog, OSError) as error:
@@ -93,19 +100,25 @@ class Cuts:
         if not partition.deleted:
             partition.log.install_cut(cut)
             self._partitions.offsets.end_cut(partition)
-            partition.step(CutEnded(partition.log.log_end_offset))
+            partition.step(CutEnded(partition.log.log_end_offset, partition.log.log_start_offset))
             self._partitions.update_offsets(partition)
 
-    async def _lower_checkpoints(self, partition: "Partition", offset: int) -> bool:
+    async def _lower_checkpoints(self, partition: "Partition", effect: CutTo) -> bool:
         """Persist a clean offset and a recovery point that are not above the cut. Returns False if the partition was
         deleted or went offline, or the broker stops. On a full disk this waits.
+
+        Before a log is made empty, its new start is persisted instead: if the broker is killed meanwhile, the next
+        start removes the records below it.
         """
-        directories = self._partitions.directories
+        directories, offsets, offset = self._partitions.directories, self._partitions.offsets, effect.offset
         key, path = partition.log.topic_partition, partition.log.directory.rpartition("/")[0]
         if self.on_cut is not None:
             self.on_cut(partition, offset)
         while self._may_go_on(partition):
-            self._partitions.offsets.lower(partition, partition.log.recovery_point_for_cut(offset))
+            if effect.empties:
+                offsets.raise_start(partition, max(offset, partition.log.log_start_offset))
+            else:
+                offsets.lower(partition, partition.log.recovery_point_for_cut(offset))
             failed: object = None
             try:
                 clean_offset = directories.clean_offset(key)
@@ -113,7 +126,7 @@ class Cuts:
                     await self._runtime.tasks.run_blocking(
                         directories.write_cleaner_offsets, {key: offset}, lane=CHECKPOINTS_LANE
                     )
-                copies = self._partitions.offsets.copies()
+                copies = offsets.copies()
                 failures = await self._runtime.tasks.run_blocking(
                     directories.try_checkpoints, *copies, lane=CHECKPOINTS_LANE
                 )

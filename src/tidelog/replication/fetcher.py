@@ -470,6 +470,8 @@ class Fetcher:
         self._fetch_later(followed, self._backoff_s())
 
     def _end_following(self, followed: _Followed, error: ApiError) -> None:
+        if not self._is_current(followed):
+            return
         del self._followed[followed.key]
         self._leave_session(followed)
         level = logging.WARNING if isinstance(error, StorageError) else logging.INFO

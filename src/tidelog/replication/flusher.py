@@ -175,6 +175,29 @@ class Flusher:
                 return
             await asyncio.wait([under_way])
 
+    async def sync_to_ends(self, partitions: "Iterable[Partition]") -> None:
+        """Sync the logs of these partitions together, up to their present ends. Partitions that are deleted or go
+        offline are left out.
+        """
+        ends = {partition: partition.log.log_end_offset for partition in partitions}
+        while not self._stopped:
+            behind = [
+                partition
+                for partition, end_offset in ends.items()
+                if partition.log.durable_offset < end_offset and not partition.deleted and partition.log.failure is None
+            ]
+            if not behind:
+                return
+            ready = [partition for partition in behind if partition not in self._syncing and not partition.frozen]
+            if ready:
+                await self._sync(ready, COMMITS_LANE)
+                if any(partition in self._without_descriptor for partition in ready):
+                    await self._tasks.sleep(AGAIN_S)
+            elif behind[0] in self._syncing:
+                await asyncio.wait([self._syncing[behind[0]]])
+            else:
+                await behind[0].wait_until_thawed()
+
     # Common to both
 
     async def _sync(self, partitions: list["Partition"], lane: str) -> None:

@@ -26,7 +26,7 @@ def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
 class Follower:
     """What the leader knows about one follower in the current leader epoch."""
 
-    __slots__ = ("broker_epoch", "caught_up_ms", "end_offset", "fetched_ms", "leader_end_at_fetch")
+    __slots__ = ("broker_epoch", "caught_up_ms", "end_offset", "fetched_ms", "leader_end_at_fetch", "log_start_offset")
 
     def __init__(self, caught_up_ms: int) -> None:
         self.end_offset = UNKNOWN
@@ -38,6 +38,8 @@ class Follower:
         self.fetched_ms = 0
         self.leader_end_at_fetch = UNKNOWN
         """The leader's end when the follower fetched last."""
+        self.log_start_offset = UNKNOWN
+        """The start of the follower's log, which its last fetch named."""
 
     def fetched(self, offset: int, broker_epoch: int, leader_end: int, now_ms: int) -> None:
         """Store what a fetch shows: the follower has everything below `offset`."""

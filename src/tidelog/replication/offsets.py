@@ -19,7 +19,7 @@ class Offsets:
         self._start_offsets: dict[TopicPartition, int] = {}
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._being_cut: dict[TopicPartition, None] = {}
-        """Partitions whose recovery point stays as `lower` has set it."""
+        """Partitions whose recovery point and start stay as `lower` or `raise_start` has set them."""
 
     def update(self, partition: "Partition") -> None:
         """Store the partition's current offsets.
@@ -30,7 +30,7 @@ class Offsets:
         key = log.topic_partition
         if key not in self._being_cut:
             self._recovery_points[key] = log.recovery_point
-        self._start_offsets[key] = min(log.log_start_offset, log.durable_offset)
+            self._start_offsets[key] = min(log.log_start_offset, log.durable_offset)
         self._high_watermarks[key] = partition.high_watermark
 
     def lower(self, partition: "Partition", recovery_point: int) -> None:
@@ -38,6 +38,12 @@ class Offsets:
         key = partition.log.topic_partition
         self._being_cut[key] = None
         self._recovery_points[key] = recovery_point
+
+    def raise_start(self, partition: "Partition", start_offset: int) -> None:
+        """Store a start offset, and a recovery point at it, before the log is made empty. They stay until `end_cut`."""
+        key = partition.log.topic_partition
+        self._being_cut[key] = None
+        self._recovery_points[key] = self._start_offsets[key] = start_offset
 
     def end_cut(self, partition: "Partition") -> None:
         self._being_cut.pop(partition.log.topic_partition, None)

@@ -26,6 +26,7 @@ from tidelog.replication.replica import (
     MarksMoved,
     MinIsrChanged,
     Replica,
+    Role,
 )
 from tidelog.replication.waiters import CommitListener, Mark, Waiter, Waiters
 from tidelog.runtime.turns import NoTurn, Turns
@@ -82,7 +83,16 @@ PeerWork = CutTo | AskForIsr | FetchFrom
 class SharedByPartitions:
     """State that all partitions of a broker share."""
 
-    __slots__ = ("full", "on_peer_work", "queued_bytes", "turns", "warned_too_large")
+    __slots__ = (
+        "end_watchers",
+        "full",
+        "on_peer_work",
+        "queued_bytes",
+        "role_watchers",
+        "stop_fetching",
+        "turns",
+        "warned_too_large",
+    )
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
@@ -92,6 +102,13 @@ class SharedByPartitions:
         """Topics for which an oversized batch was logged since their settings last changed."""
         self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
         """Called with the effects of a replica that need a thread or another broker. It must not wait."""
+        self.role_watchers: dict[str, Callable[[Partition], None]] = {}
+        """By topic; see `Partitions.watch_roles`."""
+        self.stop_fetching: Callable[[Partition], None] | None = None
+        """Called when a partition is no longer a follower in the leader epoch that it had, and when it is deleted or
+        goes offline."""
+        self.end_watchers: dict[HighWatermarkWatcher, None] = {}
+        """Waiting fetches of followers. They are notified when the log of a partition with followers has a new end."""
 
     def examine_in_turn(
         self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int
@@ -118,6 +135,7 @@ class Partition:
         "_flushes_early",
         "_local_waiters",
         "_monotonic",
+        "_notified_high_watermark",
         "_now_ms",
         "_queue",
         "_shared",
@@ -173,6 +191,7 @@ class Partition:
         self._local_waiters = Waiters(name)
         self._committed_waiters = Waiters(name)
         self._watchers: dict[HighWatermarkWatcher, None] = {}
+        self._notified_high_watermark = -1
         self._shared = shared or SharedByPartitions(Turns(clock, tasks))
         self._examine_in_turn = self._shared.examine_in_turn
         self._queue: AppendQueue | None = None
@@ -223,9 +242,16 @@ class Partition:
         """
         replica = self.replica
         had_epoch, was_below_min_isr, led = replica.leader_epoch, replica.is_below_min_isr, replica.leads
-        effects = replica.step(event, int(self._monotonic() * 1000))
+        effects = replica.step(event, self._monotonic_ms())
         if (had_epoch, was_below_min_isr, led) != (replica.leader_epoch, replica.is_below_min_isr, replica.leads):
             self.update_appends_directly()
+            if (had_epoch, led) != (replica.leader_epoch, replica.leads):
+                self._notify_role()
+            if had_epoch != replica.leader_epoch:
+                if self._shared.stop_fetching is not None:
+                    self._shared.stop_fetching(self)
+                if not led:
+                    self._notify()  # consumers that fetch from this follower
             if replica.leads and self._durable and replica.end_offset > replica.local_mark and not self.frozen:
                 self._flusher.request(self)  # a follower's records that nobody has asked to sync
         for effect in effects:
@@ -233,6 +259,8 @@ class Partition:
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, MarksMoved):
+            if not self.replica.is_alone:
+                self._mark_dirty()  # the flusher checkpoints the high watermark
             self._answer()
         elif isinstance(effect, FailWaiters):
             if self._queue is not None:
@@ -242,6 +270,11 @@ class Partition:
             self._notify()
         elif self._shared.on_peer_work is not None:
             self._shared.on_peer_work(self, effect)
+
+    def _notify_role(self) -> None:
+        watcher = self._shared.role_watchers.get(self.topic)
+        if watcher is not None:
+            watcher(self)
 
     @property
     def leader_epoch(self) -> int:
@@ -273,8 +306,14 @@ class Partition:
             self._shared.warned_too_large[self.topic] = None
             logger.warning("batch too large, said once for the topic topic=%s reason=%s", self.topic, error.message)
 
-    def append_batch(self, data: bytearray) -> "Appended":
-        """Append a batch that the broker itself built, without the limits on clients' batches. Raises StorageError."""
+    def append_batch(self, data: bytearray, leader_epoch: int | None = None) -> "Appended":
+        """Append a batch that the broker itself built, without the limits on clients' batches.
+
+        A coordinator names the leader epoch in which it built the batch. Raises StorageError, and NotLeaderOrFollower
+        if this broker does not lead the partition in that epoch.
+        """
+        if leader_epoch is not None and leader_epoch != self.replica.leader_epoch:
+            raise NotLeaderOrFollower(f"leader epoch {leader_epoch} of {self.topic}-{self.index} has ended")
         return self.append(memoryview(data), BatchHeader(data), False)
 
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
@@ -305,11 +344,12 @@ class Partition:
             self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
-                self.in_dirty_set = True
-                self._flusher.dirty[self] = None
+                self._mark_dirty()
             if self._durable:
                 replica.appended(self.log.log_end_offset)
                 self._flusher.request(self)
+                if not replica.is_alone:
+                    self._notify_followers()
             else:
                 if replica.is_alone:
                     # Both marks are the log's end, before and after, so only fetches may wait.
@@ -317,10 +357,51 @@ class Partition:
                     if self._watchers:
                         self._notify()
                 else:
-                    self.step(LogAppended(self.log.log_end_offset, True))
+                    for effect in replica.step(LogAppended(self.log.log_end_offset, True), self._monotonic_ms()):
+                        self._carry_out(effect)
+                    self._notify_followers()
                 if self._flushes_early:
                     self._flush_early()
         return appended
+
+    def _monotonic_ms(self) -> int:
+        return int(self._monotonic() * 1000)
+
+    def _mark_dirty(self) -> None:
+        if not self.in_dirty_set:
+            self.in_dirty_set = True
+            self._flusher.dirty[self] = None
+
+    def _notify_followers(self) -> None:
+        for watcher in list(self._shared.end_watchers):
+            watcher.moved(self)
+
+    def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
+        """Append whole batches of the leader unchanged. Raises NotLeaderOrFollower unless this replica follows in this
+        epoch, and the errors of `PartitionLog.append_as_follower`.
+        """
+        replica, log = self.replica, self.log
+        if self.deleted or replica.role is not Role.FOLLOWER or replica.leader_epoch != leader_epoch:
+            raise NotLeaderOrFollower(f"{self.topic}-{self.index} is no follower in leader epoch {leader_epoch}")
+        end_before, directory = log.log_end_offset, log.directory.rpartition("/")[0]
+        try:
+            log.append_as_follower(data)
+        except StorageError as error:
+            if log.failure is not None:
+                self.fail()
+            else:
+                self._appends_refused = True
+                self._shared.full.note_refusal(directory, len(data), error)
+            raise
+        finally:
+            if log.log_end_offset > end_before:
+                self._mark_dirty()
+                self.step(LogAppended(log.log_end_offset, not self._durable))
+        if self._appends_refused:
+            self._appends_refused = False
+            self._shared.full.note_append(directory, len(data))
+        if self._flushes_early:
+            self._flush_early()
 
     def check_writable(self, acks: int) -> None:
         """Raise NotLeaderOrFollower, NotEnoughReplicas or StorageError if a client's batch with these acks must be
@@ -426,18 +507,20 @@ class Partition:
             self._thawing.set_result(None)
             self._thawing = None
         self.configure(self.config)
-        if self.log.unflushed and not self.in_dirty_set:
-            self.in_dirty_set = True
-            self._flusher.dirty[self] = None
+        if self.log.unflushed:
+            self._mark_dirty()
         if self._durable and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
             self._flusher.request(self)
 
     def fail(self) -> None:
         """Fail all waiting requests, since the log is offline or deleted. The log has already logged the reason."""
+        self._notify_role()
         error = self._refusal()
         self._local_waiters.fail(error)
         self._committed_waiters.fail(error)
         self._notify()
+        if self._shared.stop_fetching is not None:
+            self._shared.stop_fetching(self)
 
     def _answer(self) -> None:
         """Answer the requests whose mark has moved far enough, and notify the waiting fetches."""
@@ -446,10 +529,11 @@ class Partition:
             self._local_waiters.answer(replica.local_mark)
         if self._committed_waiters:
             self._committed_waiters.answer(replica.high_watermark)
-        if self._watchers:
+        if self._watchers and replica.high_watermark != self._notified_high_watermark:
             self._notify()
 
     def _notify(self) -> None:
+        self._notified_high_watermark = self.replica.high_watermark
         for watcher in list(self._watchers):
             watcher.moved(self)
 
@@ -471,16 +555,24 @@ class Partition:
         if self.deleted or self.log.failure is not None or not self.replica.leads:
             raise self._refusal()
 
-    def read(self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED) -> "Slice":
+    def check_log(self) -> None:
+        """Raise StorageError if the partition is offline or being deleted."""
+        if self.deleted or self.log.failure is not None:
+            raise self._refusal()
+
+    def read(
+        self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED, from_follower: bool = False
+    ) -> "Slice":
         """Return whole batches, beginning with the one that holds `start`, below the high watermark or last stable
-        offset.
+        offset. `from_follower`: this broker may also be a follower (KIP-392).
 
         Raises OffsetOutOfRange unless log start offset <= start <= log end offset, StorageError when offline, and
         NotLeaderOrFollower when this broker does not lead the partition.
         """
         log = self.log
         replica = self.replica
-        if self.deleted or log.failure is not None or not replica.leads:
+        is_readable = replica.leads or (from_follower and replica.role is Role.FOLLOWER)
+        if self.deleted or log.failure is not None or not is_readable:
             raise self._refusal()
         end = replica.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
         if start > end:

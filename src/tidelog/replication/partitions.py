@@ -19,7 +19,7 @@ from tidelog.replication.offsets import Offsets
 from tidelog.replication.opening import DISK_THREADS
 from tidelog.replication.partition import Partition, PeerWork, SharedByPartitions
 from tidelog.replication.reconcile import Reconciler
-from tidelog.replication.replica import AskForIsr, CutTo, FetchFrom
+from tidelog.replication.replica import LAG_MAX_MS, AskForIsr, CutTo, FetchFrom
 from tidelog.replication.retention import RetentionPasses
 from tidelog.replication.table import PartitionTable
 
@@ -62,11 +62,14 @@ class Partitions(PartitionTable):
         *,
         node_id: int,
         flush_interval_ms: int,
+        lag_max_ms: int = LAG_MAX_MS,
     ) -> None:
-        super().__init__()
+        super().__init__(node_id)
         self._runtime = runtime
         self.directories = directories
         self.shared = SharedByPartitions(runtime.turns)
+        self.lag_max_ms = lag_max_ms
+        """`replica.lag.time.max.ms`"""
         self.appending = False
         """Set by a request that appends several batches and then calls `wake_fetches`. This saves a turn of the
         event loop."""
@@ -82,8 +85,6 @@ class Partitions(PartitionTable):
         self._failing_directories: dict[str, str] = {}
         self.on_all_failed: Callable[[str], None] | None = None
         """Called with the reason when the last data directory has failed."""
-        self.on_opened_late: Callable[[], None] | None = None
-        """Called when partitions that were offline have been opened and are led by this broker."""
         self.swapping: asyncio.Task[None] | None = None
         """The running or last swap of compaction. It continues if the pass is cancelled."""
         self.moves = Moves(runtime, self)
@@ -95,6 +96,14 @@ class Partitions(PartitionTable):
         self.shared.on_peer_work = self._begin_peer_work
         self.on_peer_work: Callable[[Partition, AskForIsr | FetchFrom], None] | None = None
         """Called when a replica needs the controller or another broker. It must not wait."""
+
+    def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
+        """Call `watcher` whenever a partition of the topic begins or ends a leader epoch on this broker, goes offline
+        or is deleted: within the same step, before the requests that wait get their errors. It must not wait or raise.
+
+        Each topic has at most one watcher.
+        """
+        self.shared.role_watchers[topic] = watcher
 
     def _begin_peer_work(self, partition: Partition, work: "PeerWork") -> None:
         if isinstance(work, CutTo):
@@ -265,8 +274,7 @@ class Partitions(PartitionTable):
 
     async def open_again(self) -> None:
         """Try to open the partitions that could not be opened because of a full disk or another temporary error."""
-        if await self.reconciler.open_again() and self.on_opened_late is not None:
-            self.on_opened_late()
+        await self.reconciler.open_again()
 
     async def enforce_retention(self) -> None:
         """Delete whole segments according to the topics' retention settings. One call at a time."""

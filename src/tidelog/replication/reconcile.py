@@ -75,6 +75,7 @@ class Reconciler:
         Partitions that are not open yet get their role when their log is open.
         """
         self._image = new
+        self._partitions.topics = new.topics
         if old.brokers is not new.brokers:
             self._eligible = {broker.broker_id: broker.epoch for broker in new.brokers.values() if broker.active}
             for partition in self._partitions:
@@ -217,7 +218,7 @@ class Reconciler:
             topic.topic_id,
             index,
             log,
-            replica=Replica(self._node_id, log.log_end_offset, high_watermark),
+            replica=Replica(self._node_id, log.log_end_offset, high_watermark, lag_max_ms=partitions.lag_max_ms),
             internal=topic.internal,
             clock=self._runtime.clock,
             tasks=self._runtime.tasks,
@@ -253,6 +254,17 @@ class Reconciler:
                 ]
             )
             return len(self.to_reopen) < count
+
+    async def make_anew(self, key: TopicPartition, may_be_replaced: Callable[["PartitionState"], bool]) -> None:
+        """Put the log of a partition aside and open an empty one, if its newest state still allows this."""
+        async with self._lock:
+            topic = self._image.topics.get(key.topic)
+            if topic is None or key.partition >= len(topic.partitions):
+                return
+            if may_be_replaced(topic.partitions[key.partition]):
+                config = self._topic_config(self._image, key.topic)
+                await self._remove([(topic, key.partition)], config.file_delete_delay_ms)
+                await self._open_all([(topic, key.partition, config, True)])
 
     # Removal
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tidelog.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
 from tidelog.metadata.image import NO_LEADER
-from tidelog.replication.isr import InSyncReplicas, IsrMember
+from tidelog.replication.isr import UNKNOWN, InSyncReplicas, IsrMember
 from tidelog.wire.errors import ErrorCode
 
 NO_EPOCH = -1
@@ -91,6 +91,8 @@ class FollowerFetched(NamedTuple):
     broker: int
     broker_epoch: int
     offset: int
+    log_start_offset: int = UNKNOWN
+    """The start of the follower's log."""
 
 
 class BrokersChanged(NamedTuple):
@@ -135,10 +137,18 @@ class Diverged(NamedTuple):
     """The largest epoch of the follower's log up to `leader_end.leader_epoch`, and where it ends here."""
 
 
+class LeftBehind(NamedTuple):
+    """The leader's log begins behind the end of this follower's log, which must become empty and begin at `offset`."""
+
+    leader_epoch: int
+    offset: int
+
+
 class CutEnded(NamedTuple):
     """The cut has ended, whatever the epoch is now: the log ends at `end_offset`."""
 
     end_offset: int
+    log_start_offset: int = 0
 
 
 class Tick(NamedTuple):
@@ -157,6 +167,7 @@ Event = (
     | IsrAnswered
     | LeaderHighWatermark
     | Diverged
+    | LeftBehind
     | CutEnded
     | Tick
 )
@@ -183,6 +194,8 @@ class CutTo(NamedTuple):
     offset: int
     high_watermark: int
     """The high watermark before the cut. If it is above `offset`, committed records are lost: report this loudly."""
+    empties: bool = False
+    """Whether to remove everything, so that an empty log begins at `offset`, which may be above its end."""
 
 
 class AskForIsr(NamedTuple):
@@ -386,11 +399,18 @@ class Replica:
         # If nothing is above the offset, the cut still removes leader epochs without records.
         return [CutTo(min(offset, self.end_offset), self.high_watermark)]
 
+    def _left_behind(self, event: LeftBehind, _: int) -> list[Effect]:
+        if event.leader_epoch != self.leader_epoch or self.role is not Role.FOLLOWER or self._cut_is_running:
+            return []
+        self._cut_is_running = True
+        return [CutTo(event.offset, self.high_watermark, empties=True)]
+
     def _cut_ended(self, event: CutEnded, now_ms: int) -> list[Effect]:
         self._cut_is_running = False
         self.end_offset = event.end_offset
-        self.local_mark = min(self.local_mark, event.end_offset)
-        self.high_watermark = min(self.high_watermark, event.end_offset)
+        # Below its start a log has nothing that could be lost, and a leader deletes committed records only.
+        self.local_mark = max(min(self.local_mark, event.end_offset), event.log_start_offset)
+        self.high_watermark = max(min(self.high_watermark, event.end_offset), event.log_start_offset)
         if self._promotion is not None:
             promotion, began_ms = self._promotion
             self._promotion = None
@@ -404,8 +424,11 @@ class Replica:
         """
         if event.leader_epoch != self.leader_epoch or self.role is not Role.FOLLOWER:
             return []
-        self.high_watermark = max(self.high_watermark, min(event.high_watermark, self.end_offset))
-        return []
+        high_watermark = min(event.high_watermark, self.end_offset)
+        if high_watermark <= self.high_watermark:
+            return []
+        self.high_watermark = high_watermark
+        return [MarksMoved()]
 
     # The ISR
 
@@ -426,6 +449,7 @@ class Replica:
         if follower is None or event.broker_epoch < follower.broker_epoch or event.offset > self.end_offset:
             return []
         follower.fetched(event.offset, event.broker_epoch, self.end_offset, now_ms)
+        follower.log_start_offset = event.log_start_offset
         effects: list[Effect] = []
         if isr.asked is None and isr.may_join(event.broker, self.high_watermark, self.epoch_start, self._eligible):
             effects.append(self._ask((*isr.committed, event.broker)))
@@ -492,6 +516,7 @@ _STEPS: dict[type[Any], Callable[[Replica, Any, int], list[Effect]]] = {
     IsrAnswered: Replica._isr_answered,
     LeaderHighWatermark: Replica._leader_high_watermark,
     Diverged: Replica._diverged,
+    LeftBehind: Replica._left_behind,
     CutEnded: Replica._cut_ended,
     Tick: Replica._tick,
 }

@@ -1,11 +1,12 @@
 """The table of this broker's partitions: look one up by topic and index, or the name of a topic by its id."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from tidelog.wire.errors import StorageError, UnknownTopicId, UnknownTopicOrPartition
+from tidelog.wire.errors import ApiError, NotLeaderOrFollower, StorageError, UnknownTopicId, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
+    from tidelog.metadata.image import TopicImage
     from tidelog.replication.partition import Partition
 
 ANY_EPOCH = -1
@@ -15,17 +16,24 @@ ANY_EPOCH = -1
 class PartitionTable:
     """The partitions whose logs are here, and those whose logs could not be opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.topics: Mapping[str, TopicImage] = {}
+        """The topics of the newest image, among them those that only other brokers have."""
         self.opened: dict[tuple[str, int], Partition] = {}
         self.unopened: dict[tuple[str, int], str] = {}
         """The partitions whose log could not be opened, with the reason."""
         self.topic_names: dict[bytes, str] = {}
 
     def get(self, topic: str, index: int) -> "Partition":
-        """Return the partition. Raises UnknownTopicOrPartition, or StorageError if its log could not be opened."""
+        """Return the partition.
+
+        Raises UnknownTopicOrPartition; NotLeaderOrFollower if only other brokers have it; or StorageError if its log
+        could not be opened.
+        """
         partition = self.opened.get((topic, index))
         if partition is None:
-            raise self._missing(topic, index)
+            raise self.missing(topic, index)
         return partition
 
     def find(self, topic: str, index: int) -> "Partition | None":
@@ -34,7 +42,7 @@ class PartitionTable:
     def leader(self, topic: str, index: int, epoch: int = ANY_EPOCH) -> "Partition":
         """Return the partition if this broker leads it, in the leader epoch that the client names.
 
-        Raises UnknownTopicOrPartition, StorageError (offline or being deleted), FencedLeaderEpoch (the client's epoch
+        Raises the errors of `get`, StorageError (offline or being deleted), FencedLeaderEpoch (the client's epoch
         has passed), UnknownLeaderEpoch (it has not begun here) and NotLeaderOrFollower, in this order, as Kafka does.
         """
         partition = self.get(topic, index)
@@ -42,6 +50,15 @@ class PartitionTable:
             partition.check_online()
         partition.check_leader_epoch(epoch)
         partition.check_online()
+        return partition
+
+    def replica(self, topic: str, index: int, epoch: int = ANY_EPOCH) -> "Partition":
+        """Return the partition if this broker leads or follows it. Raises the errors of `leader`, except that
+        NotLeaderOrFollower means that the broker has no replica.
+        """
+        partition = self.get(topic, index)
+        partition.check_log()
+        partition.check_leader_epoch(epoch)
         return partition
 
     def is_offline(self, topic: str, index: int) -> bool:
@@ -74,8 +91,14 @@ class PartitionTable:
         """Number of partitions whose log could not be opened or has failed since."""
         return len(self.unopened) + sum(p.log.failure is not None for p in self.opened.values())
 
-    def _missing(self, topic: str, index: int) -> Exception:
+    def missing(self, topic: str, index: int) -> ApiError:
+        """Return the error for a partition that is not in the table, or that has just been removed from it."""
         reason = self.unopened.get((topic, index))
         if reason is not None:
             return StorageError(f"{topic}-{index} is offline: {reason}")
+        image = self.topics.get(topic)
+        is_known = image is not None and 0 <= index < len(image.partitions)
+        # No client knows a partition yet whose only replica is being opened here.
+        if image is not None and is_known and image.partitions[index].replicas != (self.node_id,):
+            return NotLeaderOrFollower(f"this broker does not lead {topic}-{index}")
         return UnknownTopicOrPartition(f"there is no partition {index} of topic {topic!r} here")

@@ -60,7 +60,7 @@ class OnVirtualTime:
         return found
 
     def check(self) -> None:
-        for coordinator in self._broker.groups._coordinators.values():
+        for coordinator in self._broker.groups.host.coordinators():
             check_core(coordinator.core)
         self._broker.groups.close()
         self._broker.settle()

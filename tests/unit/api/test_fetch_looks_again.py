@@ -27,7 +27,7 @@ class Partition:
             aborted_transactions=lambda start, end: aborted,
         )
 
-    def read(self, _start: int, _bytes_max: int, _isolation: int) -> Any:
+    def read(self, _start: int, _bytes_max: int, _isolation: int, _from_follower: bool) -> Any:
         found = self.finds.pop(0)
         if isinstance(found, ApiError):
             raise found
@@ -42,7 +42,7 @@ def fetch_of(*partitions: Partition, bytes_max: int = 1000) -> tuple[Fetch, list
         items.append(item)
     fetching = SimpleNamespace(items=items, session=None, session_id=0, incremental=False)
     request = FetchRequest(isolation_level=READ_COMMITTED, max_bytes=bytes_max, min_bytes=5000, max_wait_ms=0)
-    services = SimpleNamespace(config=SimpleNamespace(fetch_max_bytes=1 << 20, node_id=1))
+    services = SimpleNamespace(config=SimpleNamespace(fetch_max_bytes=1 << 20, node_id=1), selects_replicas=False)
     context = SimpleNamespace(api_version=12, meter=None)
     fetch = Fetch(
         cast(Services, services),

@@ -59,6 +59,13 @@ class FakeFollowers:
             raise NotLeaderOrFollower(f"broker {follower.broker_id} is no replica")
         self.reports.append((partition.index, *follower, fetch_offset, log_start_offset))
 
+    async def wait_for_log_start(self, *arguments: object) -> int:
+        raise NotImplementedError
+
+    def must_wait(self, partition: Partition, broker: int) -> bool:
+        return False
+
+    def sent(self, partition: Partition, broker: int, byte_count: int) -> None: ...
     def watch_ends(self, watcher: EndWatcher) -> None:
         self.watchers[watcher] = None
 

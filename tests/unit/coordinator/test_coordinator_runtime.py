@@ -4,13 +4,14 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import pytest
 from classic_world import Reply
 
 from group_harness.invariants import check_core
-from group_harness.memory import LoopClock, MemoryPartition
+from group_harness.memory import COMMIT_TIMEOUT_MS, LoopClock, MemoryPartition
 from tidelog.coordinator import group_log
 from tidelog.coordinator.deadlines import Deadline
 from tidelog.coordinator.decision import Decision, Moment
@@ -52,10 +53,9 @@ class Stage:
         self.led: CoordinatorPartition[GroupCore] = CoordinatorPartition(
             self.partition,
             new_core or (lambda: GroupCore(GroupSettings(initial_rebalance_delay_ms=300))),
-            clock,
-            self.tasks,
-            Turns(clock, self.tasks),
+            cast(Any, SimpleNamespace(clock=clock, tasks=self.tasks, turns=Turns(clock, self.tasks))),
             GroupLog(clock, self.tasks),
+            COMMIT_TIMEOUT_MS,
         )
         self.answers: list[Any] = []
         self.timers: list[asyncio.TimerHandle] = []

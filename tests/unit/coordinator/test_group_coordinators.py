@@ -63,22 +63,22 @@ def test_without_the_topic_no_group_is_here(broker: VirtualBroker) -> None:
         broker.groups.heartbeat(HeartbeatRequest("g", 1, "m"))
     assert list(broker.groups.listing()) == []
     with pytest.raises(CoordinatorNotAvailable):
-        broker.groups.coordinator_of("g")
-    assert not broker.groups.has_topic
+        broker.groups.host.address_of("g", "")
+    assert not broker.groups.host.has_topic
 
 
 def test_the_topic_is_made_once_and_its_coordinators_are_ready(broker: VirtualBroker) -> None:
-    broker.loop.run_until_complete(broker.groups.make_topic())
+    broker.loop.run_until_complete(broker.groups.host.make_topic())
     assert broker.made_topics == [CONSUMER_OFFSETS]
-    assert broker.groups.has_topic
-    assert broker.groups.coordinator_of("g").host == "broker.example"
+    assert broker.groups.host.has_topic
+    assert broker.groups.host.address_of("g", "")[1].host == "broker.example"
     assert broker.groups.heartbeat(HeartbeatRequest("g", 1, "m")) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_topic_that_cannot_be_made(broker: VirtualBroker, caplog: pytest.LogCaptureFixture) -> None:
     broker.refuse_topics = ErrorCode.POLICY_VIOLATION
     with pytest.raises(CoordinatorNotAvailable, match="refused by the test"):
-        broker.loop.run_until_complete(broker.groups.make_topic())
+        broker.loop.run_until_complete(broker.groups.host.make_topic())
     assert "cannot make topic" in caplog.text
 
 
@@ -256,15 +256,13 @@ def test_a_partition_that_is_opened_late_is_served_from_then_on(broker: VirtualB
     broker.start_coordinators()
     commit(broker, "g")
     (key,) = [key for key, partition in broker.partitions.table.items() if partition.log.log_end_offset]
-    partition = broker.partitions.table.pop(key)
-    broker.groups.serve_opened_partitions()
+    partition = broker.partitions.take_out(key)
     with pytest.raises(CoordinatorNotAvailable):
-        broker.groups.coordinator_of("g")
+        broker.groups.host.address_of("g", "")
     assert list(broker.groups.listing()) == []
-    broker.partitions.table[key] = partition
-    broker.groups.serve_opened_partitions()
+    broker.partitions.put_back(key, partition)
     broker.settle()
-    assert broker.groups.coordinator_of("g").host == "broker.example"
+    assert broker.groups.host.address_of("g", "")[1].host == "broker.example"
     assert committed(broker, "g") == 5
 
 

@@ -3,11 +3,12 @@
 import asyncio
 import errno
 import random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from group_harness.memory import LoopClock
+from group_harness.memory import COMMIT_TIMEOUT_MS, LoopClock
 from log_harness import DIRECTORY, LogOnDisk, leads_alone
 from tidelog.coordinator.decision import Decision
 from tidelog.coordinator.group.core import GroupCore
@@ -63,10 +64,9 @@ class RealStage:
         self.led = CoordinatorPartition(
             self.partition,
             lambda: GroupCore(GroupSettings()),
-            clock,
-            tasks,
-            Turns(clock, tasks),
+            cast(Any, SimpleNamespace(clock=clock, tasks=tasks, turns=Turns(clock, tasks))),
             GroupLog(clock, tasks),
+            COMMIT_TIMEOUT_MS,
         )
         self.loop.call_soon(self.led.load)
         self.run(0.01)

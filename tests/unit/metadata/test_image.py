@@ -21,6 +21,7 @@ from tidelog.metadata.records import (
     BrokerUnregistered,
     ClientMetricsConfigChanged,
     ClientQuotaChanged,
+    ControllerElected,
     DirectoryId,
     FeatureLevelChanged,
     GroupConfigChanged,
@@ -60,6 +61,15 @@ def contents(image: MetadataImage) -> object:
 
 def after(before: MetadataImage, *records: JournalRecord) -> MetadataImage:
     return ImageBuilder(before).apply(records).build()
+
+
+def test_clients_send_requests_for_the_controller_to_a_broker_that_is_alive() -> None:
+    now = after(image(brokers=(1, 2, 3)), ControllerElected(1, 2))
+    assert [now.reported_controller(node_id) for node_id in (1, 2, 3)] == [1, 2, 3]
+    for fenced, expected in ((1, 2), (2, 3), (3, -1)):
+        now = after(now, BrokerStateChanged(fenced, now.brokers[fenced].epoch, fenced=True))
+        assert now.reported_controller(1) == expected
+        assert now.reported_controller(3) == (3 if fenced < 3 else -1)
 
 
 def test_topics_come_and_go() -> None:

@@ -1,0 +1,83 @@
+"""Name the leader of a partition, and its address, in the answer to a client that asked another broker (KIP-951)."""
+
+from typing import TYPE_CHECKING
+
+from tidelog.metadata.image import NO_LEADER
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages import fetch, produce
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tidelog.api.services import Services
+    from tidelog.config.endpoints import Endpoint
+    from tidelog.wire.messages.fetch import FetchableTopicResponse
+    from tidelog.wire.messages.produce import ProduceResponse
+
+PRODUCE_SINCE = 10
+FETCH_SINCE = 16
+UNKNOWN_LEADER = (NO_LEADER, -1)
+
+
+def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int, int]:
+    """Return the leader and the leader epoch of a partition; UNKNOWN_LEADER if there is no such partition.
+
+    A replica of this broker knows a new leader before the image from which requests are answered.
+    """
+    partition = None if topic is None else services.partitions.find(topic, index)
+    if partition is not None:
+        return partition.replica.leader, partition.leader_epoch
+    image = services.metadata.image.topics.get(topic or "")
+    if image is None or not 0 <= index < len(image.partitions):
+        return UNKNOWN_LEADER
+    state = image.partitions[index]
+    return state.leader, state.leader_epoch
+
+
+def address_of(services: "Services", broker_id: int, listener: str) -> "Endpoint | None":
+    """Return the address of a broker for the clients of a listener; None if the broker is away or has no such listener.
+
+    `listener` is empty if it is not known; then the broker must have only one.
+    """
+    broker = services.metadata.image.brokers.get(broker_id)
+    if broker is None or broker.fenced:
+        return None
+    if not listener:
+        return broker.endpoints[0] if len(broker.endpoints) == 1 else None
+    return next((endpoint for endpoint in broker.endpoints if endpoint.listener == listener), None)
+
+
+def add_to_produce(services: "Services", response: "ProduceResponse", listener: str) -> None:
+    """Add the leaders of the partitions with NOT_LEADER_OR_FOLLOWER, and their addresses, to a response of
+    PRODUCE_SINCE or later.
+    """
+    addresses: dict[int, Endpoint] = {}
+    for topic in response.responses:
+        for answer in topic.partition_responses:
+            if answer.error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                continue
+            name = topic.name or services.partitions.topic_names.get(topic.topic_id)
+            leader, epoch = leader_of(services, name, answer.index)
+            answer.current_leader = produce.LeaderIdAndEpoch(leader, epoch)
+            address = address_of(services, leader, listener)
+            if address is not None:
+                addresses[leader] = address
+    response.node_endpoints = [
+        produce.NodeEndpoint(broker, address.host, address.port, services.metadata.image.brokers[broker].rack)
+        for broker, address in addresses.items()
+    ]
+
+
+def fetch_endpoints(
+    services: "Services", topics: "Iterable[FetchableTopicResponse]", listener: str
+) -> "list[fetch.NodeEndpoint]":
+    """Return the addresses of the leaders that the partitions of a Fetch response name."""
+    endpoints: dict[int, fetch.NodeEndpoint] = {}
+    for topic in topics:
+        for data in topic.partitions:
+            leader = NO_LEADER if data.current_leader is None else data.current_leader.leader_id
+            address = None if leader in endpoints else address_of(services, leader, listener)
+            if address is not None:
+                rack = services.metadata.image.brokers[leader].rack
+                endpoints[leader] = fetch.NodeEndpoint(leader, address.host, address.port, rack)
+    return list(endpoints.values())

@@ -1,0 +1,36 @@
+"""Choose the replica from which a consumer should fetch (KIP-392), as Kafka's RackAwareReplicaSelector does."""
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tidelog.metadata.image import MetadataImage
+    from tidelog.replication.partition import Partition
+
+RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+"""The one class that `replica.selector.class` may name."""
+RACK_SINCE: Final = 11
+"""The first version of Fetch in which a consumer names its rack, and may fetch from followers."""
+
+
+def preferred_replica(image: "MetadataImage", partition: "Partition", rack: str, fetch_offset: int) -> int | None:
+    """Return an in-sync follower in the consumer's rack that has the offset, the most advanced one; None if the leader
+    is in this rack itself, or no such follower is.
+    """
+    replica = partition.replica
+    isr = replica.isr
+    if isr is None or not replica.leads or _rack(image, replica.node_id) == rack:
+        return None
+    candidates = [
+        (follower.end_offset, follower.caught_up_ms, broker)
+        for broker, follower in isr.followers.items()
+        if broker in isr.committed
+        and follower.log_start_offset <= fetch_offset <= follower.end_offset
+        and _rack(image, broker) == rack
+    ]
+    return max(candidates)[2] if candidates else None
+
+
+def _rack(image: "MetadataImage", broker_id: int) -> str | None:
+    """Return the rack of a broker that is not fenced; None if it has none."""
+    broker = image.brokers.get(broker_id)
+    return None if broker is None or broker.fenced else broker.rack

@@ -1,0 +1,109 @@
+"""Requests to the controller on another broker over the network. Each is the data of one Envelope request (KIP-590)."""
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidelog.client.channel import Channel, ChannelConfig
+from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable
+from tidelog.metadata.link import REPEATABLE, Answer, AnswerLost, ControllerRequest, ControllerUnreachable
+from tidelog.metadata.link_codec import ANSWER_BYTES_MAX, decode_answer, encode_request
+from tidelog.metadata.value_codec import MalformedValue, UncodableValue, UnknownValue
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
+
+if TYPE_CHECKING:
+    from tidelog.client.cluster import Address
+    from tidelog.metadata.image import BrokerRegistration
+    from tidelog.metadata.peer_connections import PeerConnections
+    from tidelog.runtime.turns import Turns
+
+logger = logging.getLogger("tidelog.metadata")
+
+REPEATABLE_TIMEOUT_S: Final = 5.0
+"""Longest time, in seconds, that a request which may be sent again waits for its answer. The controller may have moved
+to another broker meanwhile, without closing the connection."""
+ENVELOPE_BYTES: Final = 1024
+"""More than an envelope adds to its content, in bytes."""
+
+
+class _Target(NamedTuple):
+    """A channel's peer, and the class of the requests that it carries."""
+
+    broker_id: int
+    address: "Address"
+    request: type[Any]
+
+
+class NetworkControllerChannel:
+    """`ControllerChannel` of one broker.
+
+    It has connections of its own, so that neither clients nor followers delay a request. Each class of requests has its
+    own connection, since a broker handles the requests of one connection one after another: a heartbeat never waits for
+    a slow creation of topics.
+    """
+
+    def __init__(self, connections: "PeerConnections", node_id: int, turns: "Turns") -> None:
+        self._connections = connections
+        self._turns = turns
+        self._config = ChannelConfig(
+            client_id=f"broker-{node_id}", in_flight_max=100, frame_bytes_max=ANSWER_BYTES_MAX + ENVELOPE_BYTES
+        )
+        self._channels: dict[_Target, Channel] = {}
+
+    async def ask(self, broker: "BrokerRegistration", request: ControllerRequest, timeout_s: float) -> Answer[Any]:
+        """See `ControllerChannel.ask`. A request that cannot be encoded is answered with INVALID_REQUEST."""
+        kind = type(request)
+        try:
+            data = await self._turns.run(encode_request(request))
+        except UncodableValue as error:
+            return Answer(None, ErrorCode.INVALID_REQUEST, f"the request cannot be sent to the controller: {error}")
+        if isinstance(request, REPEATABLE):
+            timeout_s = min(timeout_s, REPEATABLE_TIMEOUT_S)
+        channel = self._channel(broker, kind)
+        response = await self._exchange(channel, data, timeout_s)
+        try:
+            answer: Answer[Any] = await self._turns.run(decode_answer(kind, response))
+        except (MalformedValue, UnknownValue) as error:
+            logger.error("answer of the controller not decoded request=%s reason=%s", kind.__name__, error)
+            raise AnswerLost(f"the answer cannot be decoded: {error}") from error
+        return answer
+
+    async def _exchange(self, channel: Channel, data: bytes, timeout_s: float) -> bytes:
+        """Send the encoded request, and return the encoded answer. Raises ControllerUnreachable and AnswerLost."""
+        envelope = EnvelopeRequest(request_data=data, request_principal=None)
+        try:
+            response = await channel.ask(envelope, EnvelopeResponse, timeout_ms=int(timeout_s * 1000))
+        except BrokerUnreachable as error:
+            raise (AnswerLost if error.was_sent else ControllerUnreachable)(str(error)) from error
+        except ApiNotSupported as error:
+            raise ControllerUnreachable(str(error)) from error
+        except BrokenProtocol as error:
+            raise AnswerLost(str(error)) from error
+        if response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            # This broker was not registered yet when it connected, or the peer does not know the registration yet.
+            channel.reconnect()
+            raise ControllerUnreachable("the controller does not accept this broker's connection")
+        if response.error_code != ErrorCode.NONE or response.response_data is None:
+            raise AnswerLost(f"the controller failed on the request, error {response.error_code}; see its log")
+        return response.response_data
+
+    def _channel(self, broker: "BrokerRegistration", kind: type[Any]) -> Channel:
+        target = _Target(broker.broker_id, self._connections.address(broker), kind)
+        channel = self._channels.get(target)
+        if channel is None:
+            self._close_unused(target)
+            channel = self._channels[target] = self._connections.channel(broker, self._config)
+        return channel
+
+    def _close_unused(self, target: _Target) -> None:
+        """Close the channels to other brokers than `target`, unless requests on them wait for their answers."""
+        for other, channel in list(self._channels.items()):
+            if other[:2] != target[:2] and channel.is_idle:
+                channel.close()
+                del self._channels[other]
+
+    def close(self) -> None:
+        """Close all connections. Requests in progress fail."""
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()

@@ -1,0 +1,50 @@
+"""Decisions about replicas whose logs a living broker cannot use any more: another replica leads. Pure functions."""
+
+from collections.abc import Sequence
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.metadata.controller import JournalDecision
+from tidelog.metadata.elections import Target, TopicRules, next_state
+from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.records import PartitionState
+from tidelog.metadata.registration import registered_broker
+from tidelog.metadata.state_changes import StateChanges
+from tidelog.model.ids import TopicId
+from tidelog.model.steps import Steps
+
+
+def end_replicas(
+    image: MetadataImage,
+    broker_id: int,
+    broker_epoch: int,
+    replicas: Sequence[tuple[TopicId, int]],
+    config: BrokerConfig,
+) -> Steps[JournalDecision[None]]:
+    """Take the broker out of the ISR and the ELR of these partitions, by topic id and index, and elect other leaders.
+
+    Without ELR it stays in an ISR that has no other member, and the partition has no leader. Raises ApiError
+    (STALE_BROKER_EPOCH).
+    """
+    registered_broker(image, broker_id, broker_epoch)
+    changes = StateChanges(image)
+    rules = TopicRules(image, config)
+
+    def is_active(replica: int) -> bool:
+        return replica != broker_id and image.is_active(replica)
+
+    for topic_id, index in replicas:
+        yield
+        topic = image.topics_by_id.get(topic_id)
+        if topic is None or not 0 <= index < len(topic.partitions):
+            continue
+        state = changes.state(topic, index)
+        if is_counted_on(state, broker_id):
+            isr = tuple(member for member in state.isr if member != broker_id)
+            target = Target(isr=isr, unclean_stop=broker_id)
+            changes.put(topic, index, next_state(state, target, rules.of(topic.config), is_active))
+    return JournalDecision(changes.records(), None)
+
+
+def is_counted_on(state: PartitionState, broker_id: int) -> bool:
+    """Return whether the partition depends on a replica of this broker that another replica could replace."""
+    return state.leader == broker_id or broker_id in state.elr or (broker_id in state.isr and len(state.isr) > 1)

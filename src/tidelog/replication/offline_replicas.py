@@ -1,0 +1,134 @@
+"""Replicas of this broker whose logs are offline: others lead instead, and damaged logs are fetched anew.
+
+The broker reports such a replica to the controller while the partition counts on it: as leader, or as a member of the
+ISR or the ELR. When it counts on it no longer, and another broker leads, a damaged log can be put aside: the replica
+begins with an empty log, and comes back into the ISR when it has everything. A log in a data directory that is out of
+use, or that cannot be opened for a temporary reason, is left as it is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from tidelog.metadata.image import NO_LEADER
+from tidelog.metadata.link import ReplicasOffline
+from tidelog.metadata.offline_replicas import is_counted_on
+from tidelog.model.ids import TopicId, TopicPartition
+
+if TYPE_CHECKING:
+    from tidelog.metadata.link import ControllerLink
+    from tidelog.metadata.records import PartitionState
+    from tidelog.replication.partition import Partition
+    from tidelog.replication.partitions import Partitions
+    from tidelog.runtime.interfaces import Runtime
+
+logger = logging.getLogger("tidelog.partitions")
+
+REPLICAS_MAX: Final = 1000
+"""Upper bound on the replicas of one report. The controller appends its changes as one entry of the journal."""
+TIMEOUT_MS: Final = 10_000
+PAUSE_S: Final = 1.0
+"""Pause before the next report, in seconds, and before a log that has failed again is made anew again."""
+
+
+class OfflineReplicas:
+    """Reports and replaces the offline replicas of one broker."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        partitions: "Partitions",
+        controller: "ControllerLink",
+        broker_epoch: Callable[[], int],
+    ) -> None:
+        """`broker_epoch` returns the epoch of this broker's present registration."""
+        self._tasks = runtime.tasks
+        self._partitions = partitions
+        self._controller = controller
+        self._broker_epoch = broker_epoch
+        self._failed: dict[Partition, None] = {}
+        """Open partitions whose logs have failed."""
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def add(self, partition: "Partition") -> None:
+        """The log of an open partition has failed."""
+        self._failed[partition] = None
+        self.check()
+
+    def check(self) -> None:
+        """Look at the offline replicas, since the metadata or the logs have changed."""
+        has_offline = bool(self._failed or self._partitions.unopened)
+        if has_offline and self._task is None and not self._stopped:
+            self._task = self._tasks.spawn(self._run(), name="offline-replicas")
+
+    async def stop(self) -> None:
+        self._stopped = True
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        try:
+            await self._tasks.sleep(0)  # for the other partitions of the same directory
+            while not self._stopped:
+                reported = list(islice(self._replicas_counted_on(), REPLICAS_MAX))
+                damaged = next(self._replaceable(), None)
+                if reported:
+                    await self._report(reported)
+                elif damaged is not None:
+                    logger.warning("damaged log put aside, to be fetched anew partition=%s", damaged)
+                    await self._partitions.reconciler.make_anew(damaged, self._may_be_replaced)
+                else:
+                    return
+                await self._tasks.sleep(PAUSE_S)
+        finally:
+            self._task = None
+
+    async def _report(self, replicas: list[tuple[TopicId, int]]) -> None:
+        request = ReplicasOffline(self._partitions.node_id, self._broker_epoch(), replicas, TIMEOUT_MS)
+        answer = await self._controller.replicas_offline(request)
+        if answer.error:
+            logger.warning(
+                "offline replicas not reported, trying again reason=%s %s", answer.error.name, answer.message
+            )
+
+    def _offline(self) -> "Iterator[tuple[TopicId, TopicPartition, PartitionState]]":
+        """Yield the offline replicas, with the newest states of their partitions."""
+        partitions = self._partitions
+        for partition in list(self._failed):
+            if partition.deleted:
+                del self._failed[partition]
+        keys = [(partition.topic, partition.index) for partition in self._failed]
+        for name, index in (*keys, *partitions.unopened):
+            topic = partitions.topics.get(name)
+            if topic is not None and index < len(topic.partitions):
+                yield topic.topic_id, TopicPartition(name, index), topic.partitions[index]
+
+    def _replicas_counted_on(self) -> Iterator[tuple[TopicId, int]]:
+        for topic_id, key, state in self._offline():
+            if is_counted_on(state, self._partitions.node_id):
+                yield topic_id, key.partition
+
+    def _replaceable(self) -> Iterator[TopicPartition]:
+        """Yield the damaged replicas that the partition does not need."""
+        for _, key, state in self._offline():
+            if self._may_be_replaced(state) and self._is_damaged(key):
+                yield key
+
+    def _may_be_replaced(self, state: "PartitionState") -> bool:
+        """Return whether another broker leads the partition, and does not count on the replica of this one."""
+        node_id = self._partitions.node_id
+        is_needed = node_id in state.isr or node_id in state.elr or node_id in state.last_known_elr
+        return state.leader not in (NO_LEADER, node_id) and not is_needed and node_id in state.replicas
+
+    def _is_damaged(self, key: TopicPartition) -> bool:
+        """Return whether the log is damaged, in a directory that can be used."""
+        partitions = self._partitions
+        directory = partitions.directories.of(key)
+        if directory is None or directory.path in partitions.directories.failed:
+            return False
+        return (key.topic, key.partition) not in partitions.reconciler.to_reopen
