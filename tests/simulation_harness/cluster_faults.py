@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from simulation_harness.cluster_checks import ClusterChecks
-from simulation_harness.cluster_inspection import needs_restart
+from simulation_harness.cluster_inspection import leads, needs_restart
 from simulation_harness.cluster_ledger import Ledger, Violation
+from simulation_harness.cluster_members import MEMBER_SETTINGS
 from tidelog.simulation import shared_store
 from tidelog.simulation.cluster import SimCluster, SimNode
 from tidelog.simulation.medium import SECTOR_BYTES, PowerCutOdds
@@ -29,6 +30,9 @@ START_AGAIN_S = 1.0
 """Delay, in seconds, before the next attempt to start a broker whose start failed because of another fault."""
 
 SUPERVISION_INTERVAL_S = 1.0
+
+WRITES = "writes"
+"""The resource of a fault that waits for a write."""
 
 POWER = "power"
 """The resource of a fault that may lose unsynced bytes. Only one broker at a time may lose them."""
@@ -61,6 +65,10 @@ class Profile(NamedTuple):
     brokers_min: int = 1
     producers: tuple[Producer, ...] = (IDEMPOTENT,)
     """The kinds of producers, from which each new one is drawn."""
+    members: int = 0
+    """Number of members of a consumer group."""
+    topic_configs: tuple[Mapping[str, str], ...] = ({},)
+    """Settings of topics, from which those of each new topic are drawn."""
 
 
 class Faults:
@@ -85,6 +93,8 @@ class Faults:
         """Resources that an active fault uses: two faults never affect the same process, disk, clock or link."""
         self._active: dict[asyncio.Task[None], None] = {}
         self._start_until_s = float("inf")
+        self._unsynced_copies_count = profile.settings.get("durability") != "fsync"
+        """Whether a record is acknowledged when enough brokers have it, although no disk may have it."""
 
     async def run(self, until_s: float) -> None:
         names = list(self._profile.faults)
@@ -127,13 +137,16 @@ class Faults:
     def _begin(self, name: str) -> None:
         node, client = self._rng.choice(self._cluster.nodes), self._rng.choice(self._clients)
         fault = FAULTS[name]
-        resources = [part.format(node=node.host.name, client=client) for part in fault.resources]
-        if not all(node.running for node in self._cluster.nodes if f"{node.host.name} process" in resources):
+        nodes = self._cluster.nodes if fault.affects_all_brokers else [node]
+        resources = list(
+            dict.fromkeys(part.format(node=each.host.name, client=client) for part in fault.resources for each in nodes)
+        )
+        if not all(each.running for each in self._cluster.nodes if f"{each.host.name} process" in resources):
             return
         if any(resource in self._in_use for resource in resources):
             return
-        if POWER in resources and self._profile.brokers_min > 1 and self._checks.not_converged() is not None:
-            return  # another broker may hold the only synced copy of a record
+        if POWER in resources and self._unsynced_copies_count and self._checks.not_converged() is not None:
+            return  # this broker may hold the only copy of a record
         self._ledger.coverage[name] += 1
         if self._active:
             self._ledger.coverage["faults at once"] += 1
@@ -180,6 +193,36 @@ class Faults:
         await self._sleep(rng.choice((0.0, 0.5, 5.0)))
         await self._start(node)
 
+    async def kill_all(self, _node: SimNode, _client: str, rng: random.Random) -> None:
+        for node in self._cluster.nodes:
+            self._kill(node)
+            await self._sleep(rng.choice((0.0, 0.0, 0.3)))
+        await asyncio.gather(*(self._start(node) for node in self._cluster.nodes))
+
+    async def kill_before_acknowledgement(self, node: SimNode, _client: str, rng: random.Random) -> None:
+        """Kill a leader when one of its followers has written a batch, so that the leader may not acknowledge it any
+        more.
+        """
+        happened = self._world.loop.create_future()
+        disks = [other.host.disk for other in self._cluster.nodes if other is not node]
+
+        def notice(operation: str, path: str) -> None:
+            if operation == "write" and path.endswith(".log") and leads(node, path.rsplit("/", 2)[1]):
+                stop()
+                happened.set_result(None)
+
+        def stop() -> None:
+            for disk in disks:
+                disk.on_operation = None
+
+        for disk in disks:
+            disk.on_operation = notice
+        done, _ = await asyncio.wait([happened], timeout=PROMISE_S)
+        stop()
+        if done:
+            await asyncio.sleep(rng.uniform(0.0, 0.003))
+            await self.kill(node, _client, rng)
+
     async def restart(self, node: SimNode, _client: str, rng: random.Random) -> None:
         try:
             await node.stop()
@@ -200,6 +243,12 @@ class Faults:
         self._cut_power(node)
         await self._sleep(rng.choice((0.1, 5.0)))
         await self._start(node)
+
+    async def cut_power_of_all(self, _node: SimNode, _client: str, rng: random.Random) -> None:
+        for node in self._cluster.nodes:
+            self._cut_power(node)
+        await self._sleep(rng.choice((0.1, 5.0)))
+        await asyncio.gather(*(self._start(node) for node in self._cluster.nodes))
 
     async def cut_power_in_write(self, node: SimNode, _client: str, rng: random.Random) -> None:
         """Cut the power during a write to a record file that is longer than a sector. In half of the cases any part of
@@ -371,16 +420,20 @@ class Fault(NamedTuple):
     apply: Callable[[Faults, SimNode, str, random.Random], Awaitable[None]]
     resources: tuple[str, ...]
     """Names with the fields {node} and {client}, which are the hosts that the fault affects."""
+    affects_all_brokers: bool = False
 
 
 PROCESS, DISK, CLOCK = "{node} process", "{node} disk", "{node} clock"
 
 FAULTS: dict[str, Fault] = {
     "kill": Fault(Faults.kill, (PROCESS,)),
+    "kill of all brokers": Fault(Faults.kill_all, (PROCESS,), affects_all_brokers=True),
+    "kill before an acknowledgement": Fault(Faults.kill_before_acknowledgement, (PROCESS, WRITES)),
     "restart": Fault(Faults.restart, (PROCESS,)),
     "pause": Fault(Faults.pause, (PROCESS,)),
     "power cut": Fault(Faults.cut_power, (PROCESS, POWER)),
-    "power cut in a write": Fault(Faults.cut_power_in_write, (PROCESS, POWER)),
+    "power cut of all brokers": Fault(Faults.cut_power_of_all, (PROCESS, POWER), affects_all_brokers=True),
+    "power cut in a write": Fault(Faults.cut_power_in_write, (PROCESS, POWER, WRITES)),
     "power cut behind records": Fault(Faults.cut_power_behind_records, (PROCESS, POWER)),
     "power cut behind a commit": Fault(Faults.cut_power_behind_commit, (PROCESS, POWER)),
     "cut link": Fault(Faults.cut_link, ("{node} {client}",)),
@@ -424,7 +477,13 @@ _REPLICATED = {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
     "offsets.topic.replication.factor": "3",
+    "replica.lag.time.max.ms": "4000",
+    "replica.fetch.max.bytes": "5000",
+    "log.retention.check.interval.ms": "2000",
+    **MEMBER_SETTINGS,
 }
+
+_SHORT_RETENTION = {"segment.ms": "1500", "retention.ms": "6000"}
 
 PROFILES = {
     profile.name: profile
@@ -446,16 +505,38 @@ PROFILES = {
                 **_OF_LINKS,
                 **_OF_STORES,
                 **_OF_CLOCKS,
+                "kill before an acknowledgement": 2.0,
+                "kill of all brokers": 0.5,
                 "isolated broker": 3.0,
                 "full disk": 1.0,
                 "failing disk": 1.0,
-                "flipped bit": 1.0,
             },
             faults_at_once=4,
             brokers_min=3,
             producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
+            members=2,
+            topic_configs=({}, _SHORT_RETENTION),
+        ),
+        Profile(
+            "synced",
+            {**_REPLICATED, "durability": "fsync"},
+            {
+                **_OF_PROCESSES,
+                **_OF_POWER,
+                **_OF_LINKS,
+                "power cut of all brokers": 2.0,
+                "isolated broker": 2.0,
+                "failing disk": 1.0,
+                "lost session": 1.0,
+            },
+            faults_at_once=4,
+            brokers_min=3,
+            producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
+            members=2,
+            topic_configs=({}, _SHORT_RETENTION),
         ),
     )
 }
-"""A power cut, a failing disk or a flipped bit may destroy the only copy of a record unless `durability` is `fsync` or
-other brokers have copies. So these faults are only in profiles with one of the two."""
+"""A power cut or a failing disk may destroy the only copy of a record unless `durability` is `fsync` or other brokers
+have copies. So these faults are only in profiles with one of the two. A flipped bit is in no profile: a broker does not
+verify the records that it sends, so a consumer finds the bit."""

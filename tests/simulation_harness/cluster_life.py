@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
 from simulation_harness.cluster_faults import IDEMPOTENT, Faults, Producer, Profile
 from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violation
+from simulation_harness.cluster_members import GroupLedger, GroupMember
 from tidelog.client import groups, operations
 from tidelog.client.cluster import Cluster
 from tidelog.client.errors import GaveUp, Unreachable
@@ -25,7 +26,12 @@ from tidelog.simulation.world import World, simulated
 from tidelog.wire.batches import Codec
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.message import Message
-from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.wire.primitives import Buffer
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
@@ -38,6 +44,9 @@ CALL_S = 30.0
 RECOVERY_S = 60.0
 """Time, in virtual seconds after the end of the last fault, within which every partition must accept requests again."""
 TRACE_LINES = 60
+NOT_KNOWN_YET = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+"""Errors of a broker that has not processed the creation of a topic. The client retries them for a short time only,
+since it does not know whether the topic exists. Here it exists."""
 _MAIN_EVENTS = re.compile(
     r" (?:host\.|fault |start failed|stop failed|net\.partition|net\.unblock|store\.(?:acquire|expire))"
 )
@@ -104,7 +113,7 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
     cluster = SimCluster(world, brokers, dict(profile.settings))
     checks = ClusterChecks(cluster, ledger)
     await cluster.start()
-    life = _Life(cluster, ledger, profile.producers)
+    life = _Life(cluster, ledger, profile)
     await life.add_topic(life.admin)
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
@@ -112,6 +121,7 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
         *(asyncio.ensure_future(life.produce(number, until_s)) for number in range(PRODUCERS)),
         *(asyncio.ensure_future(life.read(number, until_s)) for number in range(READERS)),
         asyncio.ensure_future(life.commit(until_s)),
+        *(asyncio.ensure_future(life.consume(number, until_s)) for number in range(profile.members)),
         asyncio.ensure_future(faults.run(until_s)),
     ]
     background = [
@@ -156,16 +166,23 @@ async def _converged(checks: ClusterChecks) -> None:
 class _Life:
     """The clients, and the positions that they have reached."""
 
-    def __init__(self, cluster: SimCluster, ledger: Ledger, producers: Sequence[Producer]) -> None:
+    def __init__(self, cluster: SimCluster, ledger: Ledger, profile: Profile) -> None:
         self._cluster = cluster
-        self._producers = producers
-        self._world = cluster.world
+        self._producers = profile.producers
+        self._topic_configs = profile.topic_configs
+        self._world = world = cluster.world
         self._ledger = ledger
         self.admin = cluster.client("admin")
         self.client_hosts = [
             *(f"producer-{n}" for n in range(PRODUCERS)),
             *(f"reader-{n}" for n in range(READERS)),
             "committer",
+            *(f"member-{n}" for n in range(profile.members)),
+        ]
+        group = GroupLedger(ledger.coverage, world.trace.note)
+        self._members = [
+            GroupMember(cluster.client(f"member-{n}"), group, world.loop.time, ledger.topics)
+            for n in range(profile.members)
         ]
         self._batches: dict[tuple[TopicPartition, int, int], Batch] = {}
         """Batches that were decoded, by partition, base offset and checksum."""
@@ -180,6 +197,10 @@ class _Life:
                 return await client.run(operation(), CALL_S)
             except GaveUp:
                 self._ledger.coverage["calls given up"] += 1
+            except ApiError as error:
+                if error.code not in NOT_KNOWN_YET:
+                    raise
+                self._ledger.coverage["topics not known to a broker"] += 1
             finally:
                 self._ledger.coverage["retries"] += client.retries - before
         return None
@@ -187,7 +208,9 @@ class _Life:
     async def add_topic(self, client: ClusterClient) -> None:
         rng = self._world.rng(f"topic {len(self._ledger.topics)}")
         name, partitions = f"topic{len(self._ledger.topics)}", rng.choice((1, 2, 3))
-        await self._call(client, partial(_create_topic, client.cluster, name, partitions), float("inf"))
+        configs = self._topic_configs
+        config = configs[0] if len(configs) == 1 else rng.choice(configs)
+        await self._call(client, partial(_create_topic, client.cluster, name, partitions, config), float("inf"))
         self._ledger.topics[name] = partitions
 
     async def produce(self, number: int, until_s: float) -> None:
@@ -224,6 +247,16 @@ class _Life:
                 positions[partition] = batches[-1].last_offset + 1
             await client.sleep(rng.choice((0.0, 0.0, 0.05)))
 
+    async def consume(self, number: int, until_s: float) -> None:
+        """Read and commit as a member of a group."""
+        name = f"member-{number}"
+
+        async def read(partition: TopicPartition, offset: int) -> int:
+            batches = await self._fetch(self._members[number].client, name, partition, offset, until_s)
+            return batches[-1].last_offset + 1 if batches else offset
+
+        await self._members[number].run(until_s, read)
+
     async def _fetch(
         self, client: ClusterClient, reader: str, partition: TopicPartition, start: int, until_s: float
     ) -> list[Batch]:
@@ -232,7 +265,11 @@ class _Life:
         try:
             fetched = await self._call(client, fetch, until_s)
         except ApiError as error:
-            raise Violation("NoFinalError", f"fetch of {partition}: {error}", partition) from error
+            earliest = await self._earliest(client, partition, until_s)
+            if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and earliest is not None and start < earliest:
+                self._ledger.coverage["reads of deleted records"] += 1
+                return await self._fetch(client, reader, partition, earliest, until_s)
+            raise Violation("NoFinalError", f"fetch of {partition} at {start}: {error}", partition) from error
         if fetched is None:
             return []
         batches = self._decode(partition, fetched.records)
@@ -240,6 +277,12 @@ class _Life:
         epoch = leader[1].epoch if leader is not None else -1
         self._ledger.read(reader, partition, epoch, fetched.high_watermark, batches)
         return batches
+
+    async def _earliest(self, client: ClusterClient, partition: TopicPartition, until_s: float) -> int | None:
+        """Return the log start offset; None if the life has ended."""
+        first = partial(operations.list_offsets, client.cluster, BACKOFF, {partition: operations.EARLIEST}, 0)
+        listed = await self._call(client, first, until_s)
+        return None if listed is None else listed[partition].offset
 
     def _decode(self, partition: TopicPartition, data: Buffer) -> list[Batch]:
         """Decode all batches. A batch that a client has decoded before is found by its checksum."""
@@ -325,17 +368,18 @@ class _Life:
                 identity = await self._call(client, partial(_new_producer, client.cluster), forever)
                 assert identity is not None
                 written = await writer.write(identity, self._clock_ms(), partition)
-            first = partial(operations.list_offsets, client.cluster, BACKOFF, {partition: operations.EARLIEST}, 0)
-            listed = await self._call(client, first, forever)
-            assert listed is not None
-            start = position = listed[partition].offset
+            position = await self._earliest(client, partition, forever) or 0
             everything: list[Record] = []
             while batches := await self._fetch(client, "checker", partition, position, forever):
                 everything += [record for batch in batches for record in batch.records if record.offset >= position]
                 position = batches[-1].last_offset + 1
+            # Retention may have deleted records since the first request.
+            start = await self._earliest(client, partition, forever) or 0
             self._ledger.check_log(partition, everything, start)
         while not await self._check_commits(client, forever):
             await client.sleep(0.2)  # Liveness: the caller limits the time
+        for member in self._members[:1]:
+            await member.check()
 
     def _clock_ms(self) -> int:
         return self._world.host("admin").clock.now_ms()
@@ -376,6 +420,9 @@ class _Writer:
             self._ledger.coverage["batches of unknown fate"] += 1
             return False
         except ApiError as error:
+            if error.code in NOT_KNOWN_YET:
+                self._ledger.coverage["topics not known to a broker"] += 1
+                return False
             raise Violation("NoFinalError", f"produce to {partition}: {error} ({error.code})", partition) from error
         self._numbers[partition] = first + count
         if acks == 1:
@@ -392,8 +439,9 @@ def _new_producer(cluster: Cluster) -> Operation[tuple[int, int]]:
     return answer.producer_id, answer.producer_epoch
 
 
-def _create_topic(cluster: Cluster, name: str, partitions: int) -> Operation[None]:
-    topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1)
+def _create_topic(cluster: Cluster, name: str, partitions: int, config: Mapping[str, str]) -> Operation[None]:
+    settings = [CreatableTopicConfig(name=key, value=value) for key, value in config.items()]
+    topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1, configs=settings)
     yield from _ask_until_final(cluster, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
 
 

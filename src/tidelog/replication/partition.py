@@ -555,6 +555,11 @@ class Partition:
         if self.deleted or self.log.failure is not None or not self.replica.leads:
             raise self._refusal()
 
+    def check_log(self) -> None:
+        """Raise StorageError if the partition is offline or being deleted."""
+        if self.deleted or self.log.failure is not None:
+            raise self._refusal()
+
     def read(
         self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED, from_follower: bool = False
     ) -> "Slice":
