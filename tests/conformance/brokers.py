@@ -38,7 +38,7 @@ CLUSTER_SETTINGS: Mapping[str, str] = {
     "replica.lag.time.max.ms": "10000",
 }
 NODES = 3
-READY_TIMEOUT_S = 180.0
+READY_TIMEOUT_S = 300.0
 ADDRESS = re.compile(r"([\w.\-]+):(\d+)")
 PIDS = re.compile(r"pids ([\d ]+)")
 

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         result = compare(conversations, cluster, allowed, options.jobs, options.only)
     print(report.differences_text(result.differences))
     print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
-    unused = [] if options.only else report.unused(allowed, result.tally, rules_of_cluster=options.cluster)
+    unused = [] if options.only else report.unused(allowed, result.tally, is_cluster=options.cluster)
     for rule in unused:
         print(f"the rule is not needed: {rule}")
     return 1 if result.differences or unused else 0

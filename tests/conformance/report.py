@@ -51,12 +51,15 @@ def summary_text(runs: int, tally: Tally, differences: int, seconds: float) -> s
     )
 
 
-def unused(rules: Rules, tally: Tally, *, rules_of_cluster: bool = False) -> list[Rule]:
-    """Return the rules that no answer needed. A comparison with a cluster does not need those of `allowed.txt`."""
+def unused(rules: Rules, tally: Tally, *, is_cluster: bool = False) -> list[Rule]:
+    """Return the rules that no answer needed.
+
+    A comparison with a cluster does not need those of `allowed.txt`, nor those for values that are equal by chance.
+    """
     return [
         rule
         for rule in rules.all
-        if rule not in tally.used and (rule.file == CLUSTER_FILE.name or not rules_of_cluster)
+        if rule not in tally.used and not (is_cluster and (rule.file != CLUSTER_FILE.name or rule.kind == "varies"))
     ]
 
 

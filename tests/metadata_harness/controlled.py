@@ -79,7 +79,7 @@ class Node:
         self.controller = Controller(self.metadata, self.config.node_id)
         self.offline: set[tuple[str, int]] = set()
         """Partitions whose log is offline."""
-        partitions = SimpleNamespace(is_offline=lambda topic, index: (topic, index) in self.offline)
+        partitions = SimpleNamespace(node_id=1, is_offline=lambda topic, index: (topic, index) in self.offline)
         self.services = Services(
             runtime=runtime,
             config=self.config,

@@ -102,8 +102,8 @@ class Stage:
                 raise AssertionError(f"not within {seconds:g} s: {self}")
             await asyncio.sleep(0.02)
 
-    async def until_isr(self, *brokers: int, index: int = 0) -> None:
-        await self.until(lambda: sorted(self.state(index).isr) == sorted(brokers))
+    async def until_isr(self, *brokers: int, index: int = 0, seconds: float = 60.0) -> None:
+        await self.until(lambda: sorted(self.state(index).isr) == sorted(brokers), seconds)
 
     async def until_equal(self, *nodes: SimNode, index: int = 0) -> None:
         """Wait until these replicas have the leader's log and high watermark."""

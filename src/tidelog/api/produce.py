@@ -117,12 +117,13 @@ def handle(
         if not deferred_appends:
             return NO_RESPONSE
     response = ProduceResponse(topics)
-    version, listener = context.api_version, context.peer.listener
+    names_leaders = services.followers is not None and context.api_version >= PRODUCE_SINCE
     if not uncommitted and not deferred_appends:
-        if failed_answer is not None and services.followers is not None and version >= PRODUCE_SINCE:
-            add_to_produce(services, response, listener)
+        if failed_answer is not None and names_leaders:
+            add_to_produce(services, response, context.peer.listener)
         return response
-    return acknowledgement(services, uncommitted, deferred_appends, request, response, version, listener)
+    listener = context.peer.listener if names_leaders else None
+    return acknowledgement(services, uncommitted, deferred_appends, request, response, listener)
 
 
 def _has_no_repeats(topics: list[TopicProduceData]) -> bool:
@@ -304,13 +305,12 @@ def acknowledgement(
     deferred_appends: list[_DeferredAppend],
     request: ProduceRequest,
     response: ProduceResponse,
-    version: int,
-    listener: str = "",
+    listener: str | None = None,
 ) -> Pending[Any]:
     """Return the pending response. It is completed when all batches are appended and acknowledged. `listener` is that
-    of the client; see `Peer`.
+    of the client (see `Peer`); None if the response cannot name leaders, or need not.
     """
-    return _Acknowledgement(services, uncommitted, deferred_appends, request, response, version, listener).pending
+    return _Acknowledgement(services, uncommitted, deferred_appends, request, response, listener).pending
 
 
 class _Acknowledgement:
@@ -318,8 +318,9 @@ class _Acknowledgement:
 
     __slots__ = (
         "_append_error",
-        "_hints",
+        "_listener",
         "_mark",
+        "_services",
         "acks",
         "pending",
         "response",
@@ -334,11 +335,10 @@ class _Acknowledgement:
         deferred_appends: list[_DeferredAppend],
         request: ProduceRequest,
         response: ProduceResponse,
-        version: int,
-        listener: str,
+        listener: str | None = None,
     ) -> None:
-        self._hints = None if services.followers is None or version < PRODUCE_SINCE else (services, listener)
-        """The arguments of `add_to_produce`, if this broker is one of several."""
+        self._services = services
+        self._listener = listener
         self.acks = request.acks
         self._mark = mark_of(request.acks)
         self.response = response
@@ -397,9 +397,8 @@ class _Acknowledgement:
 
     def _complete(self) -> None:
         if self.acks:
-            if self._hints is not None:
-                services, listener = self._hints
-                add_to_produce(services, self.response, listener)
+            if self._listener is not None:
+                add_to_produce(self._services, self.response, self._listener)
             self.pending.complete(self.response)
         elif self._append_error:
             self.pending.complete(CloseConnection(f"produce with acks=0 failed: {self._append_error}"))

@@ -8,6 +8,7 @@ handles a request whose batch is invalid or cannot be appended directly.
 
 from struct import Struct
 
+from tidelog.api.leader_hints import PRODUCE_SINCE
 from tidelog.api.pending import Pending
 from tidelog.api.produce import acknowledgement, mark_of, set_error
 from tidelog.api.services import Services
@@ -154,4 +155,6 @@ class ProduceTemplates:
             return template.success(base_offset, append_time_ms, log_start_offset)
         answer = PartitionProduceResponse(template.index, 0, base_offset, append_time_ms, log_start_offset)
         uncommitted = [(partition, next_offset, answer)]
-        return acknowledgement(services, uncommitted, [], template.request, template.response(answer), self._version)
+        # Which listener the client uses is not known here; `address_of` says what that means.
+        listener = "" if services.followers is not None and self._version >= PRODUCE_SINCE else None
+        return acknowledgement(services, uncommitted, [], template.request, template.response(answer), listener)

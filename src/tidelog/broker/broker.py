@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from tidelog.broker.controller_channel import NetworkControllerChannel
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
-    from tidelog.metadata.link import ControllerChannel, RequestExecutor
+    from tidelog.metadata.link import RequestExecutor
     from tidelog.metadata.peer_connections import PeerConnections
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
@@ -89,13 +89,10 @@ class BrokerServer:
         *,
         store_factory: StoreFactory | None = None,
         lease_ms: int | None = None,
-        channel: "ControllerChannel | None" = None,
     ) -> None:
         """Without `store_factory` the setting metadata.store decides.
 
-        `lease_ms` is the term of the controller lease, and `channel` leads to the controllers on other brokers, if
-        `store_factory` makes a store that other brokers use, too. If the setting names such a store, the broker makes a
-        channel over the network.
+        `lease_ms` is the term of the leases if `store_factory` makes a store that other brokers use, too.
         """
         self.config = config
         self.runtime = runtime
@@ -104,9 +101,8 @@ class BrokerServer:
         self._store_is_elsewhere = is_elsewhere(self._store_address, config.data_directories)
         """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
         self._lease_ms = config.lease_ms if self._store_is_elsewhere else lease_ms
-        self._channel = channel
-        self._network_channel: NetworkControllerChannel | None = None
-        """The channel, if this broker has made it."""
+        self._channel: NetworkControllerChannel | None = None
+        """Leads to the controllers on other brokers; None if no other broker can use the metadata store."""
         self.peer_connections: PeerConnections | None = None
         """Opens connections to the other brokers; None if no other broker can use the metadata store."""
         self._directories: DataDirectories | None = None
@@ -205,7 +201,7 @@ class BrokerServer:
         self._logs_opened = True
         services.groups.start()
         if self._channel is not None:
-            await self._start_cluster_parts()
+            self._guard_leaders(metadata)
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
@@ -300,9 +296,8 @@ class BrokerServer:
         metadata.on_failed = self._report_failure
         return metadata
 
-    def _make_channel(self) -> "ControllerChannel | None":
-        """Return the channel to the controllers on other brokers; None if no other broker can use the store."""
-        channel = self._channel
+    def _make_channel(self) -> "NetworkControllerChannel | None":
+        """Make the channel to the controllers on other brokers; None if no other broker can use the store."""
         if self._lease_ms is None:
             return None
         from tidelog.broker.controller_channel import NetworkControllerChannel
@@ -310,10 +305,8 @@ class BrokerServer:
 
         config, runtime = self.config, self.runtime
         self.peer_connections = PeerConnections(config, self._cache, runtime, self._incarnation)
-        if channel is None:
-            self._network_channel = NetworkControllerChannel(self.peer_connections, config.node_id, runtime.turns)
-            channel = self._channel = self._network_channel
-        return channel
+        self._channel = NetworkControllerChannel(self.peer_connections, config.node_id, runtime.turns)
+        return self._channel
 
     def _incarnation(self) -> str:
         """Return the id of this run of the broker's process, a secret of the cluster's brokers."""
@@ -484,16 +477,12 @@ class BrokerServer:
             self._listeners.append(listener)
             self._bound_sockets.pop(0)
 
-    async def _start_cluster_parts(self) -> None:
-        """Start the parts that only a broker of a cluster has. Its partitions are open, and it does not listen yet."""
-        assert self._metadata is not None
-        lifecycle, partitions = self._metadata.lifecycle, self.services.partitions
+    def _guard_leaders(self, metadata: MetadataService) -> None:
+        """Let partitions resign that another broker may lead while this broker has no lease."""
+        lifecycle, partitions = metadata.lifecycle, self.services.partitions
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)
         lifecycle.on_lease_over, lifecycle.on_lease_regained = guard.lease_is_over, guard.lease_is_regained
-
-    async def _stop_cluster_parts(self) -> None:
-        """Stop these parts, before anything else stops."""
 
     # Running
 
@@ -521,10 +510,8 @@ class BrokerServer:
     async def stop(self) -> None:
         """Stop: answer outstanding requests, flush everything, mark the directories clean."""
         services = self.services
-        if self._metadata is not None and self._metadata.lifecycle is not None:
-            if not self._failed.done():
-                await self._metadata.lifecycle.shut_down()
-            await self._stop_cluster_parts()
+        if self._metadata is not None and self._metadata.lifecycle is not None and not self._failed.done():
+            await self._metadata.lifecycle.shut_down()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._compaction is not None:
@@ -552,8 +539,8 @@ class BrokerServer:
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
     def _close_channel(self) -> None:
-        if self._network_channel is not None:
-            self._network_channel.close()
+        if self._channel is not None:
+            self._channel.close()
 
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.
@@ -562,8 +549,6 @@ class BrokerServer:
         opened. All others remain unclean, as after a crash. Created files of new directories are removed, unless a
         client may have connected.
         """
-        if self._channel is not None:
-            await self._stop_cluster_parts()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._compaction is not None:

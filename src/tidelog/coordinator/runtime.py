@@ -51,6 +51,11 @@ if TYPE_CHECKING:
         def failure(self) -> Any: ...
         def fail(self, reason: str) -> None: ...
 
+    class ReplicaView(Protocol):
+        @property
+        def is_alone(self) -> bool:
+            """Whether no other broker matters for what is committed."""
+
     class LedPartition(Protocol):
         """The part of `replication.partition.Partition` that this module uses."""
 
@@ -65,7 +70,7 @@ if TYPE_CHECKING:
         @property
         def leader_epoch(self) -> int: ...
         @property
-        def is_replicated(self) -> bool: ...
+        def replica(self) -> "ReplicaView": ...
         def append_batch(self, data: bytearray, leader_epoch: int) -> "Appended": ...
         def fail(self) -> None: ...
         def is_committed(self, next_offset: int) -> bool: ...
@@ -243,7 +248,7 @@ class CoordinatorPartition(Generic[C]):
             for reply, answer in replies:
                 reply(answer)
         else:
-            if self.partition.is_replicated:
+            if not self.partition.replica.is_alone:
                 replies = list(replies)
                 self._limit_wait(replies)
             self.partition.when_committed(reply_offset, partial(self._answer_after_commit, replies))
@@ -373,10 +378,10 @@ class CoordinatorPartition(Generic[C]):
             self.partition.fail()
 
     def _is_current(self, log: "PartitionLogView") -> bool:
-        """Return whether `log` is still the partition's log. The log may have moved to another directory, or may have
-        been deleted.
+        """Return whether `log` is still the log to load. It may have moved to another directory, or may have been
+        deleted. If the leader epoch has ended, this broker may cut it while a thread reads it.
         """
-        return self.partition.log is log and not self.partition.deleted
+        return self.partition.log is log and not self.partition.deleted and not self._is_closed
 
     async def _read_log(self) -> None:
         core = self._new_core()
@@ -384,7 +389,7 @@ class CoordinatorPartition(Generic[C]):
         began = self._clock.monotonic()
 
         def is_wanted() -> bool:
-            return not self._is_closed and log.failure is None and self._is_current(log)
+            return log.failure is None and self._is_current(log)
 
         loader = Loader(self.name, log, core, self._tasks)
         await loader.run(is_wanted)

@@ -139,16 +139,17 @@ def _after_reassignment(
     state: PartitionState, target: Target, is_active: IsActive
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return replicas, adding, removing and ISR. A reassignment is complete, and drops the replicas that it removes,
-    when all the replicas that it adds are in the ISR, and an active member of the ISR stays.
+    when all the new replicas are in the ISR, and one of them is active.
     """
     replicas = state.replicas if target.replicas is None else target.replicas
     adding = state.adding if target.adding is None else target.adding
     removing = state.removing if target.removing is None else target.removing
     isr = state.isr if target.isr is None else target.isr
     if adding or removing:
-        remaining_isr = tuple(replica for replica in isr if replica not in removing)
-        if any(map(is_active, remaining_isr)) and all(replica in remaining_isr for replica in adding):
-            return tuple(replica for replica in replicas if replica not in removing), (), (), remaining_isr
+        new_replicas = tuple(replica for replica in replicas if replica not in removing)
+        new_isr = tuple(replica for replica in isr if replica not in removing)
+        if any(map(is_active, new_isr)) and all(replica in new_isr for replica in new_replicas):
+            return new_replicas, (), (), new_isr
     return replicas, adding, removing, isr
 
 

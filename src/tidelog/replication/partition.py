@@ -135,6 +135,7 @@ class Partition:
         "_flushes_early",
         "_local_waiters",
         "_monotonic",
+        "_notified_high_watermark",
         "_now_ms",
         "_queue",
         "_shared",
@@ -190,6 +191,7 @@ class Partition:
         self._local_waiters = Waiters(name)
         self._committed_waiters = Waiters(name)
         self._watchers: dict[HighWatermarkWatcher, None] = {}
+        self._notified_high_watermark = -1
         self._shared = shared or SharedByPartitions(Turns(clock, tasks))
         self._examine_in_turn = self._shared.examine_in_turn
         self._queue: AppendQueue | None = None
@@ -240,7 +242,7 @@ class Partition:
         """
         replica = self.replica
         had_epoch, was_below_min_isr, led = replica.leader_epoch, replica.is_below_min_isr, replica.leads
-        effects = replica.step(event, int(self._monotonic() * 1000))
+        effects = replica.step(event, self._monotonic_ms())
         if (had_epoch, was_below_min_isr, led) != (replica.leader_epoch, replica.is_below_min_isr, replica.leads):
             self.update_appends_directly()
             if (had_epoch, led) != (replica.leader_epoch, replica.leads):
@@ -248,7 +250,8 @@ class Partition:
             if had_epoch != replica.leader_epoch:
                 if self._shared.stop_fetching is not None:
                     self._shared.stop_fetching(self)
-                self._notify()  # consumers that fetch from this follower
+                if not led:
+                    self._notify()  # consumers that fetch from this follower
             if replica.leads and self._durable and replica.end_offset > replica.local_mark and not self.frozen:
                 self._flusher.request(self)  # a follower's records that nobody has asked to sync
         for effect in effects:
@@ -272,16 +275,6 @@ class Partition:
         watcher = self._shared.role_watchers.get(self.topic)
         if watcher is not None:
             watcher(self)
-
-    @property
-    def is_served(self) -> bool:
-        """Whether this broker leads the partition, and the log is online."""
-        return self.replica.leads and not self.deleted and self.log.failure is None
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether what is committed depends on other brokers."""
-        return not self.replica.is_alone
 
     @property
     def leader_epoch(self) -> int:
@@ -364,11 +357,15 @@ class Partition:
                     if self._watchers:
                         self._notify()
                 else:
-                    self.step(LogAppended(self.log.log_end_offset, True))
+                    for effect in replica.step(LogAppended(self.log.log_end_offset, True), self._monotonic_ms()):
+                        self._carry_out(effect)
                     self._notify_followers()
                 if self._flushes_early:
                     self._flush_early()
         return appended
+
+    def _monotonic_ms(self) -> int:
+        return int(self._monotonic() * 1000)
 
     def _mark_dirty(self) -> None:
         if not self.in_dirty_set:
@@ -516,10 +513,11 @@ class Partition:
             self._local_waiters.answer(replica.local_mark)
         if self._committed_waiters:
             self._committed_waiters.answer(replica.high_watermark)
-        if self._watchers:
+        if self._watchers and replica.high_watermark != self._notified_high_watermark:
             self._notify()
 
     def _notify(self) -> None:
+        self._notified_high_watermark = self.replica.high_watermark
         for watcher in list(self._watchers):
             watcher.moved(self)
 
@@ -539,6 +537,11 @@ class Partition:
         not lead it.
         """
         if self.deleted or self.log.failure is not None or not self.replica.leads:
+            raise self._refusal()
+
+    def check_log(self) -> None:
+        """Raise StorageError if the partition is offline or being deleted."""
+        if self.deleted or self.log.failure is not None:
             raise self._refusal()
 
     def read(

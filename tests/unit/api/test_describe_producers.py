@@ -54,7 +54,7 @@ def test_a_log_that_is_offline() -> None:
     async def scenario(node: Node) -> None:
         log, nothing = LogOnDisk().log, cast(Any, SimpleNamespace(now_ms=int, monotonic=float))
         replica = leads_alone(log)
-        table = PartitionTable()
+        table = PartitionTable(1)
         table.opened["t", 0] = Partition(
             "t", bytes(16), 0, log, replica=replica, internal=False, clock=nothing, tasks=nothing, flusher=nothing
         )

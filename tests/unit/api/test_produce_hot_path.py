@@ -74,7 +74,7 @@ def made(disk: LogOnDisk) -> Partition:
 
 
 def produce(partition: Partition, batch: bytearray) -> ProduceResponse:
-    services: Any = SimpleNamespace(partitions=Partitions(partition))
+    services: Any = SimpleNamespace(partitions=Partitions(partition), followers=None)
     context: Any = RequestContext(0, 9, 1, "client", SimpleNamespace())  # type: ignore[arg-type]
     data = PartitionProduceData(index=0, records=memoryview(batch))
     request = ProduceRequest(acks=1, timeout_ms=1000, topic_data=[TopicProduceData(name="t", partition_data=[data])])
@@ -121,7 +121,7 @@ def test_the_path_of_a_topic_that_keeps_batches_as_they_come() -> None:
 
 def test_the_path_of_a_request_that_is_known_again() -> None:
     partition = made(LogOnDisk())
-    services: Any = SimpleNamespace(partitions=Partitions(partition))
+    services: Any = SimpleNamespace(partitions=Partitions(partition), followers=None)
     topic = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=make_batch(b"v"))])
     frame = memoryview(bytearray(encode_request(ProduceRequest(None, 1, 1000, [topic]), 9, 1, "client")))[4:]
     request, _ = ProduceRequest.decode(frame, 17, 9)

@@ -72,7 +72,7 @@ def asked(entries: Entries, acks: int) -> ProduceRequest:
 
 def produced(entries: Entries, *, wide: bool, acks: int = 1) -> tuple[Partitions, Any]:
     """The partitions afterwards, and the response; what a connection does for a short or for a long request."""
-    services: Any = SimpleNamespace(partitions=Partitions())
+    services: Any = SimpleNamespace(partitions=Partitions(), followers=None)
     context: Any = RequestContext(0, 9, 1, "client", SimpleNamespace())  # type: ignore[arg-type]
     request = asked(entries, acks)
     if not wide:

@@ -112,8 +112,10 @@ def test_only_partitions_with_a_replica_here_are_opened_each_in_its_role() -> No
         assert sorted(node.host.disk.list("/data"))[-3:] == ["t-0", "t-1", "t-3"]
         roles = [(p.index, p.replica.role, p.leader_epoch) for p in node.partitions]
         assert roles == [(0, Role.LEADER, 4), (1, Role.FOLLOWER, 5), (3, Role.OFFLINE, 7)]
-        with pytest.raises(UnknownTopicOrPartition):
+        with pytest.raises(NotLeaderOrFollower):
             node.partitions.leader("t", 2)
+        with pytest.raises(UnknownTopicOrPartition):
+            node.partitions.leader("t", 4)
         assert node.peer_work == [FetchFrom(2, 5)]
 
     run(scenario)
