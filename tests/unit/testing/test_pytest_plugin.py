@@ -147,3 +147,43 @@ def test_a_misspelt_scope_is_one_line(tmp_path: Path) -> None:
     )
     line = "ERROR: tidelog_broker_scope is 'sesion'; it must be function, class, module, package or session"
     assert [said for said in told.splitlines() if said and not said.startswith("LOADED")] == [line]
+
+
+CLUSTERS = """
+    import pytest
+    seen = []
+
+    @pytest.fixture(scope="session")
+    def tidelog_cluster_size():
+        return 2
+
+    def test_one(tidelog_cluster):
+        assert tidelog_cluster.running == [1, 2]
+        assert tidelog_cluster.bootstrap.count(":") == 2
+        seen.append(tidelog_cluster.data)
+
+    def test_two(tidelog_cluster):
+        assert tidelog_cluster.data in seen
+        tidelog_cluster.kill(1)
+        1 / 0
+"""
+
+
+def test_a_cluster_for_the_module_that_a_failing_test_leaves_broken(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, CLUSTERS, *PLUGIN, ini="tidelog_cluster_scope = module", code=1)
+    assert "1 failed, 1 passed" in output
+    assert "ZeroDivisionError" in output
+
+
+def test_settings_of_a_cluster_that_would_have_no_effect_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "test_first.py").write_text("def test_it(tidelog_cluster): pass\n")
+    conftest = "import pytest\n@pytest.fixture(scope='session')\ndef tidelog_cluster_size():\n    return 1\n"
+    test = """
+        import pytest
+        @pytest.fixture(scope="session")
+        def tidelog_settings():
+            return {"num.partitions": 5}
+        def test_it(tidelog_cluster): pass
+    """
+    output = run_pytest(tmp_path, test, *PLUGIN, ini="tidelog_cluster_scope = session", conftest=conftest, code=1)
+    assert "tidelog_cluster_scope is session, and its cluster was started with those of test_first.py" in output
