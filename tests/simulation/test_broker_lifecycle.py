@@ -140,7 +140,6 @@ def test_a_second_process_with_the_same_node_id_is_refused() -> None:
             runtime,
             store_factory=lambda _path, of: cluster.store.handle(host.name, of),
             lease_ms=LEASE_MS,
-            channel=cluster.controllers.channel(host.name, runtime),
         )
         with pytest.raises(LeaseLost, match=r"another process runs as broker 2: stop it, or choose another node\.id"):
             await runtime.tasks.spawn(second.start(), name="start")

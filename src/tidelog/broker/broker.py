@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from tidelog.broker.controller_channel import NetworkControllerChannel
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
-    from tidelog.metadata.link import ControllerChannel, RequestExecutor
+    from tidelog.metadata.link import RequestExecutor
     from tidelog.metadata.peer_connections import PeerConnections
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
@@ -89,13 +89,10 @@ class BrokerServer:
         *,
         store_factory: StoreFactory | None = None,
         lease_ms: int | None = None,
-        channel: "ControllerChannel | None" = None,
     ) -> None:
         """Without `store_factory` the setting metadata.store decides.
 
-        `lease_ms` is the term of the controller lease, and `channel` leads to the controllers on other brokers, if
-        `store_factory` makes a store that other brokers use, too. If the setting names such a store, the broker makes a
-        channel over the network.
+        `lease_ms` is the term of the leases if `store_factory` makes a store that other brokers use, too.
         """
         self.config = config
         self.runtime = runtime
@@ -104,9 +101,8 @@ class BrokerServer:
         self._store_is_elsewhere = is_elsewhere(self._store_address, config.data_directories)
         """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
         self._lease_ms = config.lease_ms if self._store_is_elsewhere else lease_ms
-        self._channel = channel
-        self._network_channel: NetworkControllerChannel | None = None
-        """The channel, if this broker has made it."""
+        self._channel: NetworkControllerChannel | None = None
+        """Leads to the controllers on other brokers; None if no other broker can use the metadata store."""
         self.peer_connections: PeerConnections | None = None
         """Opens connections to the other brokers; None if no other broker can use the metadata store."""
         self._directories: DataDirectories | None = None
@@ -300,9 +296,8 @@ class BrokerServer:
         metadata.on_failed = self._report_failure
         return metadata
 
-    def _make_channel(self) -> "ControllerChannel | None":
-        """Return the channel to the controllers on other brokers; None if no other broker can use the store."""
-        channel = self._channel
+    def _make_channel(self) -> "NetworkControllerChannel | None":
+        """Make the channel to the controllers on other brokers; None if no other broker can use the store."""
         if self._lease_ms is None:
             return None
         from tidelog.broker.controller_channel import NetworkControllerChannel
@@ -310,10 +305,8 @@ class BrokerServer:
 
         config, runtime = self.config, self.runtime
         self.peer_connections = PeerConnections(config, self._cache, runtime, self._incarnation)
-        if channel is None:
-            self._network_channel = NetworkControllerChannel(self.peer_connections, config.node_id, runtime.turns)
-            channel = self._channel = self._network_channel
-        return channel
+        self._channel = NetworkControllerChannel(self.peer_connections, config.node_id, runtime.turns)
+        return self._channel
 
     def _incarnation(self) -> str:
         """Return the id of this run of the broker's process, a secret of the cluster's brokers."""
@@ -552,8 +545,8 @@ class BrokerServer:
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
     def _close_channel(self) -> None:
-        if self._network_channel is not None:
-            self._network_channel.close()
+        if self._channel is not None:
+            self._channel.close()
 
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.

@@ -14,7 +14,6 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.store import Store
 from tidelog.runtime.interfaces import Runtime
 from tidelog.simulation.cluster_client import ClusterClient
-from tidelog.simulation.controller_network import ControllerNetwork
 from tidelog.simulation.medium import PowerCutOdds
 from tidelog.simulation.shared_store import SharedStore
 from tidelog.simulation.world import SimHost, World
@@ -50,14 +49,10 @@ class SimNode:
         self.host.disk.cold = 0.2
         cluster, runtime = self._cluster, self.host.runtime
         if cluster.has_several_brokers:
-            channel = None if cluster.has_real_channels else cluster.controllers.channel(self.host.name, runtime)
-            broker = BrokerServer(
-                self._config(), runtime, store_factory=self._store, lease_ms=LEASE_MS, channel=channel
-            )
+            broker = BrokerServer(self._config(), runtime, store_factory=self._store, lease_ms=LEASE_MS)
         else:
             broker = BrokerServer(self._config(), runtime, store_factory=self._store)
         self.broker = broker
-        cluster.controllers.add(self.node_id, self.host, lambda: broker.controller)
         await runtime.tasks.spawn(broker.start(), name="start")
 
     async def stop(self) -> None:
@@ -94,16 +89,11 @@ class SimCluster:
     name.
     """
 
-    def __init__(
-        self, world: World, brokers: int, settings: dict[str, str] | None = None, *, has_real_channels: bool = False
-    ) -> None:
-        """`has_real_channels`: requests to the controller are sent as by real brokers, not as simulated messages."""
+    def __init__(self, world: World, brokers: int, settings: dict[str, str] | None = None) -> None:
         self.world = world
-        self.has_real_channels = has_real_channels
         self.settings = settings or {}
         self.store = SharedStore(world)
         self.has_several_brokers = brokers > 1
-        self.controllers = ControllerNetwork(world)
         self.nodes = [SimNode(self, number + 1) for number in range(brokers)]
 
     @property

@@ -88,7 +88,7 @@ class Stage:
 
 def run(scenario: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
     async def whole(world: World) -> None:
-        cluster = SimCluster(world, 2, has_real_channels=True)
+        cluster = SimCluster(world, 2)
         for node in cluster.nodes:
             await node.start()
         stage = Stage(cluster)

@@ -81,7 +81,7 @@ def answer_in(response: EnvelopeResponse, kind: type[Any] = CreateTopics) -> Ans
 def run(scenario: Callable[[Stage], Coroutine[Any, Any, None]], **settings: str) -> None:
     async def whole(world: World) -> None:
         names = {name.replace("_", "."): value for name, value in settings.items()}
-        cluster = SimCluster(world, 2, names, has_real_channels=True)
+        cluster = SimCluster(world, 2, names)
         for node in cluster.nodes:
             await node.start()
         await scenario(Stage(cluster))
@@ -260,7 +260,7 @@ def test_only_the_inter_broker_listener_serves_envelopes() -> None:
     with simulated(1) as world:
 
         async def whole() -> None:
-            cluster = SimCluster(world, 2, has_real_channels=True)
+            cluster = SimCluster(world, 2)
             for node in cluster.nodes:
                 host = node.host.address
                 cluster.settings = {

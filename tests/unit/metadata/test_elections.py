@@ -134,7 +134,15 @@ def test_a_reassignment_waits_for_an_active_replica_in_sync() -> None:
     """Otherwise the replicas that are removed could be the only ones that may still lead."""
     before = state(-1, (3,), replicas=(3, 1, 2), adding=(3,), removing=(1,))
     assert after(before, (1, 2), UNCLEAN).replicas == (3, 1, 2)
-    assert after(before, (1, 2, 3), UNCLEAN) == state(3, (3,), replicas=(3, 2), leader_epoch=6, partition_epoch=8)
+    before = before._replace(isr=(3, 2))
+    assert after(before, (1, 2, 3), UNCLEAN) == state(3, (3, 2), replicas=(3, 2), leader_epoch=6, partition_epoch=8)
+
+
+def test_a_reassignment_waits_until_all_new_replicas_are_in_sync() -> None:
+    """Those that the partition had before count, too: otherwise it could have fewer replicas in sync than before."""
+    before = state(1, (1, 2), replicas=(3, 1, 2), removing=(2,))
+    assert after(before, (1, 2), UNCLEAN).replicas == (3, 1, 2)
+    assert after(before, (1, 2, 3), UNCLEAN, isr=(1, 2, 3)).replicas == (3, 1)
 
 
 def test_directories_follow_their_replicas() -> None:
@@ -164,8 +172,9 @@ def test_unknown_types_of_elections() -> None:
     with pytest.raises(ApiError) as caught:
         run_all(elect_leaders(image(), 2, None, settings()))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
-    (result,) = run_all(elect_leaders(image(topic("a", 1)), 2, [("a", 0)], settings())).reply
-    assert (result.error, result.message) == (ErrorCode.INVALID_REQUEST, "Unknown election type 2")
+    with pytest.raises(ApiError) as caught:
+        run_all(elect_leaders(image(topic("a", 1)), 2, [("a", 0)], settings()))
+    assert (caught.value.code, caught.value.message) == (ErrorCode.INVALID_REQUEST, "Unknown election type 2")
 
 
 def test_no_new_kind_of_record_is_written_before_all_brokers_can_read_it() -> None:
