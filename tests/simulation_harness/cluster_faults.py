@@ -67,6 +67,9 @@ class Profile(NamedTuple):
     """The kinds of producers, from which each new one is drawn."""
     members: int = 0
     """Number of members of a consumer group."""
+    has_administrator: bool = False
+    """Whether replicas are reassigned and preferred leaders elected, and half of the lives use eligible leader
+    replicas."""
     topic_configs: tuple[Mapping[str, str], ...] = ({},)
     """Settings of topics, from which those of each new topic are drawn."""
 
@@ -515,6 +518,7 @@ PROFILES = {
             brokers_min=3,
             producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
             members=2,
+            has_administrator=True,
             topic_configs=({}, _SHORT_RETENTION),
         ),
         Profile(
@@ -533,6 +537,7 @@ PROFILES = {
             brokers_min=3,
             producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
             members=2,
+            has_administrator=True,
             topic_configs=({}, _SHORT_RETENTION),
         ),
     )

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from simulation_harness.cluster_admin import Administrator
 from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
 from simulation_harness.cluster_faults import IDEMPOTENT, Faults, Producer, Profile
 from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violation
@@ -115,6 +116,11 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
     await cluster.start()
     life = _Life(cluster, ledger, profile)
     await life.add_topic(life.admin)
+    administrator = Administrator(
+        cluster.client("administrator"), world.rng("administrator"), ledger.coverage, world.trace.note, brokers
+    )
+    if profile.has_administrator and world.rng("features").random() < 0.5:
+        await administrator.use_eligible_leader_replicas()
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
     tasks = [
@@ -124,6 +130,8 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
         *(asyncio.ensure_future(life.consume(number, until_s)) for number in range(profile.members)),
         asyncio.ensure_future(faults.run(until_s)),
     ]
+    if profile.has_administrator:
+        tasks.append(asyncio.ensure_future(administrator.run(until_s, world.loop.time, lambda: ledger.partitions)))
     background = [
         asyncio.ensure_future(_check_until_cancelled(checks)),
         asyncio.ensure_future(faults.supervise()),
