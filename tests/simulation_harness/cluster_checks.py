@@ -20,6 +20,7 @@ from simulation_harness.cluster_inspection import (
 from simulation_harness.cluster_ledger import Ledger, Violation
 from tidelog.metadata import records
 from tidelog.metadata.image import EMPTY_IMAGE, NO_LEADER, ImageBuilder, MetadataImage, TopicImage
+from tidelog.metadata.records import RECOVERING
 from tidelog.metadata.store import Lease
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.cluster import SimCluster, SimNode
@@ -319,9 +320,8 @@ class JournalChecks:
         )
         if not set(state.isr) <= set(state.replicas):
             raise Violation("IsrByController", f"{partition} has ISR {state.isr} of {state.replicas}", partition)
-        if old is not None and state.leader not in (NO_LEADER, old.leader, *old.isr, *old.elr, *old.adding):
-            text = f"{partition} is led by {state.leader} in {state}, which was not in sync in {old}"
-            raise Violation("CleanElections", text, partition)
+        if old is not None:
+            self._check_election(partition, old, state)
         if state.leader != NO_LEADER:
             chosen = self.leaders.setdefault((place, state.leader_epoch), state.leader)
             if chosen != state.leader:
@@ -334,6 +334,20 @@ class JournalChecks:
             self._ledger.coverage["ISR changes"] += set(state.isr) != set(old.isr)
             self._isr_has_grown |= not set(state.isr) <= set(old.isr)
         self.isrs[place, state.partition_epoch] = state.isr
+
+    def _check_election(self, partition: TopicPartition, old: "PartitionState", state: "PartitionState") -> None:
+        """`CleanElections`: a new leader was in sync, or the only eligible replica. At the end of a reassignment, it
+        may join the ISR with the same entry.
+        """
+        if state.leader in (NO_LEADER, old.leader, *old.isr, *old.elr):
+            return
+        if (old.adding or old.removing) and not (state.adding or state.removing) and state.leader in state.isr:
+            return
+        if state.recovery == RECOVERING and old.last_known_elr == (state.leader,):
+            self._ledger.coverage["elections of last known leaders"] += 1
+            return
+        text = f"{partition} is led by {state.leader} in {state}, which was not in sync in {old}"
+        raise Violation("CleanElections", text, partition)
 
 
 def _comparable(value: object) -> object:
