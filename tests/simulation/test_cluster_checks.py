@@ -164,6 +164,8 @@ def other_record_at_the_same_offset(stage: Stage) -> None:
 
 
 def other_batch_boundaries(stage: Stage) -> None:
+    for node_id in (1, 3):
+        stage.follow(node_id, is_leader=node_id == 1, isr=(1, 2, 3) if node_id == 1 else None, end=6)
     stage.follow(2, high_watermark=6, end=6)
     stage.batches[2] = [BatchView(2, 5, 0, crc=7)]
     stage.checks.check()

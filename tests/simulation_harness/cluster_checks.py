@@ -5,7 +5,7 @@ trivially, except those of the journal.
 before a fault ends a process.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from simulation_harness.cluster_inspection import (
@@ -55,10 +55,14 @@ class ClusterChecks:
         self._roles: dict[tuple[int, Place], tuple[object, ...]] = {}
         self._last_views: dict[tuple[Process, Place], ReplicaView] = {}
         ledger.has_been_committed = self.has_been_committed
+        self._journal.on_isr_change = self._check_replicas
 
     def check(self) -> None:
         """Check the state of all running brokers. Raises Violation."""
         self._journal.check_leases()
+        self._check_replicas()
+
+    def _check_replicas(self) -> None:
         for node in self._cluster.nodes:
             if node.running:
                 self.check_node(node)
@@ -134,37 +138,29 @@ class ClusterChecks:
                 self._committed.setdefault(place, CommittedLog(view.partition)).add(name, batches)
 
     def _check_in_sync_replicas(self) -> None:
-        """`InSyncReplicasHaveAll`: every member of the ISR in the journal has all records below the high watermark of
-        the leader. So each of them may become the leader.
+        """`InSyncReplicasHaveAll`: every member of the ISR in the journal has all committed records, so each of them
+        may become the leader.
 
-        A broker that has not registered yet is not compared: its registration may remove it from the ISR.
+        A broker that has not registered yet is not checked: its registration may remove it from the ISR.
         """
         image = self._journal.image
-        registered = {
-            node.node_id: node
-            for node in self._cluster.nodes
-            if node.running
-            and node.node_id in image.brokers
-            and broker_epoch_of(node) == image.brokers[node.node_id].epoch
-        }
-        for topic in image.topics.values():
-            for index, state in enumerate(topic.partitions):
-                views = {
-                    node_id: view
-                    for node_id, node in registered.items()
-                    if (view := self._last_views.get(((node_id, node.host.starts), (topic.topic_id, index))))
-                }
-                leader = views.get(state.leader)
-                if leader is None or not leader.is_leader or leader.leader_epoch != state.leader_epoch:
-                    continue
-                for member in state.isr:
-                    view = views.get(member)
-                    if view is not None and view.is_online and view.log_end_offset < leader.high_watermark:
+        for node in self._cluster.nodes:
+            registered = image.brokers.get(node.node_id)
+            if not node.running or registered is None or broker_epoch_of(node) != registered.epoch:
+                continue
+            process = (node.node_id, node.host.starts)
+            for topic in image.topics.values():
+                for index, state in enumerate(topic.partitions):
+                    view = self._last_views.get((process, (topic.topic_id, index)))
+                    if view is None or not view.is_online or node.node_id not in state.isr:
+                        continue
+                    committed = self._highest.get(view.partition, 0)
+                    if view.log_end_offset < committed:
                         text = (
-                            f"{leader.partition} is committed up to {leader.high_watermark} on broker-{state.leader}, "
-                            f"and broker-{member}, in the ISR, has it up to {view.log_end_offset}"
+                            f"{view.partition} was committed up to {committed}, and broker-{node.node_id}, in the ISR, "
+                            f"has it up to {view.log_end_offset}"
                         )
-                        raise Violation("InSyncReplicasHaveAll", text, leader.partition)
+                        raise Violation("InSyncReplicasHaveAll", text, view.partition)
 
     def _check_leader(self, name: str, process: Process, place: Place, view: ReplicaView) -> None:
         """`OneLeaderPerEpoch`: the journal names each leader, and no second process leads in the same epoch.
@@ -230,6 +226,9 @@ class JournalChecks:
         """The ISR of each partition by partition epoch."""
         self._expired: dict[Lease, None] = {}
         self._violation: Violation | None = None
+        self.on_isr_change: Callable[[], None] = lambda: None
+        """Called after each entry that adds a member to an ISR. It may raise Violation."""
+        self._isr_has_grown = False
         self._store.on_append = self._process_entry
 
     @property
@@ -267,10 +266,12 @@ class JournalChecks:
         try:
             image = ImageBuilder(self._last).apply(records.decode(data, position).records).build()
             self._check_entry(position, image, lease)
+            self._images[image.position] = self._last = image
+            if self._isr_has_grown:
+                self._isr_has_grown = False
+                self.on_isr_change()
         except Violation as violation:
             self._violation = self._violation or violation
-            return
-        self._images[image.position] = self._last = image
 
     def _check_entry(self, position: int, image: MetadataImage, lease: Lease) -> None:
         """`EntriesByTheController`: an entry is written by the holder of the controller lease while the lease is
@@ -319,6 +320,7 @@ class JournalChecks:
                 raise Violation("EpochsIncrease", f"{partition} was {old}, and is {state}", partition)
             self._ledger.coverage["elections"] += state.leader != old.leader
             self._ledger.coverage["ISR changes"] += set(state.isr) != set(old.isr)
+            self._isr_has_grown |= not set(state.isr) <= set(old.isr)
         self.isrs[place, state.partition_epoch] = state.isr
 
 

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from simulation_harness.cluster_checks import ClusterChecks
-from simulation_harness.cluster_inspection import needs_restart
+from simulation_harness.cluster_inspection import leads, needs_restart
 from simulation_harness.cluster_ledger import Ledger, Violation
+from simulation_harness.cluster_members import MEMBER_SETTINGS
 from tidelog.simulation import shared_store
 from tidelog.simulation.cluster import SimCluster, SimNode
 from tidelog.simulation.medium import SECTOR_BYTES, PowerCutOdds
@@ -29,6 +30,9 @@ START_AGAIN_S = 1.0
 """Delay, in seconds, before the next attempt to start a broker whose start failed because of another fault."""
 
 SUPERVISION_INTERVAL_S = 1.0
+
+WRITES = "writes"
+"""The resource of a fault that waits for a write."""
 
 POWER = "power"
 """The resource of a fault that may lose unsynced bytes. Only one broker at a time may lose them."""
@@ -61,6 +65,8 @@ class Profile(NamedTuple):
     brokers_min: int = 1
     producers: tuple[Producer, ...] = (IDEMPOTENT,)
     """The kinds of producers, from which each new one is drawn."""
+    members: int = 0
+    """Number of members of a consumer group."""
 
 
 class Faults:
@@ -179,6 +185,30 @@ class Faults:
         self._kill(node)
         await self._sleep(rng.choice((0.0, 0.5, 5.0)))
         await self._start(node)
+
+    async def kill_before_acknowledgement(self, node: SimNode, _client: str, rng: random.Random) -> None:
+        """Kill a leader when one of its followers has written a batch, so that the leader may not acknowledge it any
+        more.
+        """
+        happened = self._world.loop.create_future()
+        disks = [other.host.disk for other in self._cluster.nodes if other is not node]
+
+        def notice(operation: str, path: str) -> None:
+            if operation == "write" and path.endswith(".log") and leads(node, path.rsplit("/", 2)[1]):
+                stop()
+                happened.set_result(None)
+
+        def stop() -> None:
+            for disk in disks:
+                disk.on_operation = None
+
+        for disk in disks:
+            disk.on_operation = notice
+        done, _ = await asyncio.wait([happened], timeout=PROMISE_S)
+        stop()
+        if done:
+            await asyncio.sleep(rng.uniform(0.0, 0.003))
+            await self.kill(node, _client, rng)
 
     async def restart(self, node: SimNode, _client: str, rng: random.Random) -> None:
         try:
@@ -377,10 +407,11 @@ PROCESS, DISK, CLOCK = "{node} process", "{node} disk", "{node} clock"
 
 FAULTS: dict[str, Fault] = {
     "kill": Fault(Faults.kill, (PROCESS,)),
+    "kill before an acknowledgement": Fault(Faults.kill_before_acknowledgement, (PROCESS, WRITES)),
     "restart": Fault(Faults.restart, (PROCESS,)),
     "pause": Fault(Faults.pause, (PROCESS,)),
     "power cut": Fault(Faults.cut_power, (PROCESS, POWER)),
-    "power cut in a write": Fault(Faults.cut_power_in_write, (PROCESS, POWER)),
+    "power cut in a write": Fault(Faults.cut_power_in_write, (PROCESS, POWER, WRITES)),
     "power cut behind records": Fault(Faults.cut_power_behind_records, (PROCESS, POWER)),
     "power cut behind a commit": Fault(Faults.cut_power_behind_commit, (PROCESS, POWER)),
     "cut link": Fault(Faults.cut_link, ("{node} {client}",)),
@@ -424,6 +455,9 @@ _REPLICATED = {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
     "offsets.topic.replication.factor": "3",
+    "replica.lag.time.max.ms": "4000",
+    "replica.fetch.max.bytes": "5000",
+    **MEMBER_SETTINGS,
 }
 
 PROFILES = {
@@ -446,16 +480,18 @@ PROFILES = {
                 **_OF_LINKS,
                 **_OF_STORES,
                 **_OF_CLOCKS,
+                "kill before an acknowledgement": 2.0,
                 "isolated broker": 3.0,
                 "full disk": 1.0,
                 "failing disk": 1.0,
-                "flipped bit": 1.0,
             },
             faults_at_once=4,
             brokers_min=3,
             producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
+            members=2,
         ),
     )
 }
-"""A power cut, a failing disk or a flipped bit may destroy the only copy of a record unless `durability` is `fsync` or
-other brokers have copies. So these faults are only in profiles with one of the two."""
+"""A power cut or a failing disk may destroy the only copy of a record unless `durability` is `fsync` or other brokers
+have copies. So these faults are only in profiles with one of the two. A flipped bit is in no profile: a broker does not
+verify the records that it sends, so a consumer finds the bit."""

@@ -96,6 +96,17 @@ def broker_epoch_of(node: SimNode) -> int:
     return getattr(node.broker, "broker_epoch", -1)
 
 
+def leads(node: SimNode, directory: str) -> bool:
+    """Return whether the broker leads the partition whose files are in a directory of this name."""
+    broker = node.broker
+    if broker is None or broker._services is None:
+        return False
+    return any(
+        partition.replica.leads and partition.log.directory.rpartition("/")[2] == directory
+        for partition in broker._services.partitions
+    )
+
+
 def needs_restart(node: SimNode) -> bool:
     """Return whether the running broker has stopped to work, in a way that only a restart ends."""
     broker = node.broker

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
 from simulation_harness.cluster_faults import IDEMPOTENT, Faults, Producer, Profile
 from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violation
+from simulation_harness.cluster_members import GroupLedger, GroupMember
 from tidelog.client import groups, operations
 from tidelog.client.cluster import Cluster
 from tidelog.client.errors import GaveUp, Unreachable
@@ -38,6 +39,9 @@ CALL_S = 30.0
 RECOVERY_S = 60.0
 """Time, in virtual seconds after the end of the last fault, within which every partition must accept requests again."""
 TRACE_LINES = 60
+NOT_KNOWN_YET = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+"""Errors of a broker that has not processed the creation of a topic. The client retries them for a short time only,
+since it does not know whether the topic exists. Here it exists."""
 _MAIN_EVENTS = re.compile(
     r" (?:host\.|fault |start failed|stop failed|net\.partition|net\.unblock|store\.(?:acquire|expire))"
 )
@@ -101,10 +105,10 @@ def _selected_trace(world: World, error: Exception | None, selection: str | None
 
 
 async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, seconds: float) -> None:
-    cluster = SimCluster(world, brokers, dict(profile.settings))
+    cluster = SimCluster(world, brokers, dict(profile.settings), has_real_channels=True)
     checks = ClusterChecks(cluster, ledger)
     await cluster.start()
-    life = _Life(cluster, ledger, profile.producers)
+    life = _Life(cluster, ledger, profile)
     await life.add_topic(life.admin)
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
@@ -112,6 +116,7 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
         *(asyncio.ensure_future(life.produce(number, until_s)) for number in range(PRODUCERS)),
         *(asyncio.ensure_future(life.read(number, until_s)) for number in range(READERS)),
         asyncio.ensure_future(life.commit(until_s)),
+        *(asyncio.ensure_future(life.consume(number, until_s)) for number in range(profile.members)),
         asyncio.ensure_future(faults.run(until_s)),
     ]
     background = [
@@ -156,16 +161,22 @@ async def _converged(checks: ClusterChecks) -> None:
 class _Life:
     """The clients, and the positions that they have reached."""
 
-    def __init__(self, cluster: SimCluster, ledger: Ledger, producers: Sequence[Producer]) -> None:
+    def __init__(self, cluster: SimCluster, ledger: Ledger, profile: Profile) -> None:
         self._cluster = cluster
-        self._producers = producers
-        self._world = cluster.world
+        self._producers = profile.producers
+        self._world = world = cluster.world
         self._ledger = ledger
         self.admin = cluster.client("admin")
         self.client_hosts = [
             *(f"producer-{n}" for n in range(PRODUCERS)),
             *(f"reader-{n}" for n in range(READERS)),
             "committer",
+            *(f"member-{n}" for n in range(profile.members)),
+        ]
+        group = GroupLedger(ledger.coverage, world.trace.note)
+        self._members = [
+            GroupMember(cluster.client(f"member-{n}"), group, world.loop.time, ledger.topics)
+            for n in range(profile.members)
         ]
         self._batches: dict[tuple[TopicPartition, int, int], Batch] = {}
         """Batches that were decoded, by partition, base offset and checksum."""
@@ -180,6 +191,10 @@ class _Life:
                 return await client.run(operation(), CALL_S)
             except GaveUp:
                 self._ledger.coverage["calls given up"] += 1
+            except ApiError as error:
+                if error.code not in NOT_KNOWN_YET:
+                    raise
+                self._ledger.coverage["topics not known to a broker"] += 1
             finally:
                 self._ledger.coverage["retries"] += client.retries - before
         return None
@@ -223,6 +238,16 @@ class _Life:
             if batches:
                 positions[partition] = batches[-1].last_offset + 1
             await client.sleep(rng.choice((0.0, 0.0, 0.05)))
+
+    async def consume(self, number: int, until_s: float) -> None:
+        """Read and commit as a member of a group."""
+        name = f"member-{number}"
+
+        async def read(partition: TopicPartition, offset: int) -> int:
+            batches = await self._fetch(self._members[number].client, name, partition, offset, until_s)
+            return batches[-1].last_offset + 1 if batches else offset
+
+        await self._members[number].run(until_s, read)
 
     async def _fetch(
         self, client: ClusterClient, reader: str, partition: TopicPartition, start: int, until_s: float
@@ -336,6 +361,8 @@ class _Life:
             self._ledger.check_log(partition, everything, start)
         while not await self._check_commits(client, forever):
             await client.sleep(0.2)  # Liveness: the caller limits the time
+        for member in self._members[:1]:
+            await member.check()
 
     def _clock_ms(self) -> int:
         return self._world.host("admin").clock.now_ms()
@@ -376,6 +403,9 @@ class _Writer:
             self._ledger.coverage["batches of unknown fate"] += 1
             return False
         except ApiError as error:
+            if error.code in NOT_KNOWN_YET:
+                self._ledger.coverage["topics not known to a broker"] += 1
+                return False
             raise Violation("NoFinalError", f"produce to {partition}: {error} ({error.code})", partition) from error
         self._numbers[partition] = first + count
         if acks == 1:

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import NamedTuple
 
-from simulation_harness.cluster_faults import PROFILES
+from simulation_harness.cluster_faults import FAULTS, PROFILES
 from simulation_harness.cluster_life import Outcome, run_seed
 
 EXAMPLES = """examples:
@@ -32,6 +32,8 @@ class Run(NamedTuple):
     brokers: int
     minutes: float
     trace: str | None
+    faults: tuple[str, ...] = ()
+    """If not empty: the only faults that happen."""
 
     @property
     def command(self) -> str:
@@ -39,6 +41,7 @@ class Run(NamedTuple):
         return (
             f"script/simulate --seeds 1 --first-seed {self.seed} --profile {self.profile} "
             f"--brokers {self.brokers} --minutes {self.minutes:g}"
+            + "".join(f' --fault "{fault}"' for fault in self.faults)
         )
 
 
@@ -76,7 +79,12 @@ class Results:
 
 def simulate(run: Run) -> Outcome:
     logging.disable(logging.CRITICAL)  # thousands of planned failures
-    return run_seed(run.seed, PROFILES[run.profile], brokers=run.brokers, minutes=run.minutes, trace=run.trace)
+    profile = PROFILES[run.profile]
+    if run.faults:
+        # The average number of faults stays the same.
+        rate = sum(profile.faults.values()) / len(run.faults)
+        profile = profile._replace(faults=dict.fromkeys(run.faults, rate))
+    return run_seed(run.seed, profile, brokers=run.brokers, minutes=run.minutes, trace=run.trace)
 
 
 def outcomes(runs: list[Run], jobs: int) -> Iterable[tuple[Run, Outcome]]:
@@ -106,10 +114,12 @@ def main() -> int:
     if options.brokers < brokers_min:
         print(f"profile {names[0]} needs --brokers {brokers_min} or more", file=sys.stderr)
         return 2
-    results = Results(options.resume, f"{options.profile} brokers={options.brokers} minutes={options.minutes:g}")
+    faults = tuple(options.fault)
+    key = f"{options.profile} brokers={options.brokers} minutes={options.minutes:g}"
+    results = Results(options.resume, key + "".join(f" {fault}" for fault in faults))
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = [
-        Run(seed, names[seed % len(names)], options.brokers, options.minutes, options.trace)
+        Run(seed, names[seed % len(names)], options.brokers, options.minutes, options.trace, faults)
         for seed in seeds
         if seed not in results.passed and seed not in results.failed
     ]
@@ -123,7 +133,7 @@ def main() -> int:
             print(f"repeat it: {run.command}\n", flush=True)
     if len(runs) < len(seeds):
         print(f"{len(seeds) - len(runs)} of the seeds were run before; their results are in {options.resume}")
-    all_faults = dict.fromkeys((fault for name in names for fault in PROFILES[name].faults), 0)
+    all_faults = dict.fromkeys(faults or (fault for name in names for fault in PROFILES[name].faults), 0)
     for event, count in sorted({**all_faults, **results.coverage}.items()):
         print(f"{event:<28}{count:>12,}")
     failed = [seed for seed in seeds if seed in results.failed]
@@ -153,6 +163,14 @@ def parse_options() -> argparse.Namespace:
         help="which faults happen (default: all profiles in turn that this number of brokers allows)",
     )
     parser.add_argument("--brokers", type=int, default=1, help="number of brokers (default: 1)")
+    parser.add_argument(
+        "--fault",
+        action="append",
+        choices=list(FAULTS),
+        default=[],
+        metavar="FAULT",
+        help='let only this fault happen, for example "kill"; may be repeated',
+    )
     parser.add_argument("--minutes", type=float, default=1.0, help="virtual minutes of each life (default: 1)")
     parser.add_argument(
         "--trace",

@@ -51,7 +51,7 @@ class ClusterClient:
                 try:
                     answer: Message | list[Message | BrokerUnreachable] | None = None
                     if isinstance(effect, Ask):
-                        answer = list(await asyncio.gather(*(self._try(request) for request in effect.requests)))
+                        answer = list(await asyncio.gather(*(self.ask(request) for request in effect.requests)))
                     elif isinstance(effect, AskAny):
                         answer = await self._ask_any(effect.request)
                     else:
@@ -74,13 +74,13 @@ class ClusterClient:
     async def _ask_any(self, request: Message) -> Message:
         reasons = []
         for address in self.cluster.contacts():
-            answer = await self._try(Request(address, request))
+            answer = await self.ask(Request(address, request))
             if not isinstance(answer, BrokerUnreachable):
                 return answer
             reasons.append(str(answer))
         raise NoBrokerReachable("; ".join(reasons))
 
-    async def _try(self, request: Request) -> Message | BrokerUnreachable:
+    async def ask(self, request: Request) -> Message | BrokerUnreachable:
         """Send a request to one broker. Returns its response, or the reason why there is no response."""
         address = request.address
         channel = self._channels.get(address)

@@ -1,9 +1,11 @@
 """A member of a classic consumer group, for scenarios; each step of the protocol is a method."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
-from tidelog.simulation.client import SimClient
+from tidelog.client.connection import NEWEST
 from tidelog.wire.errors import ErrorCode
+from tidelog.wire.message import Message
 from tidelog.wire.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
@@ -37,13 +39,24 @@ Assignment = dict[str, list[int]]
 """Partitions by topic."""
 
 
+R = TypeVar("R", bound=Message)
+
+
+class CoordinatorClient(Protocol):
+    """Sends requests to the group's coordinator."""
+
+    async def ask(self, request: Message, response_class: type[R], /, *, version_max: int = NEWEST) -> R: ...
+
+
 class SimMember:
     """One member of a group. `client` must be connected to the group's coordinator.
 
     Methods return error codes; only MEMBER_ID_REQUIRED is handled here.
     """
 
-    def __init__(self, client: SimClient, group: str, topics: Sequence[str], *, session_ms: int = 10_000) -> None:
+    def __init__(
+        self, client: CoordinatorClient, group: str, topics: Sequence[str], *, session_ms: int = 10_000
+    ) -> None:
         self.client = client
         self.group = group
         self.topics = list(topics)
