@@ -82,10 +82,10 @@ class Peer:
         """`listener` is the name of the listener that the client connected to. Answers have the addresses that the
         brokers advertise for it. "" stands for the first listener of each broker.
         """
+        self.listener = listener
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port
-        self.listener = listener
         self.name = f"{client_host}:{client_port}"
         self.broker: PeerBroker | None = None
         """The broker that has proved its identity on this connection; None for a client."""

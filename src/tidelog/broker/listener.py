@@ -48,8 +48,8 @@ class Listener:
         self.frame_step_bytes = FRAME_STEP_BYTES
         self.request_bytes_max: int = config.socket_request_max_bytes
         self.pipelining = Pipelining(services.runtime.tasks)
-        self.accepts_brokers = accepts_brokers
         self.name = name
+        self.accepts_brokers = accepts_brokers
         self.host = sockets.host
         self.port = sockets.port
         self._services = services

@@ -277,16 +277,6 @@ class Partition:
             watcher(self)
 
     @property
-    def is_served(self) -> bool:
-        """Whether this broker leads the partition, and the log is online."""
-        return self.replica.leads and not self.deleted and self.log.failure is None
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether what is committed depends on other brokers."""
-        return not self.replica.is_alone
-
-    @property
     def leader_epoch(self) -> int:
         return self.replica.leader_epoch
 
