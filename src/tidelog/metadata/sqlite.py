@@ -37,6 +37,8 @@ APPLICATION_ID: Final = 0x7464_6C67
 SCHEMA_VERSION: Final = 1
 BUSY_MS: Final = 5000
 """Longest time that a call waits for another process's commit."""
+WAL_ATTEMPTS: Final = 20
+"""Upper bound on the attempts to switch a file to WAL mode while other processes do the same."""
 POLL_MIN_S: Final = 0.01
 POLL_MAX_S: Final = 0.25
 NO_LIMIT: Final = -1
@@ -137,21 +139,32 @@ class SqliteStore:
             ) from failure
 
     def _inspect(self) -> StoredJournal | None:
-        import sqlite3
-
         # After a crash the file is complete only together with its -wal file, and SQLite merges the two by writing.
+        # While another process uses the file, the -wal file exists, too.
         if not self._disk.exists(self.path) or self._disk.exists(f"{self.path}-wal"):
             return None
-        with self._translated_errors():
-            # With "immutable", SQLite acquires no lock and creates no files next to this one.
-            connection = sqlite3.connect(f"file:{quote(self.path)}?immutable=1", uri=True, isolation_level=None)
-            try:
-                if not self._has_tables(connection):
-                    return None
-                snapshot = self._snapshot(connection)
-                return StoredJournal(snapshot, self._read(connection, snapshot.position if snapshot else 0, NO_LIMIT))
-            finally:
-                connection.close()
+        try:
+            with self._translated_errors():
+                stored = self._read_unlocked()
+        except StoreFailed:
+            if self._disk.exists(f"{self.path}-wal"):  # another process has changed the file meanwhile
+                return None
+            raise
+        return None if self._disk.exists(f"{self.path}-wal") else stored
+
+    def _read_unlocked(self) -> StoredJournal | None:
+        """Read the file, which no process changes meanwhile."""
+        import sqlite3
+
+        # With "immutable", SQLite acquires no lock and creates no files next to this one.
+        connection = sqlite3.connect(f"file:{quote(self.path)}?immutable=1", uri=True, isolation_level=None)
+        try:
+            if not self._has_tables(connection):
+                return None
+            snapshot = self._snapshot(connection)
+            return StoredJournal(snapshot, self._read(connection, snapshot.position if snapshot else 0, NO_LIMIT))
+        finally:
+            connection.close()
 
     def _open(self) -> "sqlite3.Connection":
         if self._connection is None:
@@ -167,7 +180,7 @@ class SqliteStore:
         return self._connection
 
     def _prepare(self, connection: "sqlite3.Connection") -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
         with _transaction(connection):
             if not self._has_tables(connection):
@@ -302,6 +315,25 @@ class SqliteStore:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _use_wal(connection: "sqlite3.Connection") -> None:
+    """Switch the file to WAL mode, if it is not in this mode.
+
+    SQLite does not wait (BUSY_MS) for other processes that use the file before the switch. An exclusive transaction
+    waits for them.
+    """
+    import sqlite3
+
+    for attempts_left in reversed(range(WAL_ATTEMPTS)):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or not attempts_left:
+                raise
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute("ROLLBACK")
 
 
 class _CommitFailed(Exception):

@@ -338,6 +338,26 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 
 
+OPENER = """
+import asyncio, sys
+from tidelog.metadata.sqlite import SqliteStore
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.disk import LocalDisk
+from tidelog.runtime.tasks import LoopTasks
+
+async def main(path, name):
+    tasks = LoopTasks(asyncio.get_running_loop())
+    store = SqliteStore(path, SystemClock(), tasks, LocalDisk())
+    lease = await store.acquire("controller", name, 9000)
+    if lease is not None:
+        print(lease.epoch)
+    await store.close()
+    await tasks.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
 def writer(path: Path, name: str, count: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path), name, str(count)], stdout=subprocess.PIPE, text=True
@@ -375,6 +395,38 @@ def test_two_processes_contend_for_positions(path: Path) -> None:
     kept = entries(path)
     for name, positions in won.items():
         assert [kept[position] for position in positions] == [f"{name} {i}" for i in range(60)]
+
+
+def test_new_processes_may_open_a_new_file_at_once(path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", OPENER, str(path), str(number)], stdout=subprocess.PIPE, text=True)
+        for number in range(4)
+    ]
+    holders = [process.communicate(timeout=60)[0].strip() for process in processes]
+    assert sorted(holders) == ["", "", "", "1"], "one of them has the lease, in its first epoch"
+
+
+def test_a_look_at_a_file_that_another_process_changes_finds_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(path)
+    read_unlocked = SqliteStore._read_unlocked
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    def read_while_another_writes(store: SqliteStore) -> object:
+        stored = read_unlocked(store)
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("COMMIT")
+        return stored
+
+    monkeypatch.setattr(SqliteStore, "_read_unlocked", read_while_another_writes)
+
+    async def scenario() -> None:
+        async with opened(path) as store:
+            assert await store.inspect() is None
+
+    run(scenario)
+    other.close()
 
 
 def test_what_a_killed_process_was_told_is_kept(path: Path) -> None:
