@@ -7,6 +7,8 @@ import pytest
 
 from replication_harness.brokers import Stage, run
 from tidelog.client.channel import Channel
+from tidelog.metadata.controller import TopicChoice
+from tidelog.metadata.link import DeleteTopics
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -259,3 +261,25 @@ def test_a_new_leader_does_not_name_the_end_before_it_knows_what_is_committed() 
         assert await latest(-1, 11) == (0, 4)
 
     run(scenario)
+
+
+def test_fetchers_share_the_partitions_and_end_without_any() -> None:
+    async def scenario(stage: Stage) -> None:
+        def fetchers() -> list[list[tuple[int, int]]]:
+            """Return, for each broker, its fetchers: their leader and their number."""
+            peers = [node.broker._peers for node in stage.cluster.nodes if node.broker is not None]
+            return [sorted(part._fetchers._fetchers) for part in peers if part is not None]
+
+        await stage.until(lambda: all(len(keys) == 4 for keys in fetchers()))
+        for index in range(12):
+            client = await stage.client(stage.node(stage.state(index).leader))
+            answer = await client.produce("orders", index, [Record(value=b"%d" % index)])
+            assert answer.error_code == 0
+            client.close()
+        for index in range(12):
+            assert [stage.values(node, index) for node in stage.cluster.nodes] == [[b"%d" % index]] * 3
+        controller = stage.running.services.controller
+        await controller.delete_topics(DeleteTopics([TopicChoice("orders")]))
+        await stage.until(lambda: fetchers() == [[], [], []])
+
+    run(scenario, settings={"num.replica.fetchers": "2"}, partitions=12)
