@@ -24,6 +24,7 @@ from tidelog.api.metering import Meter
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_broker_route, find_route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.discarding_stream import DISCARDING_STREAM
+from tidelog.broker.frame_sizes import HEADER_BYTES, OTHER_REQUEST_BYTES_MAX, size_refusal
 from tidelog.broker.pipelining import COMBINE_REQUESTS
 from tidelog.broker.serving import Encoded, failure_response, handle_in_steps, log_encoding_failure
 from tidelog.broker.slot import Slot
@@ -43,13 +44,6 @@ _HEADER = Struct(">hhih")
 _RESPONSE = Struct(">ii")
 _FLEXIBLE_RESPONSE = Struct(">iix")
 
-HEADER_BYTES = 10
-"""Size of the shortest request header: API key, version, correlation id, length of the client id."""
-TLS_HANDSHAKE = b"\x16\x03"
-"""The first bytes of a TLS connection (RFC 8446): record type 22 (handshake), major version 3."""
-OTHER_REQUEST_BYTES_MAX = 16 << 20
-"""Upper bound on the size of requests other than produce, which contains records. No honest client sends longer
-ones."""
 PIPELINED_MAX = 1000
 """Upper bound on the waiting (unacknowledged) produce requests of one connection. At the limit, reading pauses."""
 BACKLOG_BYTES_MAX = 1 << 20
@@ -351,13 +345,7 @@ class ServerConnection:
                 self._reserve(len(unhandled))
 
     def _refuse_size(self, size: int, start: memoryview) -> None:
-        hint = ""
-        if bytes(start).isalpha() or bytes(start) in (b"GET ", b"PUT "):
-            hint = " (HTTP on the Kafka port?)"
-        elif bytes(start[:2]) == TLS_HANDSHAKE:
-            hint = " (TLS on a listener without TLS?)"
-        limit = self._listener.request_bytes_max
-        self.close(f"frame of {size} bytes is outside {HEADER_BYTES}..{limit}, socket.request.max.bytes{hint}")
+        self.close(size_refusal(size, bytes(start), self._listener.request_bytes_max))
 
     def _must_wait(self) -> bool:
         waiting = self._waiting
