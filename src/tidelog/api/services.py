@@ -82,6 +82,7 @@ class Peer:
         """`listener` is the name of the listener that the client connected to. Answers have the addresses that the
         brokers advertise for it. "" stands for the first listener of each broker.
         """
+        self.listener = listener
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port

@@ -49,6 +49,9 @@ class Listener:
         self.request_bytes_max: int = config.socket_request_max_bytes
         self.pipelining = Pipelining(services.runtime.tasks)
         self.accepts_brokers = accepts_brokers
+        self._is_protected = accepts_brokers and len(config.endpoints) > 1
+        """Whether the limits on the number and the rate of the whole broker's connections do not apply, as in Kafka.
+        Clients of the other listeners must not keep brokers away."""
         self.name = name
         self.host = sockets.host
         self.port = sockets.port
@@ -117,7 +120,7 @@ class Listener:
 
     def opened(self, connection: ServerConnection) -> None:
         self._connections[connection] = None
-        refusal = self._bounds.opened(connection)
+        refusal = self._bounds.opened(connection, is_protected=self._is_protected)
         if refusal:
             connection.close(refusal)
         else:
@@ -130,7 +133,7 @@ class Listener:
         quotas = self._services.connection_quotas
         now_ms = int(self._services.runtime.clock.monotonic() * 1000)
         rate = self._config.max_connection_creation_rate
-        if rate < UNLIMITED:
+        if rate < UNLIMITED and not self._is_protected:
             wait_ms = quotas.broker_wait_ms(rate, now_ms)
             if wait_ms and self._sockets is not None:
                 self._sockets.pause(wait_ms / 1000)

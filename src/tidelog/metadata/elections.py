@@ -139,7 +139,8 @@ def _after_reassignment(
     state: PartitionState, target: Target, is_active: IsActive
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return replicas, adding, removing and ISR. A reassignment is complete, and drops the replicas that it removes,
-    when all the new replicas are in the ISR, and one of them is active.
+    when all the replicas that it adds are in the ISR, and an active member of the ISR stays. If the partition loses
+    replicas, all those that stay must be in the ISR.
     """
     replicas = state.replicas if target.replicas is None else target.replicas
     adding = state.adding if target.adding is None else target.adding
@@ -148,7 +149,8 @@ def _after_reassignment(
     if adding or removing:
         new_replicas = tuple(replica for replica in replicas if replica not in removing)
         new_isr = tuple(replica for replica in isr if replica not in removing)
-        if any(map(is_active, new_isr)) and all(replica in new_isr for replica in new_replicas):
+        must_be_in_sync = new_replicas if len(adding) < len(removing) else adding
+        if any(map(is_active, new_isr)) and all(replica in new_isr for replica in must_be_in_sync):
             return new_replicas, (), (), new_isr
     return replicas, adding, removing, isr
 

@@ -1,8 +1,8 @@
 """Decisions about the reassignment of replicas (KIP-455). Pure functions.
 
 While a reassignment is in progress, `replicas` has the new replicas in their order and then the replicas that are
-removed. `elections.next_state` completes it as soon as all the new replicas are in the ISR. No replica is removed
-before.
+removed. `elections.next_state` completes it as soon as all the replicas that it adds are in the ISR, and, if the number
+of replicas becomes smaller, those that stay, too. No replica is removed before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
