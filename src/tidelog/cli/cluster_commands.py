@@ -20,6 +20,14 @@ Topics = Annotated[
 ]
 
 
+Throttle = Annotated[
+    int | None,
+    typer.Option("--throttle", min=1, metavar="BYTES", show_default=False, help="Bytes per second of the moves."),
+]
+Replicas = Annotated[
+    int | None,
+    typer.Option("--replicas", min=1, metavar="N", show_default=False, help="Replicas of each partition."),
+]
 Undo = Annotated[
     str,
     typer.Option("--undo", metavar="FILE", show_default=False, help="Write the plan that goes back to this file."),
@@ -197,10 +205,7 @@ def reassign(
     topics: Annotated[
         str, typer.Option("--topics", metavar="TOPIC,...", show_default=False, help="Only these topics.")
     ] = "",
-    replicas: Annotated[
-        int | None,
-        typer.Option("--replicas", min=1, metavar="N", show_default=False, help="Replicas of each partition."),
-    ] = None,
+    replicas: Replicas = None,
     plan: Annotated[
         str,
         typer.Option(
@@ -210,10 +215,7 @@ def reassign(
     execute: Annotated[bool, typer.Option("--execute", help="Carry the plan out.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the progress until all moves are done.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the unfinished moves.")] = False,
-    throttle: Annotated[
-        int | None,
-        typer.Option("--throttle", min=1, metavar="BYTES", show_default=False, help="Bytes per second of the moves."),
-    ] = None,
+    throttle: Throttle = None,
     undo: Undo = "",
     clear_throttle: Annotated[bool, typer.Option("--clear-throttle", help="Remove the limit of --throttle.")] = False,
     json: AsJson = False,
@@ -270,10 +272,7 @@ def drain(
     broker: Annotated[int, typer.Argument(metavar="BROKER", show_default=False, help="The broker's number.")],
     leaders: Annotated[bool, typer.Option("--leaders", help="Move only the leaderships away. No data moves.")] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Carry the plan out, and wait until it is done.")] = False,
-    throttle: Annotated[
-        int | None,
-        typer.Option("--throttle", min=1, metavar="BYTES", show_default=False, help="Bytes per second of the moves."),
-    ] = None,
+    throttle: Throttle = None,
     undo: Undo = "",
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,

@@ -127,10 +127,8 @@ async def run_broker(
 
         watch_parent(loop, options.parent_pipe, on_orphaned)
     # If a program started this broker as its child, the program chose host, port and data directory in Python code.
-    started_by_program = options.parent_pipe is not None and not options.is_supervised
-    remedies = IN_PYTHON if started_by_program else ON_THE_COMMAND_LINE
+    remedies = ON_THE_COMMAND_LINE if options.parent_pipe is None or options.is_supervised else IN_PYTHON
     fail = partial(print_failure, node_id=config.node_id if options.is_supervised else None)
-    make_line = ready_json if options.json else ready_line
     runtime = make_runtime()
     try:
         broker = make_broker(config, runtime)
@@ -144,7 +142,7 @@ async def run_broker(
             return 0
         await start_task
         try:
-            print(make_line(broker, config), flush=True)
+            print(ready_json(broker, config) if options.json else ready_line(broker, config), flush=True)
         except OSError as error:
             from tidelog.cli.output import drop_output
 

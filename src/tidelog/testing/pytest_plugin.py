@@ -91,6 +91,7 @@ def tidelog_cluster(
 
     running = request.config.stash.setdefault(RUNNING, {})
     with Cluster(tidelog_cluster_size, settings=tidelog_settings) as cluster:
+        cluster.wait_until_in_sync()
         running[id(cluster)] = StartedBroker(dict(tidelog_settings))
         yield cluster
         del running[id(cluster)]
