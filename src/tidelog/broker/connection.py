@@ -24,14 +24,9 @@ from tidelog.api.metering import Meter
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.discarding_stream import DISCARDING_STREAM
+from tidelog.broker.other_protocols import other_protocol_hint
 from tidelog.broker.pipelining import COMBINE_REQUESTS
-from tidelog.broker.serving import (
-    Encoded,
-    failure_response,
-    handle_in_steps,
-    log_encoding_failure,
-    other_protocol_hint,
-)
+from tidelog.broker.serving import Encoded, failure_response, handle_in_steps, log_encoding_failure
 from tidelog.broker.slot import Slot
 from tidelog.quotas.client_quotas import ANONYMOUS
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream, TimerHandle
@@ -355,9 +350,8 @@ class ServerConnection:
                 self._reserve(len(unhandled))
 
     def _refuse_size(self, size: int, start: memoryview) -> None:
-        limit = self._listener.request_bytes_max
-        hint = other_protocol_hint(start)
-        self.close(f"frame of {size} bytes is outside {HEADER_BYTES}..{limit}, socket.request.max.bytes{hint}")
+        sizes = f"{HEADER_BYTES}..{self._listener.request_bytes_max}, socket.request.max.bytes"
+        self.close(f"frame of {size} bytes is outside {sizes}{other_protocol_hint(start)}")
 
     def _must_wait(self) -> bool:
         waiting = self._waiting
@@ -417,13 +411,12 @@ class ServerConnection:
             try:
                 route = find_route(api_key, version)
             except ApiError:
-                route = self._listener.broker_route(api_key, version)
-                if route is None and api_key != API_VERSIONS_KEY:
+                if api_key == API_VERSIONS_KEY:
+                    version = -1  # makes the handler return the supported versions
+                    route = find_route(API_VERSIONS_KEY, 0)
+                elif (route := self._listener.broker_route(api_key, version)) is None:
                     self.close(f"API key {api_key} version {version} is not served")
                     return
-                if route is None:
-                    route = find_route(API_VERSIONS_KEY, 0)
-                    version = -1  # makes the handler return the supported versions
         if self._prefix_end and api_key == PRODUCE_KEY and self._handle_by_template(route, frame, correlation_id):
             return
         position = HEADER_BYTES

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.connection")
 
-TLS_HANDSHAKE = b"\x16\x03"
-"""The first bytes of a TLS connection (RFC 8446): record type 22 (handshake), major version 3."""
-
 
 class Encoded:
     """An encoded response in pieces, without its header. The response's objects have been freed."""
@@ -106,11 +103,3 @@ def log_encoding_failure(route: "Route") -> str:
     """Log the failure of an encoding, and return the reason to close the connection."""
     logger.exception("response cannot be encoded api=%s version=%d", route.name, route.version)
     return f"{route.name}: the response cannot be encoded"
-
-
-def other_protocol_hint(start: memoryview) -> str:
-    """Return which other protocol the peer seems to speak whose first four bytes are `start`; "" if that is unknown."""
-    first_bytes = bytes(start)
-    if first_bytes.isalpha() or first_bytes in (b"GET ", b"PUT "):
-        return " (HTTP on the Kafka port?)"
-    return " (TLS on a listener without TLS?)" if first_bytes[:2] == TLS_HANDSHAKE else ""
