@@ -38,6 +38,11 @@ def assignment(topic: str, partitions: list[int]) -> bytes:
     return struct.pack(">hi", 0, 1) + _string(topic) + struct.pack(f">i{count}ii", count, *partitions, -1)
 
 
+def other_node(node: int) -> int:
+    """Return the id of another broker of a cluster of three."""
+    return node % 3 + 1
+
+
 BUILDERS: Mapping[str, Builder] = {
     "assignment": assignment,
     "batch": batch,
@@ -46,6 +51,7 @@ BUILDERS: Mapping[str, Builder] = {
     "hex": hexadecimal,
     "join": join,
     "message_set": message_set,
+    "other": other_node,
     "repeat": repeat,
     "subscription": subscription,
 }

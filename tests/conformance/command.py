@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import brokers, conversation, recording, report, rules
+from .brokers import Cluster
 from .compare import Bindings, Difference, Tally, compare_runs
 from .conversation import Conversation, Run
 from .exchange import Transcript, run_conversation
@@ -20,6 +21,7 @@ DESCRIPTION = """Record the answers of Apache Kafka 4.3.1, or compare a broker w
 
   conform                                  start Tidelog and compare it with the recording
   conform --bootstrap HOST:PORT            compare the broker at this address with the recording
+  conform --cluster                        the conversations with three brokers, instead of those with one
   conform --record --bootstrap HOST:PORT   record the Kafka at this address
   conform --record --kafka-command CMD     start Kafka, record it, stop it
   conform --show [--only PATTERN]          print the recording, decoded
@@ -41,18 +43,19 @@ class Result:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    conversations = _select_conversations(options.only)
+    conversations = _select_conversations(options.only, options.cluster)
     if options.show:
         return _show(conversations, options.only)
-    with _broker(options) as address:
+    allowed = _rules(options.self_test, options.cluster)
+    with _brokers(options) as cluster:
         if options.record:
-            return _record(conversations, address)
+            return _record(conversations, cluster)
         if options.trial:
-            return _try(conversations, address, options.only)
-        result = compare(conversations, address, _rules(options.self_test), options.jobs, options.only)
+            return _try(conversations, cluster, options.only)
+        result = compare(conversations, cluster, allowed, options.jobs, options.only)
     print(report.differences_text(result.differences))
     print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
-    unused = [] if options.only else report.unused(_rules(options.self_test), result.tally)
+    unused = [] if options.only else report.unused(allowed, result.tally, is_cluster=options.cluster)
     for rule in unused:
         print(f"the rule is not needed: {rule}")
     return 1 if result.differences or unused else 0
@@ -60,12 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def compare(
     conversations: list[Conversation],
-    address: tuple[str, int],
+    cluster: Cluster,
     allowed: rules.Rules,
     jobs: int = 4,
     only: str | None = None,
 ) -> Result:
-    """Run the conversations with the broker, and compare each run with its recording."""
+    """Run the conversations with the brokers, and compare each run with its recording."""
     began = time.monotonic()
     result = Result()
     bindings = Bindings()
@@ -76,28 +79,32 @@ def compare(
         if recorded is None or recorded.digest != run.conversation.digest:
             state = "not recorded" if recorded is None else "recorded from another text"
             return [Difference(run.name, "", 0, "-", -1, "@recording", "recorded from this text", state)]
-        return compare_runs(run, recorded, run_conversation(run, address), allowed, bindings, result.tally)
+        ours = run_conversation(run, *cluster.addresses, kill=cluster.kill)
+        return compare_runs(run, recorded, ours, allowed, bindings, result.tally)
 
     alone = [run for c in conversations if c.alone for run in _runs(c, only)]
-    others = [run for c in conversations if not c.alone for run in _runs(c, only)]
+    others = [run for c in conversations if not (c.alone or c.kills) for run in _runs(c, only)]
+    last = [run for c in conversations if c.kills for run in _runs(c, only)]
     for run in alone:
         result.differences += compare_run(run)
     with ThreadPoolExecutor(jobs) as pool:
         for differences in pool.map(compare_run, others):
             result.differences += differences
-    result.runs = len(alone) + len(others)
+    for run in last:
+        result.differences += compare_run(run)
+    result.runs = len(alone) + len(others) + len(last)
     result.seconds = time.monotonic() - began
     return result
 
 
-def _record(conversations: list[Conversation], address: tuple[str, int]) -> int:
+def _record(conversations: list[Conversation], cluster: Cluster) -> int:
     began = time.monotonic()
     failed = 0
-    ordered = [c for c in conversations if c.alone] + [c for c in conversations if not c.alone]
+    ordered = sorted(conversations, key=lambda c: (c.kills, not c.alone))
     new_transcripts: dict[str, Transcript] = {}
     for one in ordered:
         for run in conversation.runs_of(one):
-            transcript = run_conversation(run, address)
+            transcript = run_conversation(run, *cluster.addresses, kill=cluster.kill)
             new_transcripts[run.name] = transcript
             for text in (*transcript.failed_conditions, *([transcript.stop_reason] if transcript.stop_reason else [])):
                 failed += 1
@@ -116,12 +123,12 @@ def _record(conversations: list[Conversation], address: tuple[str, int]) -> int:
     return 0
 
 
-def _try(conversations: list[Conversation], address: tuple[str, int], only: str | None) -> int:
+def _try(conversations: list[Conversation], cluster: Cluster, only: str | None) -> int:
     failed = 0
     salt = f"-{time.time_ns() // 1_000_000 % 1_000_000}"
     for one in conversations:
         for run in _runs(one, only):
-            transcript = run_conversation(run, address, salt)
+            transcript = run_conversation(run, *cluster.addresses, kill=cluster.kill, salt=salt)
             failed += bool(transcript.failed_conditions or transcript.stop_reason)
             print(report.transcript_text(transcript, [s.case for s in one.steps]))
     return 1 if failed else 0
@@ -142,8 +149,13 @@ def _runs(one: Conversation, only: str | None) -> list[Run]:
     return [run for run in runs if fnmatch.fnmatchcase(run.name, only)] or runs if only else runs
 
 
-def _select_conversations(only: str | None) -> list[Conversation]:
-    all_conversations = conversation.load_all(CONVERSATIONS)
+def of_nodes(nodes: int) -> list[Conversation]:
+    """Return the conversations that are held with a cluster of this size."""
+    return [c for c in conversation.load_all(CONVERSATIONS) if c.nodes == nodes]
+
+
+def _select_conversations(only: str | None, is_cluster: bool) -> list[Conversation]:
+    all_conversations = of_nodes(brokers.NODES if is_cluster else 1)
     if only is None:
         return all_conversations
     return [
@@ -153,22 +165,25 @@ def _select_conversations(only: str | None) -> list[Conversation]:
     ]
 
 
-def _rules(self_test: bool) -> rules.Rules:
-    all_rules = rules.load()
+def _rules(self_test: bool, is_cluster: bool) -> rules.Rules:
+    all_rules = rules.load_for_cluster() if is_cluster else rules.load()
     return all_rules.of_kind("varies") if self_test else all_rules
 
 
 @contextlib.contextmanager
-def _broker(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
+def _brokers(options: argparse.Namespace) -> Iterator[Cluster]:
     if options.bootstrap:
-        host, _, port = options.bootstrap.rpartition(":")
-        yield host, int(port)
+        pairs = [address.rpartition(":") for address in options.bootstrap.split(",")]
+        yield Cluster(tuple((host, int(port)) for host, _, port in pairs))
     elif options.kafka_command:
-        with brokers.from_template(options.kafka_command, options.port) as address:
-            yield address
+        with brokers.from_template(options.kafka_command, options.port, is_cluster=options.cluster) as cluster:
+            yield cluster
+    elif options.cluster:
+        with brokers.tidelog_cluster() as cluster:
+            yield cluster
     else:
         with brokers.tidelog() as address:
-            yield address
+            yield Cluster((address,))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -180,14 +195,19 @@ def _parser() -> argparse.ArgumentParser:
     mode.add_argument("--record", action="store_true", help="store the answers as the recording; only for Kafka")
     mode.add_argument("--show", action="store_true", help="print the recording")
     mode.add_argument("--try", dest="trial", action="store_true", help="run conversations and print them")
-    parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the broker's address (default: start a broker)")
+    parser.add_argument(
+        "--cluster", action="store_true", help="the conversations with three brokers, whose ids are 1 to 3"
+    )
+    parser.add_argument(
+        "--bootstrap", metavar="HOST:PORT[,..]", help="the addresses of the brokers (default: start brokers)"
+    )
     parser.add_argument(
         "--kafka-command",
         metavar="CMD",
         default=os.environ.get("KAFKA_COMMAND"),
         help="the command that starts Kafka with an empty data directory. {port}, {next_port} and {settings} (--set "
-        "KEY=VALUE ...) in it are replaced. It must print host:port when Kafka is ready, and end at SIGTERM (default: "
-        "$KAFKA_COMMAND)",
+        "KEY=VALUE ...) in it are replaced. It must print host:port of each broker when Kafka is ready, and end at "
+        "SIGTERM (default: $KAFKA_COMMAND)",
     )
     parser.add_argument("--port", type=int, default=26000, help="the port for --kafka-command (26000)")
     parser.add_argument("--only", metavar="PATTERN", help="only conversations, runs or files with this name")

@@ -6,9 +6,11 @@
 
       alone                                    it reads the state of the whole broker: it runs before the other
                                                conversations, and no other runs at the same time
+      nodes 3                                  it is held with a cluster of three brokers, whose ids are 1 to 3
 
     case TEXT                                  a name for the steps that follow, for reports
     topic t partitions=2 config={..}           create the topic ${run}-t, wait for its leaders, set $t and $t_id
+    topic t replicas=[[2, 1], [3, 1]]          in a cluster: with these replicas, the leader of each partition first
     [CONNECTION:] API[/VERSION] field=value .. send a request and receive its answer. Without /VERSION: in the version
                                                under test, or for another API in its last version. /~: in the version
                                                under test, or in the nearest version that this API has
@@ -17,6 +19,11 @@
     [CONNECTION:] silent API[/VERSION] ..      send a request that has no answer
     [CONNECTION:] frame api=N version=N [header=1] [body=hex("..")] [size=N]    send bytes that no schema describes
     [CONNECTION:] close
+    kill NODE                                  end a broker's process at once. It is not started again, so the
+                                               conversation runs after all others
+
+In a cluster, CONNECTION@NODE: is a connection to one of the brokers. NODE is an id or an expression, like `$leader` or
+`other($leader)`. Without it, a connection goes to broker 1.
 
 The lines below a step that are indented continue its fields, or are directives:
 
@@ -76,7 +83,10 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "AlterClientQuotas": (0, 1),
     "DescribeCluster": (0, 2),
     "DescribeTopicPartitions": (0, 0),
+    "ElectLeaders": (0, 2),
+    "AlterPartitionReassignments": (0, 1),
     "ListPartitionReassignments": (0, 0),
+    "UnregisterBroker": (0, 0),
     "UpdateFeatures": (0, 2),
     "DescribeProducers": (0, 0),
     "ListConfigResources": (0, 1),
@@ -84,7 +94,9 @@ ADVERTISED: dict[str, tuple[int, int]] = {
 VERSION_UNDER_TEST = -1  # written as /~ in a step
 DIRECTIVES = ("keep", "until", "expect", "only", "within", "client", "unanswered")
 STEP = re.compile(
-    r"(?:(?P<connection>[a-z]\w*):\s*)?(?:(?P<mode>send|silent|receive|close|frame)\b\s*)?(?P<rest>.*)", re.DOTALL
+    r"(?:(?P<connection>[a-z]\w*)(?:@(?P<node>[^\s:]+))?:\s*)?"
+    r"(?:(?P<mode>send|silent|receive|close|frame|kill)\b\s*)?(?P<rest>.*)",
+    re.DOTALL,
 )
 CALL = re.compile(r"(?P<api>[A-Z]\w+)(?:/(?P<version>\d+|~))?(?P<fields>\s.*)?", re.DOTALL)
 CONDITION = re.compile(r"(\S+) (==|!=) (.+)")
@@ -116,7 +128,7 @@ class Step(NamedTuple):
     line: int
     case: str
     connection: str
-    mode: str  # call, send, receive, silent, frame, close
+    mode: str  # call, send, receive, silent, frame, close, kill
     api: str | None
     version: int | None
     fields: dict[str, Any]
@@ -127,6 +139,7 @@ class Step(NamedTuple):
     within_ms: tuple[int, int] | None = None
     client_id: Any = "conform"  # a text or an expression
     unanswered: bool = False
+    node: Any = 1  # the id of the broker that a new connection goes to, or an expression
 
     @property
     def is_described(self) -> bool:
@@ -141,8 +154,14 @@ class Conversation(NamedTuple):
     api: str | None  # the API whose versions are under test
     versions: tuple[int, ...]
     alone: bool  # whether it runs before the other conversations, while no other runs
+    nodes: int  # number of brokers
     steps: tuple[Step, ...]
     digest: str  # of the conversation's text: a recording with another digest is not used
+
+    @property
+    def kills(self) -> bool:
+        """Whether a broker is dead afterwards, so that no other conversation can follow."""
+        return any(step.mode == "kill" for step in self.steps)
 
 
 class Run(NamedTuple):
@@ -202,7 +221,7 @@ def parse(file: str, text: str) -> list[Conversation]:
 
 def _conversation(file: str, lines: list[tuple[int, str]]) -> Conversation:
     name = lines[0][1].split(maxsplit=1)[1]
-    about, alone = "", False
+    about, alone, nodes = "", False, 1
     api: str | None = None
     versions: tuple[int, ...] = ()
     body = 1
@@ -215,8 +234,10 @@ def _conversation(file: str, lines: list[tuple[int, str]]) -> Conversation:
             api, versions = _versions(f"{file}:{number}", rest)
         elif word == "alone":
             alone = True
+        elif word == "nodes":
+            nodes = int(rest)
         else:
-            raise BadText(f"{file}:{number}: expected about, versions or alone, not {word}")
+            raise BadText(f"{file}:{number}: expected about, versions, alone or nodes, not {word}")
         body += 1
     steps: list[Step] = []
     case = ""
@@ -229,7 +250,7 @@ def _conversation(file: str, lines: list[tuple[int, str]]) -> Conversation:
         except (BadText, ValueError) as error:
             raise BadText(f"{file}:{number}: {error}") from error
     digest = hashlib.sha256("\n".join(line for _, line in lines).encode()).hexdigest()[:16]
-    return Conversation(file, name, about, api, versions, alone, tuple(steps), digest)
+    return Conversation(file, name, about, api, versions, alone, nodes, tuple(steps), digest)
 
 
 def _versions(where: str, text: str) -> tuple[str, tuple[int, ...]]:
@@ -273,12 +294,15 @@ def _steps(number: int, case: str, group: list[str]) -> list[Step]:
     match = STEP.fullmatch(body)
     assert match is not None
     connection, mode, rest = match["connection"] or "a", match["mode"] or "call", match["rest"].strip()
-    if mode in ("receive", "close"):
+    node = 1 if match["node"] is None else parse_value(match["node"])
+    if mode == "kill":
+        step = Step(number, case, connection, mode, None, None, {}, node=parse_value(rest))
+    elif mode in ("receive", "close"):
         if rest:
             raise BadText(f"{mode} has no fields: {rest}")
         step = Step(number, case, connection, mode, None, None, {})
     elif mode == "frame":
-        step = Step(number, case, connection, mode, None, None, parse_fields(rest))
+        step = Step(number, case, connection, mode, None, None, parse_fields(rest), node=node)
     else:
         call = CALL.fullmatch(rest)
         if call is None or call["api"] not in messages.API_KEYS:
@@ -286,7 +310,7 @@ def _steps(number: int, case: str, group: list[str]) -> list[Step]:
         version = (
             None if call["version"] is None else VERSION_UNDER_TEST if call["version"] == "~" else int(call["version"])
         )
-        step = Step(number, case, connection, mode, call["api"], version, parse_fields(call["fields"] or ""))
+        step = Step(number, case, connection, mode, call["api"], version, parse_fields(call["fields"] or ""), node=node)
     return [_with_directives(step, directives)]
 
 
@@ -326,22 +350,24 @@ def _with_directives(step: Step, directives: list[tuple[str, str]]) -> Step:
 def _topic(number: int, case: str, body: str) -> list[Step]:
     """Return the steps for `topic`: CreateTopics, then ListOffsets until each partition has a leader.
 
-    Kafka answers CreateTopics before the partitions have leaders.
+    Kafka answers CreateTopics before the partitions have leaders. In a cluster, wait also until every broker knows
+    the leaders.
     """
     words = body.split(maxsplit=2)
     name = words[1]
     options = parse_fields(words[2]) if len(words) > 2 else {}
-    partitions = options.pop("partitions", 1)
+    replicas = options.pop("replicas", [])
+    partitions = options.pop("partitions", len(replicas) or 1)
     config = options.pop("config", {})
     if options:
-        raise BadText(f"a topic has only partitions and config, not {', '.join(options)}")
+        raise BadText(f"a topic has only partitions, replicas and config, not {', '.join(options)}")
     settings = ", ".join(f'{{name="{k}", value="{v if isinstance(v, int) else v.text}"}}' for k, v in config.items())
-    indexes = ", ".join(f"{{partition_index={i}, timestamp=-1}}" for i in range(partitions))
-    create = (
-        f'CreateTopics/7 timeout_ms=30000 topics=[{{name="${{run}}-{name}", num_partitions={partitions}, '
-        f"replication_factor=1, configs=[{settings}]}}]"
-    )
-    wait = f'ListOffsets/7 replica_id=-1 topics=[{{name="${{run}}-{name}", partitions=[{indexes}]}}]'
+    if replicas:
+        assignments = ", ".join(f"{{partition_index={i}, broker_ids={ids}}}" for i, ids in enumerate(replicas))
+        counts = f"num_partitions=-1, replication_factor=-1, assignments=[{assignments}]"
+    else:
+        counts = f"num_partitions={partitions}, replication_factor=1"
+    create = f'CreateTopics/7 timeout_ms=30000 topics=[{{name="${{run}}-{name}", {counts}, configs=[{settings}]}}]'
     return [
         *_steps(
             number,
@@ -353,8 +379,27 @@ def _topic(number: int, case: str, body: str) -> list[Step]:
                 f"keep {name}_id = topics[0].topic_id",
             ],
         ),
-        *_steps(number, case, [wait, "until topics[0].partitions[*].error_code == 0"]),
+        *_wait_for_leaders(number, case, name, [ids[0] for ids in replicas] or [1] * partitions),
+        *(_wait_for_knowledge(number, case, name, node) for node in range(1, 4) if replicas),
     ]
+
+
+def _wait_for_leaders(number: int, case: str, name: str, leaders: list[int]) -> list[Step]:
+    """Return the steps that wait until the leader of each partition leads it."""
+    steps = []
+    for leader in dict.fromkeys(leaders):
+        indexes = ", ".join(f"{{partition_index={i}, timestamp=-1}}" for i, id in enumerate(leaders) if id == leader)
+        wait = f'ListOffsets/7 replica_id=-1 topics=[{{name="${{run}}-{name}", partitions=[{indexes}]}}]'
+        connection = "" if leader == 1 else f"leader{leader}@{leader}: "
+        steps += _steps(number, case, [connection + wait, "until topics[0].partitions[*].error_code == 0"])
+    return steps
+
+
+def _wait_for_knowledge(number: int, case: str, name: str, node: int) -> Step:
+    """Return the step that waits until one broker knows the leaders of a topic's partitions."""
+    wait = f'leader{node}@{node}: Metadata/12 topics=[{{name="${{run}}-{name}"}}] allow_auto_topic_creation=false'
+    (step,) = _steps(number, case, [wait, "until topics[0].partitions[*].error_code == 0"])
+    return step
 
 
 def parse_path(text: str) -> TreePath:

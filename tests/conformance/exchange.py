@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from . import messages
@@ -98,11 +99,13 @@ class Connection:
 class ConversationRunner:
     """Runs one conversation once."""
 
-    def __init__(self, run: Run, address: tuple[str, int], salt: str) -> None:
+    def __init__(self, run: Run, addresses: Sequence[tuple[str, int]], kill: Callable[[int], None], salt: str) -> None:
+        """`addresses` are those of the brokers 1, 2, .. of the cluster. `kill` ends the process of one of them."""
         self.run = run
-        self.address = address
+        self.addresses = addresses
+        self.kill = kill
         self.connections: dict[str, Connection] = {}
-        self.variables: dict[str, Any] = {"run": run.name + salt, "host": address[0], "port": address[1]}
+        self.variables: dict[str, Any] = {"run": run.name + salt, "host": addresses[0][0], "port": addresses[0][1]}
         self.outcomes: list[Outcome] = []
         self.failed_conditions: list[str] = []
 
@@ -134,6 +137,8 @@ class ConversationRunner:
         if step.mode == "close":
             if step.connection in self.connections:
                 self.connections.pop(step.connection).close()
+        elif step.mode == "kill":
+            self.kill(evaluate(step.node, self.variables, BUILDERS))
         elif step.mode == "receive":
             self._store_outcome(step, self._receive(step.connection))
         elif step.mode == "frame":
@@ -146,7 +151,7 @@ class ConversationRunner:
         api_key, version = messages.API_KEYS[step.api], self.run.version_of(step)
         deadline = time.monotonic() + UNTIL_TIMEOUT_S
         while True:
-            connection = self._connection(step.connection)
+            connection = self._connection(step)
             connection.correlation_id += 1
             tree = evaluate(step.fields, self.variables, BUILDERS)
             client_id = evaluate(step.client_id, self.variables, BUILDERS)
@@ -176,7 +181,7 @@ class ConversationRunner:
 
     def _frame(self, index: int, step: Step) -> None:
         fields = evaluate(step.fields, self.variables, BUILDERS)
-        connection = self._connection(step.connection)
+        connection = self._connection(step)
         connection.correlation_id += 1
         api_key, version, body = fields.get("api", -1), fields.get("version", 0), fields.get("body", b"")
         header_version = fields.get("header", 1)
@@ -240,10 +245,13 @@ class ConversationRunner:
             wanted = messages.error_number(wanted)
         return bool(found) and all((value == wanted) is condition.equal for value in found)
 
-    def _connection(self, name: str) -> Connection:
-        if name not in self.connections:
-            self.connections[name] = Connection(self.address)
-        return self.connections[name]
+    def _connection(self, step: Step) -> Connection:
+        if step.connection not in self.connections:
+            node = evaluate(step.node, self.variables, BUILDERS)
+            if not 1 <= node <= len(self.addresses):
+                raise ConversationStopped(f"there is no broker {node}")
+            self.connections[step.connection] = Connection(self.addresses[node - 1])
+        return self.connections[step.connection]
 
 
 def find(tree: Tree, path: TreePath, variables: dict[str, Any]) -> list[Any]:
@@ -272,6 +280,15 @@ def values_text(tree: Tree, path: TreePath, variables: dict[str, Any]) -> str:
     return ", ".join(map(repr, found)) or "not there"
 
 
-def run_conversation(run: Run, address: tuple[str, int], salt: str = "") -> Transcript:
-    """Run one conversation with the broker at `address`. `salt` is a suffix for the names of its topics and groups."""
-    return ConversationRunner(run, address, salt).execute()
+def kill_nothing(node: int) -> None:
+    raise ConversationStopped(f"broker {node} cannot be killed: it was not started for the conversations")
+
+
+def run_conversation(
+    run: Run, *addresses: tuple[str, int], kill: Callable[[int], None] = kill_nothing, salt: str = ""
+) -> Transcript:
+    """Run one conversation with the broker at `addresses[0]`, or with a cluster.
+
+    `salt` is a suffix for the names of its topics and groups.
+    """
+    return ConversationRunner(run, addresses, kill, salt).execute()

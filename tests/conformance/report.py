@@ -7,7 +7,7 @@ from typing import NamedTuple
 from . import messages
 from .compare import Difference, Tally
 from .exchange import Outcome, Transcript
-from .rules import Rule, Rules
+from .rules import CLUSTER_FILE, Rule, Rules
 
 VALUE_LETTERS_MAX = 300
 VARYING_TEXTS = (
@@ -51,8 +51,16 @@ def summary_text(runs: int, tally: Tally, differences: int, seconds: float) -> s
     )
 
 
-def unused(rules: Rules, tally: Tally) -> list[Rule]:
-    return [rule for rule in rules.all if rule not in tally.used]
+def unused(rules: Rules, tally: Tally, *, is_cluster: bool = False) -> list[Rule]:
+    """Return the rules that no answer needed.
+
+    A comparison with a cluster does not need those of `allowed.txt`, nor those for values that are equal by chance.
+    """
+    return [
+        rule
+        for rule in rules.all
+        if rule not in tally.used and not (is_cluster and (rule.file != CLUSTER_FILE.name or rule.kind == "varies"))
+    ]
 
 
 def ranges(numbers: list[int]) -> str:

@@ -1,5 +1,7 @@
 """The rules of `allowed.txt`. They say which differences between the recorded answers and a broker's are allowed.
 
+`allowed_cluster.txt` has further rules, which are only for conversations with a cluster.
+
 Each line is one rule, with five columns separated by bars:
 
     CLASS | API VERSIONS | FIELD PATH | HOW | REASON
@@ -32,12 +34,14 @@ from .conversation import ADVERTISED
 from .values import BadText
 
 FILE = Path(__file__).parent / "allowed.txt"
+CLUSTER_FILE = Path(__file__).parent / "allowed_cluster.txt"
 LINE = re.compile(r"(?:in (?P<conversation>\S+): )?(?P<path>\S+)")
 WHOLE = re.compile(r"@.*|[^.]*\[\]")
 HOWS = ("bound", "time", "worded", "explained", "from", "order", "subset", "extra", "value", "any")
 
 
 class Rule(NamedTuple):
+    file: str
     line: int
     kind: str  # varies, differs
     api: str
@@ -49,7 +53,7 @@ class Rule(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        return f"allowed.txt:{self.line}: {self.api} {self.path}: {self.how} {self.argument}".rstrip()
+        return f"{self.file}:{self.line}: {self.api} {self.path}: {self.how} {self.argument}".rstrip()
 
 
 class Rules:
@@ -75,47 +79,52 @@ class Rules:
 
 
 def load(path: Path = FILE) -> Rules:
-    return parse(path.read_text())
+    return parse(path.read_text(), path.name)
 
 
-def parse(text: str) -> Rules:
+def load_for_cluster() -> Rules:
+    """Return the rules for conversations with a cluster: those of `allowed_cluster.txt`, and then all others."""
+    return Rules(load(CLUSTER_FILE).all + load().all)
+
+
+def parse(text: str, file: str = FILE.name) -> Rules:
     """Parse the text of `allowed.txt`. Raises BadText with the line number."""
     rules = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
-            rules.append(_rule(number, line))
+            rules.append(_rule(file, number, line))
     return Rules(rules)
 
 
-def _rule(number: int, line: str) -> Rule:
+def _rule(file: str, number: int, line: str) -> Rule:
     columns = [c.strip() for c in line.split("|")]
     if len(columns) != 5 or not all(columns):
-        raise BadText(f"allowed.txt:{number}: a rule has five columns: {line!r}")
+        raise BadText(f"{file}:{number}: a rule has five columns: {line!r}")
     kind, where, path, how, reason = columns
     place = LINE.fullmatch(path)
     api, _, span = where.partition(" ")
     if kind not in ("varies", "differs") or place is None or (api not in ADVERTISED and api != "-"):
-        raise BadText(f"allowed.txt:{number}: unknown class, API or path: {line!r}")
+        raise BadText(f"{file}:{number}: unknown class, API or path: {line!r}")
     word, _, argument = how.partition(" ")
     if word == "any" and WHOLE.fullmatch(place["path"]):
-        raise BadText(f"allowed.txt:{number}: 'any' cannot be used for a whole answer")
+        raise BadText(f"{file}:{number}: 'any' cannot be used for a whole answer")
     if word not in HOWS:
-        raise BadText(f"allowed.txt:{number}: {word!r} is not one of {', '.join(HOWS)}")
-    versions = range(-1, 1000) if api == "-" else _span(api, span, number)
+        raise BadText(f"{file}:{number}: {word!r} is not one of {', '.join(HOWS)}")
+    versions = range(-1, 1000) if api == "-" else _span(api, span, file, number)
     return Rule(
-        number, kind, api, versions, place["conversation"] or "*", place["path"], word, argument.strip(), reason
+        file, number, kind, api, versions, place["conversation"] or "*", place["path"], word, argument.strip(), reason
     )
 
 
-def _span(api: str, span: str, number: int) -> range:
+def _span(api: str, span: str, file: str, number: int) -> range:
     first, last = ADVERTISED[api]
     if span == "all":
         return range(first, last + 1)
     match = re.fullmatch(r"(\d+)(-)?(\d+)?", span)
     if match is None:
-        raise BadText(f"allowed.txt:{number}: versions must be all, N, N- or N-M, not {span!r}")
+        raise BadText(f"{file}:{number}: versions must be all, N, N- or N-M, not {span!r}")
     low = int(match[1])
     high = int(match[3]) if match[3] else last if match[2] else low
     if low < first or high > last:
-        raise BadText(f"allowed.txt:{number}: {api} has versions {first}-{last}")
+        raise BadText(f"{file}:{number}: {api} has versions {first}-{last}")
     return range(low, high + 1)

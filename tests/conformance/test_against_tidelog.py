@@ -1,23 +1,32 @@
 """Tidelog's answers equal the recorded ones, except for the differences that a rule allows. Every rule is needed."""
 
 from . import brokers, report, rules
-from .command import CONVERSATIONS, compare
-from .conversation import load_all
+from .brokers import Cluster
+from .command import compare, of_nodes
 
 
 def test_tidelog_answers_as_recorded() -> None:
     allowed = rules.load()
     with brokers.tidelog() as address:
-        result = compare(load_all(CONVERSATIONS), address, allowed)
+        result = compare(of_nodes(1), Cluster((address,)), allowed)
     print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
     assert report.differences_text(result.differences) == ""
     assert [str(rule) for rule in report.unused(allowed, result.tally)] == []
 
 
+def test_a_cluster_answers_as_recorded() -> None:
+    allowed = rules.load_for_cluster()
+    with brokers.tidelog_cluster() as cluster:
+        result = compare(of_nodes(brokers.NODES), cluster, allowed)
+    print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
+    assert report.differences_text(result.differences) == ""
+    assert [str(rule) for rule in report.unused(allowed, result.tally, is_cluster=True)] == []
+
+
 def test_false_times_in_headers_are_answered_as_recorded_without_full_validation() -> None:
     """By default a broker reads records only if it cannot trust the header of their batch. These headers are such."""
-    conversations = [c for c in load_all(CONVERSATIONS) if c.file == "times"]
+    conversations = [c for c in of_nodes(1) if c.file == "times"]
     with brokers.tidelog(brokers.SETTINGS) as address:
-        result = compare(conversations, address, rules.load())
+        result = compare(conversations, Cluster((address,)), rules.load())
     assert result.runs == len(conversations) > 10
     assert report.differences_text(result.differences) == ""

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from .builders import BUILDERS
 from .command import CONVERSATIONS
 from .conversation import ADVERTISED, load_all, parse, parse_path, runs_of
-from .values import BadText, Name, Text
+from .values import BadText, Name, Text, evaluate
 
 TEXT = """
 # a comment
@@ -32,6 +33,33 @@ conversation two
   alone
 ApiVersions/0
 """
+
+
+CLUSTER_TEXT = """
+conversation one
+  nodes 3
+topic t replicas=[[2, 1], [1, 3], [2, 3]]
+b@3: Heartbeat/0 group_id=g
+  keep c = error_code
+w@other($c): Heartbeat/0 group_id=g
+kill 3
+"""
+
+
+def test_reads_conversations_with_a_cluster() -> None:
+    (one,) = parse("file", CLUSTER_TEXT)
+    assert (one.nodes, one.kills) == (3, True)
+    create, *waits, third, other, kill = one.steps
+    assert [a["broker_ids"] for a in create.fields["topics"][0]["assignments"]] == [[2, 1], [1, 3], [2, 3]]
+    assert [(step.api, step.connection, step.node) for step in waits] == [
+        ("ListOffsets", "leader2", 2),
+        ("ListOffsets", "a", 1),
+        *(("Metadata", f"leader{node}", node) for node in (1, 2, 3)),
+    ]
+    assert [p["partition_index"] for p in waits[0].fields["topics"][0]["partitions"]] == [0, 2]
+    assert third.node == 3
+    assert evaluate(other.node, {"c": 3}, BUILDERS) == 1
+    assert (kill.mode, kill.node) == ("kill", 3)
 
 
 def test_reads_what_the_format_says() -> None:

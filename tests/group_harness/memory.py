@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from tidelog.log.reader import Slice
@@ -122,22 +123,21 @@ class MemoryPartition:
         self.high_watermark = 0
         self.hold_commits = False
         self.deleted = False
-        self.leads = leads
+        self.replica = SimpleNamespace(leads=leads, is_alone=True)
         self.leader_epoch = 0
-        self.is_replicated = False
         self.watcher: Callable[[MemoryPartition], None] | None = None
         """Called as `Partitions.watch_roles` says."""
         self.append_error: Exception | None = None
         self._waiting: list[tuple[int, Callable[[ApiError | None], None]]] = []
 
     @property
-    def is_served(self) -> bool:
-        return self.leads and not self.deleted and self.log.failure is None
+    def leads(self) -> bool:
+        return bool(self.replica.leads)
 
     def change_role(self, leader_epoch: int, *, leads: bool) -> None:
         """Change the role as `Partition.step` does: the watcher is called before those who wait get their errors."""
         if (self.leader_epoch, self.leads) != (leader_epoch, leads):
-            had_epoch, self.leader_epoch, self.leads = self.leader_epoch, leader_epoch, leads
+            had_epoch, self.leader_epoch, self.replica.leads = self.leader_epoch, leader_epoch, leads
             if self.watcher is not None:
                 self.watcher(self)
             if leader_epoch != had_epoch:

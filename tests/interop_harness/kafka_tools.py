@@ -270,6 +270,19 @@ SCENES: dict[str, list[Command]] = {
             "Successfully started",
             needs=(45,),
         ),
+        Command(
+            "reassign-partitions",
+            "--execute --reassignment-json-file {files}/move.json --throttle 1000000",
+            "throttle limit was set to 1000000",
+            needs=(45,),
+        ),
+        Command(
+            "reassign-partitions",
+            "--verify --reassignment-json-file {files}/move.json",
+            "(?s)is completed.*Clearing topic-level throttles",
+            needs=(45,),
+        ),
+        Command("leader-election", "--election-type unclean --all-topic-partitions", needs=(43,)),
     ],
     "transactions": [
         Command("producer-perf-test", "--topic {topic} --num-records 50 --record-size 10 --throughput -1"),

@@ -77,6 +77,8 @@ class Node:
         self.cache = MetadataCache()
         self.metadata = MetadataService(self.store, self.config, runtime, self.cache, lease_ms=lease_ms)
         self.controller = Controller(self.metadata, self.config.node_id)
+        self.listener = ""
+        """The name of the listener that the client of `call` is connected to."""
         self.offline: set[tuple[str, int]] = set()
         """Partitions whose log is offline."""
         partitions = SimpleNamespace(node_id=1, is_offline=lambda topic, index: (topic, index) in self.offline)
@@ -109,7 +111,7 @@ class Node:
         messages = import_module(f"tidelog.wire.messages.{APIS[key].module}")
         data = getattr(messages, f"{api}Request")(**fields).encode(version)
         request, _ = getattr(messages, f"{api}Request").decode(data, 0, version)
-        peer = Peer("127.0.0.1", 50000, "127.0.0.1", PORT)
+        peer = Peer("127.0.0.1", 50000, "127.0.0.1", PORT, self.listener)
         answer = handle(self.services, RequestContext(key, version, 1, "test", peer), request)
         while isinstance(answer, GeneratorType | CoroutineType):
             answer = run_all(answer) if isinstance(answer, GeneratorType) else await answer

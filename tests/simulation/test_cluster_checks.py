@@ -80,6 +80,7 @@ class Stage:
         self.views[node_id] = ReplicaView(
             topic_id=TOPIC_ID,
             partition=ORDERS,
+            opened=None,
             is_online=True,
             is_leader=is_leader,
             leader_epoch=epoch,

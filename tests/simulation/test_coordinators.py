@@ -74,6 +74,36 @@ def test_the_offsets_topic_has_a_replica_on_each_broker_up_to_three(brokers: int
     run(scenario, brokers=brokers)
 
 
+def test_a_topic_that_was_made_for_fewer_brokers_is_reported_until_it_is_raised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def warnings() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records if "too few replicas" in record.getMessage()]
+        caplog.clear()
+        return lines
+
+    async def scenario(stage: Stage) -> None:
+        await commit(stage.cluster.client("admin"), 1)
+        assert warnings() == []
+        third = SimNode(stage.cluster, 3)
+        stage.cluster.nodes.append(third)
+        await third.start()
+        await stage.until(lambda: len(stage.image.brokers) == 3)
+        expected = ["internal topic has too few replicas topic=__consumer_offsets replicas=2 possible=3"]
+        assert warnings() == expected
+        topic = stage.image.topics[CONSUMER_OFFSETS]
+        for index in range(len(topic.partitions)):
+            record = PartitionChanged(topic.topic_id, index, replicas=(1, 2, 3), isr=(1, 2, 3))
+            decision = JournalDecision([record], None)
+            await (await stage.controller())._commit(lambda image, decision=decision: decision, None)
+        stage.node(stage.image.controller_id).kill()
+        await stage.controller()
+        await asyncio.sleep(1)
+        assert warnings() == []
+
+    run(scenario, brokers=2)
+
+
 def test_every_broker_finds_the_coordinator_and_only_this_one_answers() -> None:
     async def scenario(stage: Stage) -> None:
         await commit(stage.cluster.client("admin"), 1)

@@ -10,10 +10,12 @@ import pytest
 from process_harness import amount, note, seed_of
 from simulation_harness.cluster_faults import PROFILES, Profile
 from simulation_harness.cluster_life import run_seed
+from tidelog.coordinator.host import CoordinatorHost
 from tidelog.log import partition_log
 from tidelog.metadata import elections, isr_changes, registration
 from tidelog.metadata.leadership import HeldLease
 from tidelog.replication import replica as replica_module
+from tidelog.replication.followed_replica import FollowedReplica
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.replication.partition import Partition
 from tidelog.replication.replica import BecameFollower, CutTo, Effect, Replica
@@ -24,6 +26,17 @@ BROKERS = 3
 SEEDS = amount(24, 100)
 MINUTES = amount(20, 60) / 60
 SEEDS_TO_FIND_A_FAULT = 20
+EVENTS = (
+    "controller changes",
+    "elections",
+    "ISR changes",
+    "commits",
+    "commits read",
+    "commits of members",
+    "generations of the group",
+    "records acknowledged by the leader",
+    "retries",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,26 +46,16 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def test_every_promise_is_kept() -> None:
-    first = seed_of("cluster, replicated")
+@pytest.mark.parametrize("profile", ["replicated", "synced"])
+def test_every_promise_is_kept(profile: str) -> None:
+    first = seed_of(f"cluster, {profile}")
     coverage: Counter[str] = Counter()
     for seed in range(first, first + SEEDS):
-        outcome = run_seed(seed, PROFILES["replicated"], brokers=BROKERS, minutes=MINUTES)
+        outcome = run_seed(seed, PROFILES[profile], brokers=BROKERS, minutes=MINUTES)
         assert outcome.failure is None, f"seed {seed}: {outcome.failure}\n{outcome.trace}"
         coverage.update(outcome.coverage)
-    note(f"cluster, replicated: {SEEDS} seeds, {dict(sorted(coverage.items()))}")
-    for event in (
-        *PROFILES["replicated"].faults,
-        "controller changes",
-        "elections",
-        "ISR changes",
-        "commits",
-        "commits read",
-        "commits of members",
-        "generations of the group",
-        "records acknowledged by the leader",
-        "retries",
-    ):
+    note(f"cluster, {profile}: {SEEDS} seeds, {dict(sorted(coverage.items()))}")
+    for event in (*PROFILES[profile].faults, *EVENTS):
         assert coverage[event], f"{event} did not happen"
 
 
@@ -211,13 +214,35 @@ def count_members_of_an_old_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(isr_changes, "_check_members", lambda *_: None)
 
 
+def commit_offsets_on_the_leader_alone(patch: pytest.MonkeyPatch) -> None:
+    """A coordinator confirms commits before its followers have them."""
+    is_committed = Partition.is_committed
+    patch.setattr(Partition, "is_committed", lambda partition, end: partition.internal or is_committed(partition, end))
+
+
+def coordinate_in_an_old_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A broker keeps the state of a coordinator while another broker leads the partition."""
+    serve = CoordinatorHost._serve
+
+    def planted(host: CoordinatorHost[Any], partition: Partition) -> None:
+        if partition.index not in host._coordinators:
+            serve(host, partition)
+
+    patch.setattr(CoordinatorHost, "_serve", planted)
+
+
+def fetch_on_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    """A follower with `durability=fsync` does not wait for the sync of what it has fetched."""
+    patch.setattr(FollowedReplica, "must_sync", False)
+
+
 def _patch_step(patch: pytest.MonkeyPatch, event: type[Any], step: Callable[..., list[Effect]]) -> None:
     patch.setitem(replica_module._STEPS, event, step)
 
 
-def only(*faults: str) -> Profile:
+def only(*faults: str, name: str = "replicated") -> Profile:
     """The profile with these faults alone, which come one behind the other."""
-    return PROFILES["replicated"]._replace(faults=dict.fromkeys(faults, 60.0 / len(faults)))
+    return PROFILES[name]._replace(faults=dict.fromkeys(faults, 60.0 / len(faults)))
 
 
 LOSSES = (
@@ -246,7 +271,14 @@ LOSSES = (
         (use_the_smaller_isr_before_the_answer, only("isolated broker", "pause"), LOSSES),
         (keep_the_isr_of_a_lost_answer, only("isolated broker", "pause"), "IsrByController"),
         (return_with_a_lost_disk, only("power cut behind records"), LOSSES),
-        (forget_producers_on_followers, only("kill before an acknowledgement"), "InOrderOnce"),
+        (forget_producers_on_followers, only("kill before an acknowledgement"), "InOrderOnce|NoFinalError"),
+        (commit_offsets_on_the_leader_alone, only("isolated broker"), "CommitsStay|OldMembersAreFenced"),
+        (
+            coordinate_in_an_old_epoch,
+            only("lost session"),
+            "CommitsStay|OldMembersAreFenced|GenerationsIncrease|OneOwner",
+        ),
+        (fetch_on_before_the_sync, only("power cut of all brokers", name="synced"), LOSSES),
         (count_members_of_an_old_run, only("power cut behind records", "kill"), LOSSES),
     ],
 )

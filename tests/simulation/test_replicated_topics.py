@@ -7,6 +7,8 @@ import pytest
 
 from replication_harness.brokers import Stage, run
 from tidelog.client.channel import Channel
+from tidelog.metadata.controller import TopicChoice
+from tidelog.metadata.link import DeleteTopics
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -223,3 +225,61 @@ def test_a_follower_below_the_start_of_its_leader_begins_there_anew() -> None:
         await stage.until_equal(*stage.cluster.nodes)
 
     run(scenario)
+
+
+def test_a_new_leader_does_not_name_the_end_before_it_knows_what_is_committed() -> None:
+    async def scenario(stage: Stage) -> None:
+        first, (second, third) = stage.leader, stage.followers
+        for number in range(3):
+            assert (await stage.produce(b"%d" % number)).error_code == 0
+        await stage.until_equal(second)
+        stage.world.network.partition(first.host.name, third.host.name)
+        assert (await stage.produce(b"on two replicas", acks=1)).error_code == 0
+        await stage.until(lambda: stage.partition(second).log_end_offset == 4)
+        stage.world.network.partition(second.host.name, third.host.name)
+        stage.world.network.partition(second.host.name, first.host.name)
+        await stage.elect(second)
+        assert stage.partition(second).high_watermark == 3
+
+        async def latest(timestamp: int, version: int) -> tuple[int, int]:
+            channel = Channel(stage.world.host("client").runtime, second.address)
+            topics = [ListOffsetsTopic("orders", [ListOffsetsPartition(0, -1, timestamp)])]
+            request = ListOffsetsRequest(replica_id=-1, topics=topics)
+            answer = (await channel.ask(request, ListOffsetsResponse, version_max=version)).topics[0].partitions[0]
+            channel.close()
+            return answer.error_code, answer.offset
+
+        assert await latest(-1, 11) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+        assert await latest(-1, 4) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
+        assert await latest(1 << 60, 11) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+        assert await latest(-2, 11) == (0, 0)
+        client = await stage.client(second)
+        data, records = await client.fetch("orders", 0, 3)
+        assert (data.error_code, data.high_watermark, records) == (0, 3, []), "not committed, and not out of range"
+        stage.world.network.heal()
+        await stage.until(lambda: stage.partition(second).high_watermark == 4)
+        assert await latest(-1, 11) == (0, 4)
+
+    run(scenario)
+
+
+def test_fetchers_share_the_partitions_and_end_without_any() -> None:
+    async def scenario(stage: Stage) -> None:
+        def fetchers() -> list[list[tuple[int, int]]]:
+            """Return, for each broker, its fetchers: their leader and their number."""
+            peers = [node.broker._peers for node in stage.cluster.nodes if node.broker is not None]
+            return [sorted(part._fetchers._fetchers) for part in peers if part is not None]
+
+        await stage.until(lambda: all(len(keys) == 4 for keys in fetchers()))
+        for index in range(12):
+            client = await stage.client(stage.node(stage.state(index).leader))
+            answer = await client.produce("orders", index, [Record(value=b"%d" % index)])
+            assert answer.error_code == 0
+            client.close()
+        for index in range(12):
+            assert [stage.values(node, index) for node in stage.cluster.nodes] == [[b"%d" % index]] * 3
+        controller = stage.running.services.controller
+        await controller.delete_topics(DeleteTopics([TopicChoice("orders")]))
+        await stage.until(lambda: fetchers() == [[], [], []])
+
+    run(scenario, settings={"num.replica.fetchers": "2"}, partitions=12)

@@ -20,6 +20,7 @@ from simulation_harness.cluster_inspection import (
 from simulation_harness.cluster_ledger import Ledger, Violation
 from tidelog.metadata import records
 from tidelog.metadata.image import EMPTY_IMAGE, NO_LEADER, ImageBuilder, MetadataImage, TopicImage
+from tidelog.metadata.records import RECOVERING
 from tidelog.metadata.store import Lease
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.cluster import SimCluster, SimNode
@@ -45,7 +46,7 @@ class ClusterChecks:
         self._journal = JournalChecks(cluster, ledger)
         self._leaders: dict[tuple[Place, int], Process] = {}
         """The process that led each partition in each leader epoch."""
-        self._high_watermarks: dict[tuple[Process, Place, int], int] = {}
+        self._high_watermarks: dict[tuple[Process, Place, int, object], int] = {}
         """The last high watermark by process, partition and leader epoch."""
         self._positions: dict[tuple[Process, Place], LogPosition] = {}
         self._highest: dict[TopicPartition, int] = {}
@@ -118,7 +119,7 @@ class ClusterChecks:
             self._trace.note(node.host.name, "replica", f"{details} hw={view.high_watermark} end={view.log_end_offset}")
         if view.is_leader:
             self._check_leader(name, process, place, view)
-        mark = (process, place, view.leader_epoch)
+        mark = (process, place, view.leader_epoch, view.opened)
         before = self._high_watermarks.get(mark, 0)
         if view.high_watermark < before:
             text = f"{name} was at {before}, and is at {view.high_watermark} in epoch {view.leader_epoch}"
@@ -193,20 +194,32 @@ class CommittedLog:
         self._batches: dict[int, BatchView] = {}
         self._start = 0
         self._end = 0
-        """The batches are contiguous from `_start` to `_end`."""
+        self._gaps: list[tuple[int, int]] = []
+        """The batches are contiguous from `_start` to `_end`, except for these gaps, whose batches were deleted by
+        retention before they were read here."""
 
     def add(self, name: str, batches: list[BatchView]) -> None:
         for batch in batches:
             known = self._batches.get(batch.base_offset)
-            if known is None and self._start <= batch.base_offset < self._end and self._batches:
+            if known is None and self._is_covered(batch.base_offset):
                 raise Violation("SameCommittedRecords", f"{name} has {batch}, no other replica has", self.partition)
             if known is not None and known != batch:
                 raise Violation("SameCommittedRecords", f"{name} has {batch}, it was {known}", self.partition)
             if not self._batches:
                 self._start = batch.base_offset
+            elif batch.base_offset > self._end:
+                self._gaps.append((self._end, batch.base_offset))
+            elif batch.last_offset + 1 < self._start:
+                self._gaps.append((batch.last_offset + 1, self._start))
             self._start = min(self._start, batch.base_offset)
             self._end = max(self._end, batch.last_offset + 1)
             self._batches[batch.base_offset] = batch
+
+    def _is_covered(self, offset: int) -> bool:
+        """Return whether a batch that begins at this offset must be known."""
+        if not self._batches or not self._start <= offset < self._end:
+            return False
+        return not any(start <= offset < end for start, end in self._gaps)
 
 
 class JournalChecks:
@@ -307,9 +320,8 @@ class JournalChecks:
         )
         if not set(state.isr) <= set(state.replicas):
             raise Violation("IsrByController", f"{partition} has ISR {state.isr} of {state.replicas}", partition)
-        if old is not None and state.leader not in (NO_LEADER, old.leader, *old.isr, *old.elr):
-            text = f"{partition} is led by {state.leader} in {state}, which was not in sync in {old}"
-            raise Violation("CleanElections", text, partition)
+        if old is not None:
+            self._check_election(partition, old, state)
         if state.leader != NO_LEADER:
             chosen = self.leaders.setdefault((place, state.leader_epoch), state.leader)
             if chosen != state.leader:
@@ -322,6 +334,20 @@ class JournalChecks:
             self._ledger.coverage["ISR changes"] += set(state.isr) != set(old.isr)
             self._isr_has_grown |= not set(state.isr) <= set(old.isr)
         self.isrs[place, state.partition_epoch] = state.isr
+
+    def _check_election(self, partition: TopicPartition, old: "PartitionState", state: "PartitionState") -> None:
+        """`CleanElections`: a new leader was in sync, or the only eligible replica. At the end of a reassignment, it
+        may join the ISR with the same entry.
+        """
+        if state.leader in (NO_LEADER, old.leader, *old.isr, *old.elr):
+            return
+        if (old.adding or old.removing) and not (state.adding or state.removing) and state.leader in state.isr:
+            return
+        if state.recovery == RECOVERING and old.last_known_elr == (state.leader,):
+            self._ledger.coverage["elections of last known leaders"] += 1
+            return
+        text = f"{partition} is led by {state.leader} in {state}, which was not in sync in {old}"
+        raise Violation("CleanElections", text, partition)
 
 
 def _comparable(value: object) -> object:

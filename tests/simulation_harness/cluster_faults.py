@@ -67,6 +67,11 @@ class Profile(NamedTuple):
     """The kinds of producers, from which each new one is drawn."""
     members: int = 0
     """Number of members of a consumer group."""
+    has_administrator: bool = False
+    """Whether replicas are reassigned and preferred leaders elected, and half of the lives use eligible leader
+    replicas."""
+    topic_configs: tuple[Mapping[str, str], ...] = ({},)
+    """Settings of topics, from which those of each new topic are drawn."""
 
 
 class Faults:
@@ -91,6 +96,8 @@ class Faults:
         """Resources that an active fault uses: two faults never affect the same process, disk, clock or link."""
         self._active: dict[asyncio.Task[None], None] = {}
         self._start_until_s = float("inf")
+        self._unsynced_copies_count = profile.settings.get("durability") != "fsync"
+        """Whether a record is acknowledged when enough brokers have it, although no disk may have it."""
 
     async def run(self, until_s: float) -> None:
         names = list(self._profile.faults)
@@ -133,13 +140,16 @@ class Faults:
     def _begin(self, name: str) -> None:
         node, client = self._rng.choice(self._cluster.nodes), self._rng.choice(self._clients)
         fault = FAULTS[name]
-        resources = [part.format(node=node.host.name, client=client) for part in fault.resources]
-        if not all(node.running for node in self._cluster.nodes if f"{node.host.name} process" in resources):
+        nodes = self._cluster.nodes if fault.affects_all_brokers else [node]
+        resources = list(
+            dict.fromkeys(part.format(node=each.host.name, client=client) for part in fault.resources for each in nodes)
+        )
+        if not all(each.running for each in self._cluster.nodes if f"{each.host.name} process" in resources):
             return
         if any(resource in self._in_use for resource in resources):
             return
-        if POWER in resources and self._profile.brokers_min > 1 and self._checks.not_converged() is not None:
-            return  # another broker may hold the only synced copy of a record
+        if POWER in resources and self._unsynced_copies_count and self._checks.not_converged() is not None:
+            return  # this broker may hold the only copy of a record
         self._ledger.coverage[name] += 1
         if self._active:
             self._ledger.coverage["faults at once"] += 1
@@ -186,6 +196,12 @@ class Faults:
         await self._sleep(rng.choice((0.0, 0.5, 5.0)))
         await self._start(node)
 
+    async def kill_all(self, _node: SimNode, _client: str, rng: random.Random) -> None:
+        for node in self._cluster.nodes:
+            self._kill(node)
+            await self._sleep(rng.choice((0.0, 0.0, 0.3)))
+        await asyncio.gather(*(self._start(node) for node in self._cluster.nodes))
+
     async def kill_before_acknowledgement(self, node: SimNode, _client: str, rng: random.Random) -> None:
         """Kill a leader when one of its followers has written a batch, so that the leader may not acknowledge it any
         more.
@@ -230,6 +246,12 @@ class Faults:
         self._cut_power(node)
         await self._sleep(rng.choice((0.1, 5.0)))
         await self._start(node)
+
+    async def cut_power_of_all(self, _node: SimNode, _client: str, rng: random.Random) -> None:
+        for node in self._cluster.nodes:
+            self._cut_power(node)
+        await self._sleep(rng.choice((0.1, 5.0)))
+        await asyncio.gather(*(self._start(node) for node in self._cluster.nodes))
 
     async def cut_power_in_write(self, node: SimNode, _client: str, rng: random.Random) -> None:
         """Cut the power during a write to a record file that is longer than a sector. In half of the cases any part of
@@ -401,16 +423,19 @@ class Fault(NamedTuple):
     apply: Callable[[Faults, SimNode, str, random.Random], Awaitable[None]]
     resources: tuple[str, ...]
     """Names with the fields {node} and {client}, which are the hosts that the fault affects."""
+    affects_all_brokers: bool = False
 
 
 PROCESS, DISK, CLOCK = "{node} process", "{node} disk", "{node} clock"
 
 FAULTS: dict[str, Fault] = {
     "kill": Fault(Faults.kill, (PROCESS,)),
+    "kill of all brokers": Fault(Faults.kill_all, (PROCESS,), affects_all_brokers=True),
     "kill before an acknowledgement": Fault(Faults.kill_before_acknowledgement, (PROCESS, WRITES)),
     "restart": Fault(Faults.restart, (PROCESS,)),
     "pause": Fault(Faults.pause, (PROCESS,)),
     "power cut": Fault(Faults.cut_power, (PROCESS, POWER)),
+    "power cut of all brokers": Fault(Faults.cut_power_of_all, (PROCESS, POWER), affects_all_brokers=True),
     "power cut in a write": Fault(Faults.cut_power_in_write, (PROCESS, POWER, WRITES)),
     "power cut behind records": Fault(Faults.cut_power_behind_records, (PROCESS, POWER)),
     "power cut behind a commit": Fault(Faults.cut_power_behind_commit, (PROCESS, POWER)),
@@ -457,8 +482,11 @@ _REPLICATED = {
     "offsets.topic.replication.factor": "3",
     "replica.lag.time.max.ms": "4000",
     "replica.fetch.max.bytes": "5000",
+    "log.retention.check.interval.ms": "2000",
     **MEMBER_SETTINGS,
 }
+
+_SHORT_RETENTION = {"segment.ms": "1500", "retention.ms": "6000"}
 
 PROFILES = {
     profile.name: profile
@@ -481,6 +509,7 @@ PROFILES = {
                 **_OF_STORES,
                 **_OF_CLOCKS,
                 "kill before an acknowledgement": 2.0,
+                "kill of all brokers": 0.5,
                 "isolated broker": 3.0,
                 "full disk": 1.0,
                 "failing disk": 1.0,
@@ -489,6 +518,27 @@ PROFILES = {
             brokers_min=3,
             producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
             members=2,
+            has_administrator=True,
+            topic_configs=({}, _SHORT_RETENTION),
+        ),
+        Profile(
+            "synced",
+            {**_REPLICATED, "durability": "fsync"},
+            {
+                **_OF_PROCESSES,
+                **_OF_POWER,
+                **_OF_LINKS,
+                "power cut of all brokers": 2.0,
+                "isolated broker": 2.0,
+                "failing disk": 1.0,
+                "lost session": 1.0,
+            },
+            faults_at_once=4,
+            brokers_min=3,
+            producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
+            members=2,
+            has_administrator=True,
+            topic_configs=({}, _SHORT_RETENTION),
         ),
     )
 }

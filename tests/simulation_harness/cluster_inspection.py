@@ -25,6 +25,8 @@ class ReplicaView(NamedTuple):
 
     topic_id: bytes
     partition: TopicPartition
+    opened: object
+    """Identifies this opening of the log: a replica that was removed and is added again has another one."""
     is_online: bool
     """Whether the log can be read and written. The offsets of an offline replica are those before its failure."""
     is_leader: bool
@@ -78,6 +80,7 @@ def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
         yield ReplicaView(
             topic_id=partition.topic_id,
             partition=TopicPartition(partition.topic, partition.index),
+            opened=partition,
             is_online=log.failure is None,
             is_leader=bool(broker._listeners) and partition.replica.leads,
             leader_epoch=partition.leader_epoch,

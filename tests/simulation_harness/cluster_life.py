@@ -6,11 +6,12 @@ import asyncio
 import gc
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from simulation_harness.cluster_admin import Administrator
 from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
 from simulation_harness.cluster_faults import IDEMPOTENT, Faults, Producer, Profile
 from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violation
@@ -26,7 +27,12 @@ from tidelog.simulation.world import World, simulated
 from tidelog.wire.batches import Codec
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.message import Message
-from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.wire.primitives import Buffer
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
@@ -105,11 +111,16 @@ def _selected_trace(world: World, error: Exception | None, selection: str | None
 
 
 async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, seconds: float) -> None:
-    cluster = SimCluster(world, brokers, dict(profile.settings), has_real_channels=True)
+    cluster = SimCluster(world, brokers, dict(profile.settings))
     checks = ClusterChecks(cluster, ledger)
     await cluster.start()
     life = _Life(cluster, ledger, profile)
     await life.add_topic(life.admin)
+    administrator = Administrator(
+        cluster.client("administrator"), world.rng("administrator"), ledger.coverage, world.trace.note, brokers
+    )
+    if profile.has_administrator and world.rng("features").random() < 0.5:
+        await administrator.use_eligible_leader_replicas()
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
     tasks = [
@@ -119,6 +130,8 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
         *(asyncio.ensure_future(life.consume(number, until_s)) for number in range(profile.members)),
         asyncio.ensure_future(faults.run(until_s)),
     ]
+    if profile.has_administrator:
+        tasks.append(asyncio.ensure_future(administrator.run(until_s, world.loop.time, lambda: ledger.partitions)))
     background = [
         asyncio.ensure_future(_check_until_cancelled(checks)),
         asyncio.ensure_future(faults.supervise()),
@@ -164,6 +177,7 @@ class _Life:
     def __init__(self, cluster: SimCluster, ledger: Ledger, profile: Profile) -> None:
         self._cluster = cluster
         self._producers = profile.producers
+        self._topic_configs = profile.topic_configs
         self._world = world = cluster.world
         self._ledger = ledger
         self.admin = cluster.client("admin")
@@ -202,7 +216,9 @@ class _Life:
     async def add_topic(self, client: ClusterClient) -> None:
         rng = self._world.rng(f"topic {len(self._ledger.topics)}")
         name, partitions = f"topic{len(self._ledger.topics)}", rng.choice((1, 2, 3))
-        await self._call(client, partial(_create_topic, client.cluster, name, partitions), float("inf"))
+        configs = self._topic_configs
+        config = configs[0] if len(configs) == 1 else rng.choice(configs)
+        await self._call(client, partial(_create_topic, client.cluster, name, partitions, config), float("inf"))
         self._ledger.topics[name] = partitions
 
     async def produce(self, number: int, until_s: float) -> None:
@@ -257,7 +273,11 @@ class _Life:
         try:
             fetched = await self._call(client, fetch, until_s)
         except ApiError as error:
-            raise Violation("NoFinalError", f"fetch of {partition}: {error}", partition) from error
+            earliest = await self._earliest(client, partition, until_s)
+            if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and earliest is not None and start < earliest:
+                self._ledger.coverage["reads of deleted records"] += 1
+                return await self._fetch(client, reader, partition, earliest, until_s)
+            raise Violation("NoFinalError", f"fetch of {partition} at {start}: {error}", partition) from error
         if fetched is None:
             return []
         batches = self._decode(partition, fetched.records)
@@ -265,6 +285,12 @@ class _Life:
         epoch = leader[1].epoch if leader is not None else -1
         self._ledger.read(reader, partition, epoch, fetched.high_watermark, batches)
         return batches
+
+    async def _earliest(self, client: ClusterClient, partition: TopicPartition, until_s: float) -> int | None:
+        """Return the log start offset; None if the life has ended."""
+        first = partial(operations.list_offsets, client.cluster, BACKOFF, {partition: operations.EARLIEST}, 0)
+        listed = await self._call(client, first, until_s)
+        return None if listed is None else listed[partition].offset
 
     def _decode(self, partition: TopicPartition, data: Buffer) -> list[Batch]:
         """Decode all batches. A batch that a client has decoded before is found by its checksum."""
@@ -350,14 +376,13 @@ class _Life:
                 identity = await self._call(client, partial(_new_producer, client.cluster), forever)
                 assert identity is not None
                 written = await writer.write(identity, self._clock_ms(), partition)
-            first = partial(operations.list_offsets, client.cluster, BACKOFF, {partition: operations.EARLIEST}, 0)
-            listed = await self._call(client, first, forever)
-            assert listed is not None
-            start = position = listed[partition].offset
+            position = await self._earliest(client, partition, forever) or 0
             everything: list[Record] = []
             while batches := await self._fetch(client, "checker", partition, position, forever):
                 everything += [record for batch in batches for record in batch.records if record.offset >= position]
                 position = batches[-1].last_offset + 1
+            # Retention may have deleted records since the first request.
+            start = await self._earliest(client, partition, forever) or 0
             self._ledger.check_log(partition, everything, start)
         while not await self._check_commits(client, forever):
             await client.sleep(0.2)  # Liveness: the caller limits the time
@@ -422,8 +447,9 @@ def _new_producer(cluster: Cluster) -> Operation[tuple[int, int]]:
     return answer.producer_id, answer.producer_epoch
 
 
-def _create_topic(cluster: Cluster, name: str, partitions: int) -> Operation[None]:
-    topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1)
+def _create_topic(cluster: Cluster, name: str, partitions: int, config: Mapping[str, str]) -> Operation[None]:
+    settings = [CreatableTopicConfig(name=key, value=value) for key, value in config.items()]
+    topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1, configs=settings)
     yield from _ask_until_final(cluster, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
 
 

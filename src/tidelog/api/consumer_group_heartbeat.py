@@ -27,5 +27,5 @@ def handle(
 
 def _build(answer: ConsumerGroupHeartbeatResponse | ApiError) -> ConsumerGroupHeartbeatResponse:
     if isinstance(answer, ApiError):
-        return ConsumerGroupHeartbeatResponse(error_code=answer.code, error_message=answer.message)
+        return ConsumerGroupHeartbeatResponse(error_code=answer.code, error_message=answer.message or None)
     return answer

@@ -31,8 +31,8 @@ def handle(services: Services, context: RequestContext, request: DescribeCluster
         brokers=[
             DescribeClusterBroker(
                 broker_id=broker.broker_id,
-                host=broker.host,
-                port=broker.port,
+                host=broker.endpoint(context.peer.listener).host,
+                port=broker.endpoint(context.peer.listener).port,
                 rack=broker.rack,
                 is_fenced=broker.fenced,
             )

@@ -1,4 +1,7 @@
-"""DescribeProducers (key 61), v0 (KIP-664): the producers that a partition remembers, and their open transactions."""
+"""DescribeProducers (key 61), v0 (KIP-664): the producers that a partition remembers, and their open transactions.
+
+Followers answer, too: what they describe is as old as the records that they have.
+"""
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.topic_names import name_refusal
@@ -51,7 +54,7 @@ def _partition(services: Services, topic: str, index: int) -> Partition:
     refusal = name_refusal(topic)
     if refusal is not None:
         raise ApiError(refusal, ErrorCode.INVALID_TOPIC_EXCEPTION)
-    return services.partitions.leader(topic, index)
+    return services.partitions.replica(topic, index)
 
 
 def _describe(partition: Partition, answer: PartitionResponse) -> Steps[None]:

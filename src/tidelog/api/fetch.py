@@ -283,7 +283,8 @@ class Fetch:
 
     def _add_error(self, item: FetchItem, error: ApiError, partition: Partition | None) -> None:
         data = self._special_data[item] = PartitionData(item.index, error.code, -1, records=_EMPTY)
-        if partition is not None and self._isolation == READ_UNCOMMITTED:
+        is_known = partition is not None or isinstance(error, NotLeaderOrFollower)
+        if is_known and self._isolation == READ_UNCOMMITTED:
             data.aborted_transactions = None
         if isinstance(error, UnknownTopicOrPartition | UnknownTopicId):
             self._unknown_ranks[item] = 1 if isinstance(error, UnknownTopicId) else 2

@@ -75,9 +75,6 @@ def handle(
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
-    peers = services.peer_brokers
-    if peers is not None and peers.sender(context.peer) != follower.broker_id:
-        return None
     registration = services.metadata.image.brokers.get(follower.broker_id)
     if registration is None or not is_peer(services, context, follower.broker_id):
         return None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tidelog.log.reader import TimestampOffset
     from tidelog.replication.partition import Partition
 
+DEBUGGING_CONSUMER = -2
+"""The replica id of tools that compare replicas: followers answer them, too."""
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
@@ -71,8 +73,10 @@ def _answer(
             or requested.timestamp < EARLIEST_PENDING_UPLOAD
         ):
             raise ApiError(f"timestamp {requested.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
-        partition = services.partitions.leader(topic, requested.partition_index, requested.current_leader_epoch)
-        is_follower = (
+        is_debugging = request.replica_id == DEBUGGING_CONSUMER
+        find = services.partitions.replica if is_debugging else services.partitions.leader
+        partition = find(topic, requested.partition_index, requested.current_leader_epoch)
+        is_follower = is_debugging or (
             request.replica_id >= 0
             and services.followers is not None
             and is_peer(services, context, request.replica_id)
@@ -99,7 +103,7 @@ def _look_up(
     is_follower: bool,
 ) -> Steps[None]:
     """Look up the offset, timestamp and leader epoch, and write them into `answer`. If there is no such record, they
-    remain -1. A follower is answered up to the end of the log.
+    remain -1. A follower and a debugging consumer are answered up to the end of the log.
 
     Raises OffsetNotAvailable if the answer depends on the end of the committed records, and this leader is too new to
     know it (KIP-207).
@@ -121,7 +125,7 @@ def _look_up(
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         pass  # there is no tiered storage
     else:
-        record = yield from _find(partition, timestamp)
+        record = yield from _find(partition, timestamp, is_follower)
         if record is not None and record.offset < end:
             answer.offset = record.offset
             answer.timestamp = record.timestamp
@@ -130,17 +134,18 @@ def _look_up(
             partition.check_committed_end()
 
 
-def _find(partition: "Partition", timestamp: int) -> Steps["TimestampOffset | None"]:
+def _find(partition: "Partition", timestamp: int, is_follower: bool) -> Steps["TimestampOffset | None"]:
     """Find the first record with this timestamp or a later one, or the record with the maximum timestamp.
 
     The search begins again if the partition moves to another directory meanwhile. It raises StorageError if the
     topic is deleted, since its files are closed then.
     """
+    check = partition.check_log if is_follower else partition.check_online
     while True:
         log = partition.log
         steps = find_max_timestamp(log) if timestamp == MAX_TIMESTAMP else find_timestamp(log, timestamp)
         while partition.log is log:
-            partition.check_online()
+            check()
             try:
                 next(steps)
             except StopIteration as end:

@@ -40,7 +40,7 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
     requested_topics = request.topics
     version = context.api_version
     if requested_topics is None or (version == 0 and not requested_topics):
-        return (yield from _all_topics(services, image, request))
+        return (yield from _all_topics(services, context, image, request))
     ids: dict[TopicId, None] = {}
     names: dict[str, None] = {}
     has_nameless = False
@@ -53,7 +53,7 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
     if has_nameless or ids:
         if version < TOPIC_IDS_VERSION or not ids:
             return (yield from _refuse_all(requested_topics))
-        return (yield from _topics_by_id(services, image, ids, request))
+        return (yield from _topics_by_id(services, context, image, ids, request))
     errors: dict[str, ErrorCode] = {}
     missing: list[str] = []
     for name in names:
@@ -65,18 +65,23 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
         yield
     if missing and request.allow_auto_topic_creation and services.config.auto_create_topics_enable:
         return _create_first(services, context, request, names, errors, missing)
-    return (yield from _topics_by_name(services, image, names, errors, request))
+    return (yield from _topics_by_name(services, context, image, names, errors, request))
 
 
 def _response(
-    services: Services, image: MetadataImage, request: MetadataRequest, topics: list[MetadataResponseTopic]
+    services: Services,
+    context: RequestContext,
+    image: MetadataImage,
+    request: MetadataRequest,
+    topics: list[MetadataResponseTopic],
 ) -> MetadataResponse:
+    brokers = []
+    for broker in image.brokers.values():
+        if not broker.fenced:
+            address = broker.endpoint(context.peer.listener)
+            brokers.append(MetadataResponseBroker(broker.broker_id, address.host, address.port, broker.rack))
     response = MetadataResponse(
-        brokers=[
-            MetadataResponseBroker(node_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack)
-            for broker in image.brokers.values()
-            if not broker.fenced
-        ],
+        brokers=brokers,
         cluster_id=image.cluster_id,
         controller_id=image.reported_controller(services.config.node_id),
         topics=topics,
@@ -96,17 +101,19 @@ def _refuse_all(requested_topics: Sequence[MetadataRequestTopic]) -> Steps[Metad
     return response
 
 
-def _all_topics(services: Services, image: MetadataImage, request: MetadataRequest) -> Steps[MetadataResponse]:
+def _all_topics(
+    services: Services, context: RequestContext, image: MetadataImage, request: MetadataRequest
+) -> Steps[MetadataResponse]:
     topics = []
     # librdkafka permanently gives up on topics in a response without brokers, so return none until this broker is
     # registered.
     for topic in image.topics.values() if image.brokers else ():
-        topics.append((yield from _topic(services, topic, image, request)))
-    return _response(services, image, request, topics)
+        topics.append((yield from _topic(services, context, topic, image, request)))
+    return _response(services, context, image, request, topics)
 
 
 def _topics_by_id(
-    services: Services, image: MetadataImage, ids: Iterable[TopicId], request: MetadataRequest
+    services: Services, context: RequestContext, image: MetadataImage, ids: Iterable[TopicId], request: MetadataRequest
 ) -> Steps[MetadataResponse]:
     """Return topics by id. If any topic is requested by its id, topics requested by name are ignored."""
     topics: list[MetadataResponseTopic] = []
@@ -116,13 +123,14 @@ def _topics_by_id(
             error = ErrorCode.UNKNOWN_TOPIC_ID
             topics.append(MetadataResponseTopic(error_code=error, name=None, topic_id=topic_id))
         else:
-            topics.append((yield from _topic(services, topic, image, request)))
+            topics.append((yield from _topic(services, context, topic, image, request)))
         yield
-    return _response(services, image, request, topics)
+    return _response(services, context, image, request, topics)
 
 
 def _topics_by_name(
     services: Services,
+    context: RequestContext,
     image: MetadataImage,
     names: Iterable[str],
     errors: Mapping[str, ErrorCode],
@@ -134,12 +142,12 @@ def _topics_by_name(
     for name in names:
         topic = image.topics.get(name)
         if topic is not None:
-            topics.append((yield from _topic(services, topic, image, request)))
+            topics.append((yield from _topic(services, context, topic, image, request)))
         else:
             error = errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             topics.append(MetadataResponseTopic(error_code=error, name=name, topic_authorized_operations=operations))
         yield
-    return _response(services, image, request, topics)
+    return _response(services, context, image, request, topics)
 
 
 async def _create_first(
@@ -151,7 +159,7 @@ async def _create_first(
     missing: Sequence[str],
 ) -> Steps[MetadataResponse]:
     errors = {**errors, **await _create(services, context, missing)}
-    return _topics_by_name(services, services.metadata.image, names, errors, request)
+    return _topics_by_name(services, context, services.metadata.image, names, errors, request)
 
 
 async def _create(services: Services, context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
@@ -174,10 +182,12 @@ def _operations(request: MetadataRequest) -> int:
 
 
 def _topic(
-    services: Services, topic: TopicImage, image: MetadataImage, request: MetadataRequest
+    services: Services, context: RequestContext, topic: TopicImage, image: MetadataImage, request: MetadataRequest
 ) -> Steps[MetadataResponseTopic]:
     indexes = range(len(topic.partitions))
     partitions = yield from partitions_of(topic, indexes, image, services.partitions, MetadataResponsePartition)
+    if context.api_version == 0:
+        yield from _leave_out_offline_replicas(partitions)
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -185,3 +195,17 @@ def _topic(
         partitions=partitions,
         topic_authorized_operations=_operations(request),
     )
+
+
+def _leave_out_offline_replicas(partitions: list[MetadataResponsePartition]) -> Steps[None]:
+    """Remove the replicas that are offline from the lists of v0, which has no field for them. The partition gets an
+    error if a replica is missing, as in Kafka.
+    """
+    for partition in partitions:
+        offline = partition.offline_replicas
+        if offline:
+            partition.replica_nodes = [replica for replica in partition.replica_nodes if replica not in offline]
+            partition.isr_nodes = [replica for replica in partition.isr_nodes if replica not in offline]
+            if not partition.error_code:
+                partition.error_code = ErrorCode.REPLICA_NOT_AVAILABLE
+        yield

@@ -62,10 +62,10 @@ class Services:
         self.fetch_sessions = fetch_sessions
         self.followers: Followers | None = None
         """The replicas that follow this broker. None: the broker has no followers, and refuses their fetches."""
-        self.selects_replicas = False
-        """Whether consumers that name their rack are sent to followers in it (`replica.selector.class`)."""
         self.peer_brokers: PeerBrokers | None = None
         """Identifies the other brokers of the cluster on their connections. None: there are no other brokers."""
+        self.selects_replicas = False
+        """Whether consumers that name their rack are sent to followers in it (`replica.selector.class`)."""
         self.quotas = quotas
         self.connection_quotas = connection_quotas
         self.turns = runtime.turns
@@ -82,6 +82,7 @@ class Peer:
         """`listener` is the name of the listener that the client connected to. Answers have the addresses that the
         brokers advertise for it. "" stands for the first listener of each broker.
         """
+        self.listener = listener
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port

@@ -107,7 +107,8 @@ class CoordinatorHost(Generic[C]):
         index = partition.index
         coordinator = self._coordinators.get(index)
         is_current = self._partitions.find(self.topic, index) is partition  # otherwise it is being deleted
-        serves = is_current and self._is_registered and not self._is_closed and partition.is_served
+        is_led = partition.replica.leads and not partition.deleted and partition.log.failure is None
+        serves = is_led and is_current and self._is_registered and not self._is_closed
         if coordinator is not None:
             if coordinator.partition is not partition and not is_current:
                 return
@@ -153,7 +154,7 @@ class CoordinatorHost(Generic[C]):
         count = self._partition_count
         coordinator = self._coordinators.get(self._partition_index(key, count)) if count else None
         if coordinator is None:
-            raise NotCoordinator(f"this broker does not coordinate {key!r}")
+            raise NotCoordinator  # without a message, as Kafka
         return coordinator
 
     def coordinators(self) -> "list[CoordinatorPartition[C]]":

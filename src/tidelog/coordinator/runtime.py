@@ -51,6 +51,11 @@ if TYPE_CHECKING:
         def failure(self) -> Any: ...
         def fail(self, reason: str) -> None: ...
 
+    class ReplicaView(Protocol):
+        @property
+        def is_alone(self) -> bool:
+            """Whether no other broker matters for what is committed."""
+
     class LedPartition(Protocol):
         """The part of `replication.partition.Partition` that this module uses."""
 
@@ -65,7 +70,7 @@ if TYPE_CHECKING:
         @property
         def leader_epoch(self) -> int: ...
         @property
-        def is_replicated(self) -> bool: ...
+        def replica(self) -> "ReplicaView": ...
         def append_batch(self, data: bytearray, leader_epoch: int) -> "Appended": ...
         def fail(self) -> None: ...
         def is_committed(self, next_offset: int) -> bool: ...
@@ -146,7 +151,7 @@ class CoordinatorPartition(Generic[C]):
 
     def _unavailable_error(self) -> ApiError:
         if self._is_closed or self.partition.log.failure is not None:
-            return NotCoordinator(f"{self.name} is not served here")
+            return NotCoordinator()
         return self._refusal or CoordinatorLoadInProgress(f"{self.name} is being loaded")
 
     @property
@@ -195,7 +200,7 @@ class CoordinatorPartition(Generic[C]):
             if timer is not None:
                 timer.cancel()
         self._reload_timer = self._answer_timer = None
-        self._unload(NotCoordinator(f"{self.name} is not served here any more"), unsent)
+        self._unload(NotCoordinator(), unsent)
 
     # Steps
 
@@ -243,7 +248,7 @@ class CoordinatorPartition(Generic[C]):
             for reply, answer in replies:
                 reply(answer)
         else:
-            if self.partition.is_replicated:
+            if not self.partition.replica.is_alone:
                 replies = list(replies)
                 self._limit_wait(replies)
             self.partition.when_committed(reply_offset, partial(self._answer_after_commit, replies))

@@ -28,6 +28,9 @@ from tidelog.wire.errors import ApiError, ErrorCode
 R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
+NAMED_PARTITIONS_MAX = 100_000
+"""Maximum number of partitions that one request for elections or reassignments may name. An election of all partitions
+needs no names."""
 SETTINGS_MAX = 10_000
 """Maximum number of settings of one new topic in a request. There are fewer settings than this, so a request with
 more repeats names or contains unknown ones."""

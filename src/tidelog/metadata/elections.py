@@ -139,16 +139,19 @@ def _after_reassignment(
     state: PartitionState, target: Target, is_active: IsActive
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return replicas, adding, removing and ISR. A reassignment is complete, and drops the replicas that it removes,
-    when all the replicas that it adds are in the ISR, and an active member of the ISR stays.
+    when all the replicas that it adds are in the ISR, and an active member of the ISR stays. If the partition loses
+    replicas, all those that stay must be in the ISR.
     """
     replicas = state.replicas if target.replicas is None else target.replicas
     adding = state.adding if target.adding is None else target.adding
     removing = state.removing if target.removing is None else target.removing
     isr = state.isr if target.isr is None else target.isr
     if adding or removing:
-        remaining_isr = tuple(replica for replica in isr if replica not in removing)
-        if any(map(is_active, remaining_isr)) and all(replica in remaining_isr for replica in adding):
-            return tuple(replica for replica in replicas if replica not in removing), (), (), remaining_isr
+        new_replicas = tuple(replica for replica in replicas if replica not in removing)
+        new_isr = tuple(replica for replica in isr if replica not in removing)
+        must_be_in_sync = new_replicas if len(adding) < len(removing) else adding
+        if any(map(is_active, new_isr)) and all(replica in new_isr for replica in must_be_in_sync):
+            return new_replicas, (), (), new_isr
     return replicas, adding, removing, isr
 
 
@@ -284,13 +287,12 @@ def elect_leaders(
 
     A preferred election makes the first replica the leader if it is in sync. An unclean one lets any active replica
     lead a partition that has no leader. `partitions` of None means all partitions; the results then leave out those
-    that need no election, as in Kafka. Raises ApiError (INVALID_REQUEST) if `partitions` is None and the type is
-    unknown.
+    that need no election, as in Kafka. Raises ApiError (INVALID_REQUEST) if the type is unknown.
     """
     changes = StateChanges(image)
     rules = TopicRules(image, config)
     results: list[ElectionResult] = []
-    if partitions is None and election_type not in (PREFERRED, UNCLEAN):
+    if election_type not in (PREFERRED, UNCLEAN):
         raise ApiError(f"Unknown election type {election_type}", ErrorCode.INVALID_REQUEST)
     for name, partition in _all_partitions(image) if partitions is None else partitions:
         yield
@@ -313,8 +315,6 @@ def _elect_on_request(
     changes: StateChanges, image: MetadataImage, election_type: int, name: str, partition: int, rules: TopicRules
 ) -> None:
     """Collect one election. Raises ApiError."""
-    if election_type not in (PREFERRED, UNCLEAN):
-        raise ApiError(f"Unknown election type {election_type}", ErrorCode.INVALID_REQUEST)
     topic = image.topics.get(name)
     if topic is None:
         raise ApiError(f"No such topic as {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

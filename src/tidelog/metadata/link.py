@@ -10,11 +10,13 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tidelog.metadata.alterations import Alteration, AlterationResult
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice, TopicResult
+from tidelog.metadata.elections import ElectionResult
 from tidelog.metadata.features import LevelChange
 from tidelog.metadata.image import BrokerRegistration
 from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
+from tidelog.metadata.reassignment import Reassignment, ReassignmentResult
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration
 from tidelog.model.ids import TopicId
 from tidelog.runtime.interfaces import Runtime
@@ -125,14 +127,29 @@ class AlterPartition(NamedTuple):
     timeout_ms: int | None = None
 
 
-class ReplicasOffline(NamedTuple):
-    """The logs of these replicas of the broker cannot be used: it leaves their ISR, and others lead."""
+class ElectLeaders(NamedTuple):
+    """Elect leaders on an administrator's request. A result may be missing only for `partitions` of None."""
+
+    election_type: int
+    """`elections.PREFERRED` or `elections.UNCLEAN`. Any other type is refused."""
+    partitions: Sequence[tuple[str, int]] | None
+    """Topic and partition. None means all partitions of the cluster."""
+    timeout_ms: int | None = None
+
+
+class AlterReassignments(NamedTuple):
+    """Begin, change or cancel reassignments of replicas. The results are in the order of the request."""
+
+    reassignments: Sequence[Reassignment]
+    allow_factor_change: bool = True
+    """Whether a reassignment may change the number of replicas."""
+    timeout_ms: int | None = None
+
+
+class UnregisterBroker(NamedTuple):
+    """Remove the registration of a broker that will not return."""
 
     broker_id: int
-    broker_epoch: int
-    replicas: Sequence[tuple[TopicId, int]]
-    """Topic id and index of each partition."""
-    timeout_ms: int | None = None
 
 
 class UpdateFeatures(NamedTuple):
@@ -140,6 +157,16 @@ class UpdateFeatures(NamedTuple):
 
     changes: Sequence[LevelChange]
     validate_only: bool = False
+    timeout_ms: int | None = None
+
+
+class ReplicasOffline(NamedTuple):
+    """The logs of these replicas of the broker cannot be used: it leaves their ISR, and others lead."""
+
+    broker_id: int
+    broker_epoch: int
+    replicas: Sequence[tuple[TopicId, int]]
+    """Topic id and index of each partition."""
     timeout_ms: int | None = None
 
 
@@ -154,8 +181,11 @@ ControllerRequest: TypeAlias = (
     | RegisterBroker
     | BrokerHeartbeat
     | AlterPartition
-    | ReplicasOffline
+    | ElectLeaders
+    | AlterReassignments
+    | UnregisterBroker
     | UpdateFeatures
+    | ReplicasOffline
 )
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
@@ -209,8 +239,11 @@ class ControllerLink(Protocol):
     async def register(self, request: RegisterBroker) -> Answer[int]: ...
     async def heartbeat(self, request: BrokerHeartbeat) -> Answer[HeartbeatReply]: ...
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]: ...
-    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
+    async def elect_leaders(self, request: ElectLeaders) -> Answer[list[ElectionResult]]: ...
+    async def alter_reassignments(self, request: AlterReassignments) -> Answer[list[ReassignmentResult]]: ...
+    async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]: ...
     async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -296,10 +329,19 @@ class ControllerRouter:
     async def alter_partition(self, request: AlterPartition) -> Answer[list[IsrResult]]:
         return await self._ask(request)
 
-    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]:
+    async def elect_leaders(self, request: ElectLeaders) -> Answer[list[ElectionResult]]:
+        return await self._ask(request)
+
+    async def alter_reassignments(self, request: AlterReassignments) -> Answer[list[ReassignmentResult]]:
+        return await self._ask(request)
+
+    async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]:
         return await self._ask(request)
 
     async def update_features(self, request: UpdateFeatures) -> Answer[None]:
+        return await self._ask(request)
+
+    async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:

@@ -9,7 +9,7 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import controller, link
 from tidelog.metadata.alterations import alter_configs
 from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
-from tidelog.metadata.elections import UNCLEAN_ELECTION, elect_leaderless
+from tidelog.metadata.elections import UNCLEAN_ELECTION, elect_leaderless, elect_leaders
 from tidelog.metadata.features import change_feature_levels
 from tidelog.metadata.heartbeats import Heartbeats
 from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
@@ -21,8 +21,9 @@ from tidelog.metadata.link import Answer, ControllerRequest, Requester
 from tidelog.metadata.offline_replicas import end_replicas
 from tidelog.metadata.publisher import Publisher
 from tidelog.metadata.quota_alterations import alter_quotas
+from tidelog.metadata.reassignment import alter_reassignments
 from tidelog.metadata.records import JournalRecord
-from tidelog.metadata.registration import broker_lease, register_broker
+from tidelog.metadata.registration import broker_lease, register_broker, unregister_broker
 from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import Steps
@@ -166,10 +167,18 @@ class LocalController:
                 return lambda image: self._heartbeats.decide(image, heartbeat)
             case link.AlterPartition(broker_id, broker_epoch, proposals):
                 return lambda image: alter_partitions(image, broker_id, broker_epoch, proposals, config)
-            case link.ReplicasOffline(broker_id, broker_epoch, replicas):
-                return lambda image: end_replicas(image, broker_id, broker_epoch, replicas, config)
+            case link.ElectLeaders(election_type, partitions):
+                return lambda image: elect_leaders(image, election_type, partitions, config)
+            case link.AlterReassignments(reassignments, allow_factor_change):
+                return lambda image: alter_reassignments(
+                    image, reassignments, config, allow_factor_change=allow_factor_change
+                )
+            case link.UnregisterBroker(broker_id):
+                return lambda image: unregister_broker(image, broker_id, config)
             case link.UpdateFeatures(changes, validate_only):
                 return lambda image: change_feature_levels(image, changes, config, validate_only=validate_only)
+            case link.ReplicasOffline(broker_id, broker_epoch, replicas):
+                return lambda image: end_replicas(image, broker_id, broker_epoch, replicas, config)
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
         """Make a change that the controller itself wants, from the image at the time of the decision."""

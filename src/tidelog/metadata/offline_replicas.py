@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.elections import Target, TopicRules, next_state
-from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.image import NO_LEADER, MetadataImage
 from tidelog.metadata.records import PartitionState
 from tidelog.metadata.registration import registered_broker
 from tidelog.metadata.state_changes import StateChanges
@@ -22,8 +22,8 @@ def end_replicas(
 ) -> Steps[JournalDecision[None]]:
     """Take the broker out of the ISR and the ELR of these partitions, by topic id and index, and elect other leaders.
 
-    Without ELR it stays in an ISR that has no other member, and the partition has no leader. Raises ApiError
-    (STALE_BROKER_EPOCH).
+    A partition that no other replica can lead, now or when its broker returns, does not change: the broker remains its
+    leader, and answers that it cannot read the log. Raises ApiError (STALE_BROKER_EPOCH).
     """
     registered_broker(image, broker_id, broker_epoch)
     changes = StateChanges(image)
@@ -41,10 +41,12 @@ def end_replicas(
         if is_counted_on(state, broker_id):
             isr = tuple(member for member in state.isr if member != broker_id)
             target = Target(isr=isr, unclean_stop=broker_id)
-            changes.put(topic, index, next_state(state, target, rules.of(topic.config), is_active))
+            new_state = next_state(state, target, rules.of(topic.config), is_active)
+            if new_state.leader != NO_LEADER or new_state.elr or isr:
+                changes.put(topic, index, new_state)
     return JournalDecision(changes.records(), None)
 
 
 def is_counted_on(state: PartitionState, broker_id: int) -> bool:
-    """Return whether the partition depends on a replica of this broker that another replica could replace."""
-    return state.leader == broker_id or broker_id in state.elr or (broker_id in state.isr and len(state.isr) > 1)
+    """Return whether the broker leads the partition, or may be elected as its leader without loss."""
+    return state.leader == broker_id or broker_id in state.isr or broker_id in state.elr

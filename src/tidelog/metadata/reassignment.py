@@ -1,8 +1,8 @@
 """Decisions about the reassignment of replicas (KIP-455). Pure functions.
 
 While a reassignment is in progress, `replicas` has the new replicas in their order and then the replicas that are
-removed. `elections.next_state` completes it as soon as all the replicas that it adds are in the ISR. No replica is
-removed before.
+removed. `elections.next_state` completes it as soon as all the replicas that it adds are in the ISR, and, if the number
+of replicas becomes smaller, those that stay, too. No replica is removed before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +17,9 @@ from tidelog.metadata.records import PartitionState
 from tidelog.metadata.state_changes import StateChanges
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
+
+REPLICAS_MAX = 1_000
+"""Maximum number of replicas of a partition."""
 
 
 class Reassignment(NamedTuple):
@@ -91,6 +94,9 @@ def _begin(
 ) -> None:
     """Collect the begin of a reassignment. It may replace one in progress. Raises ApiError."""
     state = changes.state(topic, partition)
+    if len(new_replicas) > REPLICAS_MAX:
+        message = f"a partition has at most {REPLICAS_MAX} replicas"
+        raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     check_assignment(image, new_replicas)
     factor = len(replicas_after_reassignment(state))
     if not allow_factor_change and len(new_replicas) != factor:

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.fetcher")
 
 JITTER: Final = 0.2
+PAUSE_S_MIN: Final = 0.001
+"""A pause ends when less than this time remains, in seconds. A timer may fire a little too early by another clock; then
+the rest may be too short for the next timer to fire later.
+"""
 BYTES_PER_TURN: Final = 1 << 20
 """After this many appended bytes, the fetcher lets other work of the event loop run."""
 CHANGES_MAX: Final = 16
@@ -236,7 +240,7 @@ class Fetcher:
         """Wait for this time, or until the fetcher is stopped."""
         clock = self._runtime.clock
         end_s = clock.monotonic() + delay_s
-        while not self._stopping and (remaining_s := end_s - clock.monotonic()) > 0:
+        while not self._stopping and (remaining_s := end_s - clock.monotonic()) > PAUSE_S_MIN:
             await self._wait(remaining_s)
 
     async def _wait(self, delay_s: float | None = None) -> None:

@@ -50,6 +50,9 @@ class OfflineReplicas:
         self._broker_epoch = broker_epoch
         self._failed: dict[Partition, None] = {}
         """Open partitions whose logs have failed."""
+        self._reported: dict[tuple[TopicId, int], int] = {}
+        """The partition epoch at the last report of each replica. If nothing has changed since, no other replica can
+        replace it."""
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -61,6 +64,8 @@ class OfflineReplicas:
     def check(self) -> None:
         """Look at the offline replicas, since the metadata or the logs have changed."""
         has_offline = bool(self._failed or self._partitions.unopened)
+        if not has_offline:
+            self._reported.clear()
         if has_offline and self._task is None and not self._stopped:
             self._task = self._tasks.spawn(self._run(), name="offline-replicas")
 
@@ -75,7 +80,7 @@ class OfflineReplicas:
         try:
             await self._tasks.sleep(0)  # for the other partitions of the same directory
             while not self._stopped:
-                reported = list(islice(self._replicas_counted_on(), REPLICAS_MAX))
+                reported = dict(islice(self._replicas_counted_on(), REPLICAS_MAX))
                 damaged = next(self._replaceable(), None)
                 if reported:
                     await self._report(reported)
@@ -88,10 +93,13 @@ class OfflineReplicas:
         finally:
             self._task = None
 
-    async def _report(self, replicas: list[tuple[TopicId, int]]) -> None:
-        request = ReplicasOffline(self._partitions.node_id, self._broker_epoch(), replicas, TIMEOUT_MS)
+    async def _report(self, replicas: dict[tuple[TopicId, int], int]) -> None:
+        """Report replicas; their values are the partition epochs."""
+        request = ReplicasOffline(self._partitions.node_id, self._broker_epoch(), list(replicas), TIMEOUT_MS)
         answer = await self._controller.replicas_offline(request)
-        if answer.error:
+        if not answer.error:
+            self._reported.update(replicas)
+        else:
             logger.warning(
                 "offline replicas not reported, trying again reason=%s %s", answer.error.name, answer.message
             )
@@ -108,10 +116,12 @@ class OfflineReplicas:
             if topic is not None and index < len(topic.partitions):
                 yield topic.topic_id, TopicPartition(name, index), topic.partitions[index]
 
-    def _replicas_counted_on(self) -> Iterator[tuple[TopicId, int]]:
+    def _replicas_counted_on(self) -> Iterator[tuple[tuple[TopicId, int], int]]:
+        """Yield the replicas to report, with the partition epochs."""
         for topic_id, key, state in self._offline():
-            if is_counted_on(state, self._partitions.node_id):
-                yield topic_id, key.partition
+            replica = topic_id, key.partition
+            if is_counted_on(state, self._partitions.node_id) and self._reported.get(replica) != state.partition_epoch:
+                yield replica, state.partition_epoch
 
     def _replaceable(self) -> Iterator[TopicPartition]:
         """Yield the damaged replicas that the partition does not need."""

@@ -7,20 +7,15 @@ cut could still lose.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tidelog.log.recompression import Recompression, recompression
-from tidelog.log.validation import ExaminationResult, NotInline, examine, examine_inline
-from tidelog.replication.append_queue import AppendQueue, QueuedBytes
-from tidelog.replication.full_directories import FullDirectories
+from tidelog.log.validation import ExaminationResult, examine
+from tidelog.replication.append_queue import AppendQueue
 from tidelog.replication.replica import (
-    AskForIsr,
-    CutTo,
     Effect,
     Event,
     FailWaiters,
-    FetchFrom,
     LogAppended,
     LogSynced,
     MarksMoved,
@@ -28,8 +23,9 @@ from tidelog.replication.replica import (
     Replica,
     Role,
 )
+from tidelog.replication.shared_state import FlushRequests, HighWatermarkWatcher, SharedByPartitions
 from tidelog.replication.waiters import CommitListener, Mark, Waiter, Waiters
-from tidelog.runtime.turns import NoTurn, Turns
+from tidelog.runtime.turns import Turns
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import (
     ApiError,
@@ -56,70 +52,6 @@ READ_COMMITTED = 1
 RECORDS_LANE = "records"
 NEVER = (1 << 63) - 1
 """Default of `flush.messages` and `flush.ms`."""
-
-
-class HighWatermarkWatcher(Protocol):
-    """A waiting fetch request."""
-
-    def moved(self, partition: "Partition") -> None:
-        """The high watermark has moved, or this broker does not serve the partition any more.
-
-        This is called during an append, so it must only record the event.
-        """
-
-
-class FlushRequests(Protocol):
-    def request(self, partition: "Partition") -> None:
-        """Sync the partition's log soon, then call `Partition.flushed`."""
-
-    dirty: "dict[Partition, None]"
-    """Partitions with appends since their last complete flush. `Partition.in_dirty_set` is True for these."""
-
-
-PeerWork = CutTo | AskForIsr | FetchFrom
-"""The effects of a replica that `Partition` does not carry out itself."""
-
-
-class SharedByPartitions:
-    """State that all partitions of a broker share."""
-
-    __slots__ = (
-        "end_watchers",
-        "full",
-        "on_peer_work",
-        "queued_bytes",
-        "role_watchers",
-        "stop_fetching",
-        "turns",
-        "warned_too_large",
-    )
-
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
-        self.full = FullDirectories()
-        self.queued_bytes = QueuedBytes()
-        self.warned_too_large: dict[str, None] = {}
-        """Topics for which an oversized batch was logged since their settings last changed."""
-        self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
-        """Called with the effects of a replica that need a thread or another broker. It must not wait."""
-        self.role_watchers: dict[str, Callable[[Partition], None]] = {}
-        """By topic; see `Partitions.watch_roles`."""
-        self.stop_fetching: Callable[[Partition], None] | None = None
-        """Called when a partition is no longer a follower in the leader epoch that it had, and when it is deleted or
-        goes offline."""
-        self.end_watchers: dict[HighWatermarkWatcher, None] = {}
-        """Waiting fetches of followers. They are notified when the log of a partition with followers has a new end."""
-
-    def examine_in_turn(
-        self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int
-    ) -> ExaminationResult:
-        """Call `examine_inline`. Raises NotInline also when the time for such work in this turn of the loop is used
-        up.
-        """
-        try:
-            return self.turns.run_inline(examine_inline, batch, header, config, now_ms)
-        except NoTurn:
-            raise NotInline from None
 
 
 class Partition:
@@ -275,16 +207,6 @@ class Partition:
         watcher = self._shared.role_watchers.get(self.topic)
         if watcher is not None:
             watcher(self)
-
-    @property
-    def is_served(self) -> bool:
-        """Whether this broker leads the partition, and the log is online."""
-        return self.replica.leads and not self.deleted and self.log.failure is None
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether what is committed depends on other brokers."""
-        return not self.replica.is_alone
 
     @property
     def leader_epoch(self) -> int:
@@ -563,6 +485,11 @@ class Partition:
         not lead it.
         """
         if self.deleted or self.log.failure is not None or not self.replica.leads:
+            raise self._refusal()
+
+    def check_log(self) -> None:
+        """Raise StorageError if the partition is offline or being deleted."""
+        if self.deleted or self.log.failure is not None:
             raise self._refusal()
 
     def read(

@@ -17,10 +17,11 @@ from tidelog.replication.flusher import CHECKPOINTS_LANE, Flusher
 from tidelog.replication.moves import Moves
 from tidelog.replication.offsets import Offsets
 from tidelog.replication.opening import DISK_THREADS
-from tidelog.replication.partition import Partition, PeerWork, SharedByPartitions
+from tidelog.replication.partition import Partition
 from tidelog.replication.reconcile import Reconciler
 from tidelog.replication.replica import LAG_MAX_MS, AskForIsr, CutTo, FetchFrom
 from tidelog.replication.retention import RetentionPasses
+from tidelog.replication.shared_state import PeerWork, SharedByPartitions
 from tidelog.replication.table import PartitionTable
 
 if TYPE_CHECKING:

@@ -52,6 +52,15 @@ class PartitionTable:
         partition.check_online()
         return partition
 
+    def replica(self, topic: str, index: int, epoch: int = ANY_EPOCH) -> "Partition":
+        """Return the partition if this broker leads or follows it. Raises the errors of `leader`, except that
+        NotLeaderOrFollower means that the broker has no replica.
+        """
+        partition = self.get(topic, index)
+        partition.check_log()
+        partition.check_leader_epoch(epoch)
+        return partition
+
     def is_offline(self, topic: str, index: int) -> bool:
         """Return whether the partition's log could not be opened, or has failed since."""
         partition = self.opened.get((topic, index))

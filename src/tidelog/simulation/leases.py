@@ -40,12 +40,17 @@ class Leases:
             # the epoch stays, so that the epoch of the next holder is higher
             self._change(lease._replace(holder=""), None)
 
-    def expire(self, holder: str) -> list[str]:
-        """End all leases of `holder`, as a store does that lost the holder's session. Returns their names.
+    def expire(self, holder: str, name: str = "") -> list[str]:
+        """End all leases of `holder` and the lease called `name`, as a store does that lost the holder's session.
+        Returns their names.
 
         A holder may add a name of its process, after a slash.
         """
-        held = [lease for lease, _ in self._by_name.values() if lease.holder.partition("/")[0] == holder]
+        held = [
+            lease
+            for lease, _ in self._by_name.values()
+            if lease.holder and (lease.holder.partition("/")[0] == holder or lease.name == name)
+        ]
         for lease in held:
             self._change(lease, self._now_ms())
         return [lease.name for lease in held]

@@ -66,7 +66,7 @@ class SharedStore:
 
     def expire_sessions(self, host: str) -> None:
         """End all leases of the process on `host`, as a store does that has not heard of it for too long."""
-        names = self.leases.expire(host)
+        names = self.leases.expire(host, host.replace("-", "/"))  # "broker-1" holds the lease "broker/1"
         self._trace.note(HOST, "store.expire", f"{','.join(names)} of {host}")
 
     def send(

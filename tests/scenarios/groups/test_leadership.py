@@ -50,7 +50,7 @@ class OneOfTwo(OnVirtualTime):
         )
         self._broker.start_coordinators()
         for partition in self._partitions.table.values():
-            partition.is_replicated = True
+            partition.replica.is_alone = False
         self._broker.loop.call_soon(self._broker.groups.start)
         self._broker.settle()
         self._began = self._broker.loop.time()

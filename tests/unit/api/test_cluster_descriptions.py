@@ -2,6 +2,7 @@
 
 from metadata_harness.controlled import Node, with_node
 from metadata_harness.journal_life import JournalLife
+from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.controller import NewTopic, create_topics
 from tidelog.metadata.elections import elect_leaderless
 from tidelog.metadata.reassignment import Reassignment, alter_reassignments
@@ -38,6 +39,35 @@ def test_fenced_brokers_are_described_on_request_only() -> None:
         partitions = {(t.name, p.partition_index): p for t in metadata.topics for p in t.partitions}
         assert [partitions[key].offline_replicas for key in (("t", 0), ("t", 1), ("u", 0))] == [[3], [], [3]]
         assert (partitions["u", 0].leader_id, partitions["u", 0].error_code) == (-1, 5)
+
+    with_node(scenario)
+
+
+def test_the_first_version_of_metadata_leaves_out_offline_replicas() -> None:
+    async def scenario(node: Node) -> None:
+        node.cache.image = cluster().image
+        metadata = await node.call("Metadata", 0, topics=[])
+        assert {
+            (t.name, p.partition_index): (p.error_code, p.leader_id, p.replica_nodes, p.isr_nodes)
+            for t in metadata.topics
+            for p in t.partitions
+        } == {("t", 0): (9, 1, [2, 1], [1]), ("t", 1): (0, 1, [1, 2], [1, 2]), ("u", 0): (5, -1, [], [])}
+
+    with_node(scenario)
+
+
+def test_brokers_have_the_addresses_of_the_listener_that_the_client_uses() -> None:
+    async def scenario(node: Node) -> None:
+        life = cluster()
+        endpoints = [Endpoint("INSIDE", "inside", 1), Endpoint("OUTSIDE", "outside", 2)]
+        life.start(4, endpoints=endpoints)
+        node.cache.image = life.image
+        for listener, expected in (("INSIDE", ("inside", 1)), ("OUTSIDE", ("outside", 2)), ("OTHER", ("inside", 1))):
+            node.listener = listener
+            described = await node.call("DescribeCluster", 1)
+            metadata = await node.call("Metadata", 12, topics=None)
+            assert [(b.host, b.port) for b in described.brokers if b.broker_id == 4] == [expected]
+            assert [(b.host, b.port) for b in metadata.brokers if b.node_id == 4] == [expected]
 
     with_node(scenario)
 

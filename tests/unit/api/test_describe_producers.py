@@ -22,7 +22,7 @@ def partition(producers: int) -> Any:
 
 
 async def asked(node: Node, found: Any, *indexes: int) -> list[Any]:
-    node.services.partitions = SimpleNamespace(leader=lambda topic, index: found)  # type: ignore[assignment]
+    node.services.partitions = SimpleNamespace(replica=lambda topic, index: found)  # type: ignore[assignment]
     topics = [TopicRequest(name="t", partition_indexes=list(indexes))]
     answer = await node.call("DescribeProducers", 0, topics=topics)
     partitions: list[Any] = answer.topics[0].partitions

@@ -83,3 +83,34 @@ def test_other_key_types(broker: VirtualBroker, key_type: int) -> None:
 def test_a_coordinator_that_was_just_found_takes_requests(broker: VirtualBroker) -> None:
     broker.call("FindCoordinator", 3, request(3, "g"))
     assert broker.call("Heartbeat", 4, HeartbeatRequest("g", 1, "m")).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_the_address_is_that_of_the_clients_listener() -> None:
+    broker = VirtualBroker(brokers=(NODE_ID, 2))
+    broker.start_coordinators()
+    for listener, host, port in (
+        ("PLAINTEXT", "broker", 9092),
+        ("INSIDE", "inside.broker", 19092),
+        ("", "broker", 9092),
+    ):
+        broker.peer.listener = listener
+        told = broker.call("FindCoordinator", 3, request(3, "g"))
+        assert (told.node_id, told.host, told.port) == (NODE_ID, f"{host}.example", port)
+    broker.elect(2)
+    broker.peer.listener = "INSIDE"
+    told = broker.call("FindCoordinator", 6, request(6, "g")).coordinators[0]
+    assert (told.node_id, told.host, told.port) == (2, "inside.broker-2.example", 19092)
+    broker.groups.close()
+    broker.loop.close()
+
+
+def test_an_offline_log_matters_only_on_the_leader() -> None:
+    broker = VirtualBroker(brokers=(NODE_ID, 2))
+    broker.start_coordinators()
+    for key in list(broker.partitions.table):
+        broker.partitions.take_out(key)
+    assert broker.call("FindCoordinator", 3, request(3, "g")).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    broker.elect(2)
+    assert broker.call("FindCoordinator", 3, request(3, "g")).node_id == 2
+    broker.groups.close()
+    broker.loop.close()

@@ -76,7 +76,7 @@ def test_a_client_without_an_id(broker: VirtualBroker) -> None:
 
 def test_the_host_is_written_as_kafka_does(broker: VirtualBroker) -> None:
     broker.send("JoinGroup", 3, request(3))
-    (member,) = broker.groups._coordinator("g").core.groups["g"].members
+    (member,) = broker.groups.host.coordinator("g").core.groups["g"].members
     assert member.client_host == "/127.0.0.1"
 
 
@@ -121,4 +121,4 @@ def test_nobody_listens_any_more(broker: VirtualBroker) -> None:
     assert sent.pending is not None
     sent.pending.abandon()
     broker.advance(0.3)
-    assert broker.groups._coordinator("g").core.groups["g"].generation == 1
+    assert broker.groups.host.coordinator("g").core.groups["g"].generation == 1

@@ -54,7 +54,7 @@ def test_filters_do_not_look_at_case(broker: VirtualBroker) -> None:
 
 
 def test_while_a_part_is_being_loaded(broker: VirtualBroker) -> None:
-    broker.groups._coordinator("simple")._core = None
+    broker.groups.host.coordinator("simple")._core = None
     response = broker.call("ListGroups", 5, ListGroupsRequest())
     assert response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert response.groups == []

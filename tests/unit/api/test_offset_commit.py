@@ -41,7 +41,7 @@ def test_a_commit(broker: VirtualBroker, version: int) -> None:
     name: Any = topic_id("t") if version >= 10 else "t"
     response = broker.call("OffsetCommit", version, request(version, ("t", [0, 2])))
     assert codes(response) == [(name, [(0, ErrorCode.NONE), (2, ErrorCode.NONE)])]
-    durable = broker.groups._coordinator("g").core.durable.by_id["g"]
+    durable = broker.groups.host.coordinator("g").core.durable.by_id["g"]
     value = durable.committed_offset("t", 2)
     assert value is not None
     assert (value.offset, value.leader_epoch, value.metadata) == (7, 3 if version >= 6 else -1, "note")
@@ -68,7 +68,7 @@ def test_each_entry_has_its_answer_and_the_last_offset_counts(broker: VirtualBro
     t, u = (topic_id("t"), topic_id("u")) if version >= 10 else ("t", "u")
     response = broker.call("OffsetCommit", version, asked)
     assert codes(response) == [(t, [(0, 0), (1, 0)]), (u, [(0, 0)]), (t, [(0, 0)]), (t, [(1, 0), (1, 0)])]
-    durable = broker.groups._coordinator("g").core.durable.by_id["g"]
+    durable = broker.groups.host.coordinator("g").core.durable.by_id["g"]
     assert [
         value and value.offset for value in (durable.committed_offset("t", 0), durable.committed_offset("t", 1))
     ] == [8, 9]

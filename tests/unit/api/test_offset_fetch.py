@@ -262,7 +262,7 @@ def test_a_group_that_is_named_a_thousand_times_is_copied_once(broker: VirtualBr
     commit(broker)
     broker.settle()
     fetch = _Fetch(8, broker.metadata.image)
-    durable = broker.groups._coordinator("g").core.durable.by_id["g"]
+    durable = broker.groups.host.coordinator("g").core.durable.by_id["g"]
     everything = [fetch._copy_offsets("g", None, durable) for _ in range(1000)]
     some = fetch._copy_offsets("g", [TopicQuery("t", b"", [0], ErrorCode.NONE)], durable)
     assert all(copied is some for copied in everything)

@@ -24,7 +24,7 @@ from tidelog.metadata.records import PartitionState
 from tidelog.model.ids import TopicId
 from tidelog.replication.partition import Partition
 from tidelog.replication.partitions import Partitions
-from tidelog.replication.replica import Diverged, LogAppended
+from tidelog.replication.replica import Diverged, LogAppended, WentOffline
 from tidelog.simulation.world import SimHost, World, simulated
 from tidelog.wire.errors import ErrorCode, NotCoordinator, NotLeaderOrFollower
 from tidelog.wire.messages.group_records import OffsetCommitValue
@@ -170,6 +170,25 @@ def test_whoever_waits_for_other_brokers_is_answered_in_the_step_of_the_resignat
         assert answer.code is ErrorCode.NOT_COORDINATOR
         await asyncio.sleep(60)
         assert len(node.answers) == 1
+
+    run(scenario)
+
+
+def test_a_broker_that_resigns_by_itself_and_returns_in_the_same_epoch_loads_anew() -> None:
+    """As when its lease ended and was acquired again, and nobody else was elected meanwhile."""
+
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 4, replicas=(1,)))
+        node.commit(1)
+        first = node.coordinator()
+        node.partition.step(WentOffline(4))
+        with pytest.raises(NotCoordinator):
+            node.coordinator()
+        node.partitions.reconciler.take_roles_again()
+        await node.host.wait_for_loads()
+        assert node.coordinator() is not first
+        assert node.coordinator().leader_epoch == 4
+        assert node.committed() == 1
 
     run(scenario)
 

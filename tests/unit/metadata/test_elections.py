@@ -137,6 +137,12 @@ def test_a_reassignment_waits_for_an_active_replica_in_sync() -> None:
     assert after(before, (1, 2, 3), UNCLEAN) == state(3, (3,), replicas=(3, 2), leader_epoch=6, partition_epoch=8)
 
 
+def test_a_reassignment_to_fewer_replicas_waits_until_all_of_them_are_in_sync() -> None:
+    before = state(1, (1, 2), replicas=(3, 1, 2), removing=(2,))
+    assert after(before, (1, 2), UNCLEAN).replicas == (3, 1, 2)
+    assert after(before, (1, 2, 3), UNCLEAN, isr=(1, 2, 3)).replicas == (3, 1)
+
+
 def test_directories_follow_their_replicas() -> None:
     one, two, three = (DirectoryId(bytes([n]) * 16) for n in (1, 2, 3))
     before = state(1, (1, 2, 3))._replace(directories=(one, two, three))
@@ -164,8 +170,9 @@ def test_unknown_types_of_elections() -> None:
     with pytest.raises(ApiError) as caught:
         run_all(elect_leaders(image(), 2, None, settings()))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
-    (result,) = run_all(elect_leaders(image(topic("a", 1)), 2, [("a", 0)], settings())).reply
-    assert (result.error, result.message) == (ErrorCode.INVALID_REQUEST, "Unknown election type 2")
+    with pytest.raises(ApiError) as caught:
+        run_all(elect_leaders(image(topic("a", 1)), 2, [("a", 0)], settings()))
+    assert (caught.value.code, caught.value.message) == (ErrorCode.INVALID_REQUEST, "Unknown election type 2")
 
 
 def test_no_new_kind_of_record_is_written_before_all_brokers_can_read_it() -> None:

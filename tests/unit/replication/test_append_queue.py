@@ -16,8 +16,9 @@ from tidelog.log.config import LogConfig
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.validation import RefusedRecords
 from tidelog.replication.append_queue import INLINE_BYTES_MAX, AppendQueue, QueuedBytes
-from tidelog.replication.partition import Partition, SharedByPartitions
+from tidelog.replication.partition import Partition
 from tidelog.replication.replica import BecameLeader
+from tidelog.replication.shared_state import SharedByPartitions
 from tidelog.runtime.turns import FIRST_TURNS_S, TURN_S, Turns
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, RequestTimedOut

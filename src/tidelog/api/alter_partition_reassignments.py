@@ -1,0 +1,81 @@
+"""AlterPartitionReassignments (key 45), v0-1 (KIP-455): move replicas between brokers, or cancel such moves. v1: the
+number of replicas can be protected (KIP-860).
+
+The response is sent when the moves have begun. ListPartitionReassignments lists them until they are complete.
+"""
+
+from typing import TYPE_CHECKING
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.metadata.controller import NAMED_PARTITIONS_MAX
+from tidelog.metadata.link import AlterReassignments
+from tidelog.metadata.reassignment import REPLICAS_MAX, Reassignment, ReassignmentResult
+from tidelog.model.steps import Steps
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
+
+def handle(
+    services: Services, context: RequestContext, request: AlterPartitionReassignmentsRequest
+) -> "Steps[Outcome[AlterPartitionReassignmentsResponse]]":
+    if not request.topics:
+        return AlterPartitionReassignmentsResponse()
+    reassignments: list[Reassignment] = []
+    for topic in request.topics:
+        if len(reassignments) + len(topic.partitions) > NAMED_PARTITIONS_MAX:
+            return AlterPartitionReassignmentsResponse(
+                allow_replication_factor_change=request.allow_replication_factor_change,
+                error_code=ErrorCode.POLICY_VIOLATION,
+                error_message=f"one request may name at most {NAMED_PARTITIONS_MAX} partitions; this one names more",
+            )
+        for partition in topic.partitions:
+            # Copy at most one replica more than the limit, which makes the controller refuse the partition: the list
+            # may have millions of entries.
+            replicas = None if partition.replicas is None else partition.replicas[: REPLICAS_MAX + 1]
+            reassignments.append(Reassignment(topic.name, partition.partition_index, replicas))
+            yield
+        yield
+    return _alter(services, request, reassignments)
+
+
+async def _alter(
+    services: Services, request: AlterPartitionReassignmentsRequest, reassignments: list[Reassignment]
+) -> Steps[AlterPartitionReassignmentsResponse]:
+    answer = await services.controller.alter_reassignments(
+        AlterReassignments(reassignments, request.allow_replication_factor_change, request.timeout_ms)
+    )
+    results = answer.value
+    if results is None:
+        error, message = answer.error, answer.message or None
+        results = [ReassignmentResult(topic, partition, error, message) for topic, partition, _ in reassignments]
+    response = AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=request.allow_replication_factor_change,
+        error_code=answer.error,
+        error_message=answer.message or None,
+    )
+    return _with_results(response, request, results)
+
+
+def _with_results(
+    response: AlterPartitionReassignmentsResponse,
+    request: AlterPartitionReassignmentsRequest,
+    results: list[ReassignmentResult],
+) -> Steps[AlterPartitionReassignmentsResponse]:
+    """Add the results in the order of the request, which may name a partition more than once."""
+    remaining_results = iter(results)
+    for topic in request.topics:
+        partitions = []
+        for _, result in zip(topic.partitions, remaining_results, strict=False):
+            partitions.append(ReassignablePartitionResponse(result.partition, result.error, result.message))
+            yield
+        response.responses.append(ReassignableTopicResponse(topic.name, partitions))
+        yield
+    return response

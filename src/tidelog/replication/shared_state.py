@@ -1,0 +1,79 @@
+"""State that all partitions of a broker share, and the parts of the broker that a partition notifies."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from tidelog.log.validation import ExaminationResult, NotInline, examine_inline
+from tidelog.replication.append_queue import QueuedBytes
+from tidelog.replication.full_directories import FullDirectories
+from tidelog.replication.replica import AskForIsr, CutTo, FetchFrom
+from tidelog.runtime.turns import NoTurn, Turns
+
+if TYPE_CHECKING:
+    from tidelog.log.config import LogConfig
+    from tidelog.replication.partition import Partition
+    from tidelog.wire.batches import BatchHeader
+
+
+class HighWatermarkWatcher(Protocol):
+    """A waiting fetch request."""
+
+    def moved(self, partition: "Partition") -> None:
+        """The high watermark has moved, or this broker does not serve the partition any more.
+
+        This is called during an append, so it must only record the event.
+        """
+
+
+class FlushRequests(Protocol):
+    def request(self, partition: "Partition") -> None:
+        """Sync the partition's log soon, then call `Partition.flushed`."""
+
+    dirty: "dict[Partition, None]"
+    """Partitions with appends since their last complete flush. `Partition.in_dirty_set` is True for these."""
+
+
+PeerWork = CutTo | AskForIsr | FetchFrom
+"""The effects of a replica that `Partition` does not carry out itself."""
+
+
+class SharedByPartitions:
+    """State that all partitions of a broker share."""
+
+    __slots__ = (
+        "end_watchers",
+        "full",
+        "on_peer_work",
+        "queued_bytes",
+        "role_watchers",
+        "stop_fetching",
+        "turns",
+        "warned_too_large",
+    )
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.full = FullDirectories()
+        self.queued_bytes = QueuedBytes()
+        self.warned_too_large: dict[str, None] = {}
+        """Topics for which an oversized batch was logged since their settings last changed."""
+        self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
+        """Called with the effects of a replica that need a thread or another broker. It must not wait."""
+        self.role_watchers: dict[str, Callable[[Partition], None]] = {}
+        """By topic; see `Partitions.watch_roles`."""
+        self.stop_fetching: Callable[[Partition], None] | None = None
+        """Called when a partition is no longer a follower in the leader epoch that it had, and when it is deleted or
+        goes offline."""
+        self.end_watchers: dict[HighWatermarkWatcher, None] = {}
+        """Waiting fetches of followers. They are notified when the log of a partition with followers has a new end."""
+
+    def examine_in_turn(
+        self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int
+    ) -> ExaminationResult:
+        """Call `examine_inline`. Raises NotInline also when the time for such work in this turn of the loop is used
+        up.
+        """
+        try:
+            return self.turns.run_inline(examine_inline, batch, header, config, now_ms)
+        except NoTurn:
+            raise NotInline from None
