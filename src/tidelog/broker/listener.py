@@ -4,10 +4,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tidelog.api.registry import find_broker_route
 from tidelog.broker.connection import ServerConnection
 from tidelog.broker.pipelining import Pipelining
 
 if TYPE_CHECKING:
+    from tidelog.api.registry import Route
     from tidelog.api.services import Services
     from tidelog.broker.connection_bounds import ConnectionBounds
     from tidelog.runtime.interfaces import Listener as SocketListener
@@ -48,7 +50,7 @@ class Listener:
         self.frame_step_bytes = FRAME_STEP_BYTES
         self.request_bytes_max: int = config.socket_request_max_bytes
         self.pipelining = Pipelining(services.runtime.tasks)
-        self.accepts_brokers = accepts_brokers
+        self._accepts_brokers = accepts_brokers
         self._is_protected = accepts_brokers and len(config.endpoints) > 1
         """Whether the limits on the number and the rate of the whole broker's connections do not apply, as in Kafka.
         Clients of the other listeners must not keep brokers away."""
@@ -117,6 +119,10 @@ class Listener:
         return ServerConnection(self, self._services)
 
     # Called by connections
+
+    def broker_route(self, api_key: int, version: int) -> "Route | None":
+        """Return the route of an API that only brokers use. None unless other brokers use this listener."""
+        return find_broker_route(api_key, version) if self._accepts_brokers else None
 
     def opened(self, connection: ServerConnection) -> None:
         self._connections[connection] = None
