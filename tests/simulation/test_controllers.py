@@ -126,7 +126,7 @@ def test_three_brokers_start_and_a_killed_controller_is_replaced() -> None:
         for node in cluster.nodes:
             topic = CreatableTopic(name=f"by-{node.node_id}", num_partitions=3, replication_factor=1)
             request = CreateTopicsRequest(topics=[topic], timeout_ms=30_000)
-            response = await client._try(Request(node.address, request))
+            response = await client.ask(Request(node.address, request))
             assert isinstance(response, CreateTopicsResponse), response
             assert response.topics[0].error_code == 0, response
             assert node.broker is not None

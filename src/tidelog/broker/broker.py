@@ -201,7 +201,7 @@ class BrokerServer:
         self._logs_opened = True
         services.groups.start()
         if self._channel is not None:
-            await self._start_cluster_parts()
+            self._guard_leaders(metadata)
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
@@ -477,16 +477,12 @@ class BrokerServer:
             self._listeners.append(listener)
             self._bound_sockets.pop(0)
 
-    async def _start_cluster_parts(self) -> None:
-        """Start the parts that only a broker of a cluster has. Its partitions are open, and it does not listen yet."""
-        assert self._metadata is not None
-        lifecycle, partitions = self._metadata.lifecycle, self.services.partitions
+    def _guard_leaders(self, metadata: MetadataService) -> None:
+        """Let partitions resign that another broker may lead while this broker has no lease."""
+        lifecycle, partitions = metadata.lifecycle, self.services.partitions
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)
         lifecycle.on_lease_over, lifecycle.on_lease_regained = guard.lease_is_over, guard.lease_is_regained
-
-    async def _stop_cluster_parts(self) -> None:
-        """Stop these parts, before anything else stops."""
 
     # Running
 
@@ -514,10 +510,8 @@ class BrokerServer:
     async def stop(self) -> None:
         """Stop: answer outstanding requests, flush everything, mark the directories clean."""
         services = self.services
-        if self._metadata is not None and self._metadata.lifecycle is not None:
-            if not self._failed.done():
-                await self._metadata.lifecycle.shut_down()
-            await self._stop_cluster_parts()
+        if self._metadata is not None and self._metadata.lifecycle is not None and not self._failed.done():
+            await self._metadata.lifecycle.shut_down()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._compaction is not None:
@@ -555,8 +549,6 @@ class BrokerServer:
         opened. All others remain unclean, as after a crash. Created files of new directories are removed, unless a
         client may have connected.
         """
-        if self._channel is not None:
-            await self._stop_cluster_parts()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._compaction is not None:
