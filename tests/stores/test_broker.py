@@ -120,9 +120,9 @@ def test_a_broker_does_not_start_while_the_store_is_away(remote: tuple[str, Prox
 
 
 @pytest.mark.parametrize("address", ["etcd"], indirect=True)
-def test_a_second_broker_is_refused_even_with_the_same_number(address: str, tmp_path: Path) -> None:
+def test_a_second_process_with_the_same_number_is_refused(address: str, tmp_path: Path) -> None:
     with broker_at(address, tmp_path / "one") as broker:
-        with pytest.raises(BrokerFailedError, match="another broker is the controller"):
+        with pytest.raises(BrokerFailedError, match="another process runs as broker 1"):
             broker_at(address, tmp_path / "two").start()
         create(broker, "still")
         assert "still" in topics(broker)

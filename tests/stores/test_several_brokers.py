@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from confluent_kafka.cimpl import NewPartitions
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from process_harness.raw import CREATE_TOPICS, RawConnection
 from store_harness.servers import Servers
@@ -213,6 +214,40 @@ def test_requests_under_way_end_with_a_right_answer(brokers: list[Broker]) -> No
     eventually(lambda: all(created <= topics(broker) for broker in others))
     for broker in others:
         assert not refused & topics(broker)
+
+
+def test_acknowledged_records_survive_the_death_of_leader_and_controller(brokers: list[Broker]) -> None:
+    first, *others = brokers
+    client = admin(others[0])
+    new = NewTopic("orders", 3, 3, config={"min.insync.replicas": "2"})
+    client.create_topics([new])["orders"].result()
+    bootstrap = ",".join(broker.bootstrap for broker in brokers)
+    acknowledged: list[bytes] = []
+
+    def delivered(error: object, message: Message) -> None:
+        if error is None:
+            acknowledged.append(message.value() or b"")
+
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "acks": "all", "message.timeout.ms": 60_000, "linger.ms": 0, "retries": 1000}
+    )
+    for number in range(300):
+        producer.produce("orders", b"%d" % number, partition=number % 3, on_delivery=delivered)
+        producer.poll(0.01)
+        if number == 100:
+            first.kill()
+    assert producer.flush(90) == 0
+    assert sorted(acknowledged, key=int) == [b"%d" % number for number in range(300)]
+    consumer = Consumer(
+        {"bootstrap.servers": others[0].bootstrap, "group.id": "readers", "auto.offset.reset": "earliest"}
+    )
+    consumer.assign([TopicPartition("orders", partition, 0) for partition in range(3)])
+    values: set[bytes] = set()
+    latest_s = time.monotonic() + 60
+    while len(values) < 300 and time.monotonic() < latest_s:
+        values.update(message.value() or b"" for message in consumer.consume(500, timeout=1))
+    consumer.close()
+    assert values == set(acknowledged)
 
 
 def test_a_paused_controller_is_replaced_and_returns_as_a_follower(brokers: list[Broker]) -> None:

@@ -21,9 +21,10 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from tidelog.api.metering import Meter
-from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_broker_route, find_route, routes
+from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.discarding_stream import DISCARDING_STREAM
+from tidelog.broker.other_protocols import other_protocol_hint
 from tidelog.broker.pipelining import COMBINE_REQUESTS
 from tidelog.broker.serving import Encoded, failure_response, handle_in_steps, log_encoding_failure
 from tidelog.broker.slot import Slot
@@ -45,8 +46,6 @@ _FLEXIBLE_RESPONSE = Struct(">iix")
 
 HEADER_BYTES = 10
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""
-TLS_HANDSHAKE = b"\x16\x03"
-"""The first bytes of a TLS connection (RFC 8446): record type 22 (handshake), major version 3."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
 """Upper bound on the size of requests other than produce, which contains records. No honest client sends longer
 ones."""
@@ -351,13 +350,8 @@ class ServerConnection:
                 self._reserve(len(unhandled))
 
     def _refuse_size(self, size: int, start: memoryview) -> None:
-        hint = ""
-        if bytes(start).isalpha() or bytes(start) in (b"GET ", b"PUT "):
-            hint = " (HTTP on the Kafka port?)"
-        elif bytes(start[:2]) == TLS_HANDSHAKE:
-            hint = " (TLS on a listener without TLS?)"
-        limit = self._listener.request_bytes_max
-        self.close(f"frame of {size} bytes is outside {HEADER_BYTES}..{limit}, socket.request.max.bytes{hint}")
+        sizes = f"{HEADER_BYTES}..{self._listener.request_bytes_max}, socket.request.max.bytes"
+        self.close(f"frame of {size} bytes is outside {sizes}{other_protocol_hint(start)}")
 
     def _must_wait(self) -> bool:
         waiting = self._waiting
@@ -417,13 +411,12 @@ class ServerConnection:
             try:
                 route = find_route(api_key, version)
             except ApiError:
-                route = self._broker_route(api_key, version)
-                if route is None and api_key != API_VERSIONS_KEY:
+                if api_key == API_VERSIONS_KEY:
+                    version = -1  # makes the handler return the supported versions
+                    route = find_route(API_VERSIONS_KEY, 0)
+                elif (route := self._listener.broker_route(api_key, version)) is None:
                     self.close(f"API key {api_key} version {version} is not served")
                     return
-                if route is None:
-                    route = find_route(API_VERSIONS_KEY, 0)
-                    version = -1  # makes the handler return the supported versions
         if self._prefix_end and api_key == PRODUCE_KEY and self._handle_by_template(route, frame, correlation_id):
             return
         position = HEADER_BYTES
@@ -463,10 +456,6 @@ class ServerConnection:
             self._handle_metered(route, context, request, context.meter)
         else:
             self._handle_request(route, context, request)
-
-    def _broker_route(self, api_key: int, version: int) -> Route | None:
-        """Return the route of an API that only brokers use. None unless other brokers use this listener."""
-        return find_broker_route(api_key, version) if self._listener.accepts_brokers else None
 
     def _has_quota(self, client_id: str) -> bool:
         quotas = self.services.quotas

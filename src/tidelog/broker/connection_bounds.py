@@ -27,14 +27,17 @@ class ConnectionBounds:
         # In Kafka -1, the default, means no limit. Here it means four times the size of the largest request.
         self._frame_bytes_max = budget if budget > 0 else 4 * config.socket_request_max_bytes
 
-    def opened(self, connection: "ServerConnection") -> str:
-        """Count a new connection. Returns "" or the reason to close it immediately."""
+    def opened(self, connection: "ServerConnection", *, is_protected: bool = False) -> str:
+        """Count a new connection. Returns "" or the reason to close it immediately.
+
+        `max.connections` does not apply to a connection that `is_protected`.
+        """
         host = connection.peer.client_host
         host_count = self._by_host.get(host, 0) + 1
         self._by_host[host] = host_count
         self._count += 1
         connections_max = self._config.max_connections
-        if self._count > connections_max:
+        if self._count > connections_max and not is_protected:
             return f"more than {connections_max} connections, max.connections"
         host_max = self._host_max(host)
         if host_count > host_max:

@@ -22,6 +22,11 @@ logger = logging.getLogger("tidelog.metadata")
 REPEATABLE_TIMEOUT_S: Final = 5.0
 """Longest time, in seconds, that a request which may be sent again waits for its answer. The controller may have moved
 to another broker meanwhile, without closing the connection."""
+CONNECTION_SETUP_TIMEOUT_MS: Final = 3_000
+"""Limit for one attempt to connect and to identify this broker, in milliseconds. Then the controller may be another
+broker."""
+IN_FLIGHT_MAX: Final = 100
+"""Upper bound on the requests of one class that wait for their answers. Further requests wait before they are sent."""
 ENVELOPE_BYTES: Final = 1024
 """More than an envelope adds to its content, in bytes."""
 
@@ -46,7 +51,10 @@ class NetworkControllerChannel:
         self._connections = connections
         self._turns = turns
         self._config = ChannelConfig(
-            client_id=f"broker-{node_id}", in_flight_max=100, frame_bytes_max=ANSWER_BYTES_MAX + ENVELOPE_BYTES
+            client_id=f"broker-{node_id}",
+            connection_setup_timeout_ms=CONNECTION_SETUP_TIMEOUT_MS,
+            in_flight_max=IN_FLIGHT_MAX,
+            frame_bytes_max=ANSWER_BYTES_MAX + ENVELOPE_BYTES,
         )
         self._channels: dict[_Target, Channel] = {}
 

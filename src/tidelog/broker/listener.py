@@ -4,10 +4,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tidelog.api.registry import find_broker_route
 from tidelog.broker.connection import ServerConnection
 from tidelog.broker.pipelining import Pipelining
 
 if TYPE_CHECKING:
+    from tidelog.api.registry import Route
     from tidelog.api.services import Services
     from tidelog.broker.connection_bounds import ConnectionBounds
     from tidelog.runtime.interfaces import Listener as SocketListener
@@ -48,8 +50,11 @@ class Listener:
         self.frame_step_bytes = FRAME_STEP_BYTES
         self.request_bytes_max: int = config.socket_request_max_bytes
         self.pipelining = Pipelining(services.runtime.tasks)
+        self._accepts_brokers = accepts_brokers
+        self._is_protected = accepts_brokers and len(config.endpoints) > 1
+        """Whether the limits on the number and the rate of the whole broker's connections do not apply, as in Kafka.
+        Clients of the other listeners must not keep brokers away."""
         self.name = name
-        self.accepts_brokers = accepts_brokers
         self.host = sockets.host
         self.port = sockets.port
         self._services = services
@@ -115,9 +120,13 @@ class Listener:
 
     # Called by connections
 
+    def broker_route(self, api_key: int, version: int) -> "Route | None":
+        """Return the route of an API that only brokers use. None unless other brokers use this listener."""
+        return find_broker_route(api_key, version) if self._accepts_brokers else None
+
     def opened(self, connection: ServerConnection) -> None:
         self._connections[connection] = None
-        refusal = self._bounds.opened(connection)
+        refusal = self._bounds.opened(connection, is_protected=self._is_protected)
         if refusal:
             connection.close(refusal)
         else:
@@ -130,7 +139,7 @@ class Listener:
         quotas = self._services.connection_quotas
         now_ms = int(self._services.runtime.clock.monotonic() * 1000)
         rate = self._config.max_connection_creation_rate
-        if rate < UNLIMITED:
+        if rate < UNLIMITED and not self._is_protected:
             wait_ms = quotas.broker_wait_ms(rate, now_ms)
             if wait_ms and self._sockets is not None:
                 self._sockets.pause(wait_ms / 1000)

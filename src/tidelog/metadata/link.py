@@ -24,11 +24,18 @@ from tidelog.wire.errors import ApiError, ErrorCode
 
 R = TypeVar("R")
 
+NO_CONTROLLER: Final = (
+    "metadata cannot be changed: no broker is the controller at present; if that lasts, check the metadata store"
+)
+
 FORWARD_TIMEOUT_MS: Final = 30_000
 """Longest time that a request without a timeout of its own waits for a remote controller, in milliseconds."""
 CONTROLLER_TIMEOUT_MS: Final = 5_000
 """Longest time that FindCoordinator and InitProducerId wait for a remote controller, in milliseconds. Clients repeat
 these requests, and no other request of their connection is answered meanwhile."""
+CONTROLLER_WAIT_S: Final = 15.0
+"""Longest time, in seconds, that a request which was not sent waits for a controller. Another broker takes over within
+this time, if the metadata store is available. After it, the client learns the reason before its own time is over."""
 RETRY_S: Final = 0.1
 """Pause before the next attempt to find the controller, in seconds."""
 
@@ -343,7 +350,9 @@ class ControllerRouter:
         timeout_ms: int | None = getattr(request, "timeout_ms", None)
         if timeout_ms is not None and timeout_ms <= 0:
             return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
-        ends_s = self._clock.monotonic() + (FORWARD_TIMEOUT_MS if timeout_ms is None else timeout_ms) / 1000
+        began_s = self._clock.monotonic()
+        ends_s = began_s + (FORWARD_TIMEOUT_MS if timeout_ms is None else timeout_ms) / 1000
+        unsent_until_s = min(ends_s, began_s + CONTROLLER_WAIT_S)
         may_be_executed = False
         while True:
             try:
@@ -356,7 +365,7 @@ class ControllerRouter:
             else:
                 if answer.error is not ErrorCode.NOT_CONTROLLER:
                     return answer
-            if self._clock.monotonic() + RETRY_S >= ends_s:
+            if self._clock.monotonic() + RETRY_S >= (ends_s if may_be_executed else unsent_until_s):
                 return answer._replace(error=ErrorCode.REQUEST_TIMED_OUT) if may_be_executed else answer
             await self._tasks.sleep(RETRY_S)
 
@@ -370,11 +379,13 @@ class ControllerRouter:
         image = self._cache.image
         controller = image.brokers.get(image.controller_id)
         if controller is None or controller.broker_id == self._node_id:
-            return Answer(None, ErrorCode.NOT_CONTROLLER, "no broker is the controller at present")
+            return Answer(None, ErrorCode.NOT_CONTROLLER, NO_CONTROLLER)
         try:
             answer = await channel.ask(controller, request, max(ends_s - self._clock.monotonic(), 0))
         except ControllerUnreachable as error:
-            message = f"the controller, broker {controller.broker_id}, cannot be reached: {error}"
+            message = (
+                f"metadata cannot be changed: the controller, broker {controller.broker_id}, cannot be reached: {error}"
+            )
             return Answer(None, ErrorCode.NOT_CONTROLLER, message)
         return await self._when_followed(answer, ends_s)
 

@@ -257,23 +257,53 @@ def test_only_the_inter_broker_listener_serves_envelopes() -> None:
         assert answer_in(await envelope(link, CREATE)).error == ErrorCode.NONE
         link.close()
 
+    run_with_two_listeners(scenario)
+
+
+@pytest.mark.parametrize(("setting", "limit"), [("max.connections", 6), ("max.connection.creation.rate", 1)])
+def test_clients_cannot_keep_brokers_away(setting: str, limit: int) -> None:
+    """As in Kafka, the broker's own limits do not apply to a listener that only brokers use."""
+
+    async def scenario(stage: Stage) -> None:
+        links: list[AsyncLink] = []
+        if setting == "max.connections":
+            with pytest.raises(OSError, match="ended"):
+                for _ in range(limit + 1):
+                    links.append(await AsyncLink.connect(stage.stranger, stage.receiver.host.address, PORT, "client"))
+        began_s = stage.cluster.world.loop.time()
+        for _ in range(40):
+            link = await AsyncLink.connect(stage.stranger, stage.receiver.host.address, PORT + 1, "broker")
+            await identify(link, stage.identity(), stage.stranger.new_uuid)
+            links.append(link)
+        assert stage.cluster.world.loop.time() - began_s < 1
+        for link in links:
+            link.close()
+
+    run_with_two_listeners(scenario, {setting: str(limit)})
+
+
+def run_with_two_listeners(
+    scenario: Callable[[Stage], Coroutine[Any, Any, None]], settings: dict[str, str] | None = None
+) -> None:
+    """Run with the listener CLIENTS on PORT, and the listener BROKERS, which brokers use, on PORT + 1."""
+
+    async def whole(world: World) -> None:
+        cluster = SimCluster(world, 2)
+        for node in cluster.nodes:
+            host = node.host.address
+            cluster.settings = {
+                "listeners": f"CLIENTS://{host}:{PORT},BROKERS://{host}:{PORT + 1}",
+                "listener.security.protocol.map": "CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT",
+                "inter.broker.listener.name": "BROKERS",
+                **(settings or {}),
+            }
+            await node.start()
+        await scenario(Stage(cluster))
+        for node in reversed(cluster.nodes):
+            await node.stop()
+
     with simulated(1) as world:
-
-        async def whole() -> None:
-            cluster = SimCluster(world, 2)
-            for node in cluster.nodes:
-                host = node.host.address
-                cluster.settings = {
-                    "listeners": f"CLIENTS://{host}:{PORT},BROKERS://{host}:{PORT + 1}",
-                    "listener.security.protocol.map": "CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT",
-                    "inter.broker.listener.name": "BROKERS",
-                }
-                await node.start()
-            await scenario(Stage(cluster))
-            for node in reversed(cluster.nodes):
-                await node.stop()
-
-        world.run(whole())
+        world.run(whole(world))
 
 
 class ReportedFetches:

@@ -303,6 +303,21 @@ def test_a_request_waits_for_the_next_controller() -> None:
     run_shared(scenario, nodes=3)
 
 
+def test_without_a_controller_a_request_is_answered_before_its_client_gives_up() -> None:
+    async def scenario(cluster: SharedCluster) -> None:
+        for node in cluster.nodes:
+            node.cut_off()
+        await asyncio.sleep(2 * LEASE_MS / 1000)
+        began_s = cluster.world.loop.time()
+        request = link.CreateTopics([NewTopic("t")], timeout_ms=60_000)
+        answer = await cluster.nodes[0].metadata.link.create_topics(request)
+        assert answer.error == ErrorCode.NOT_CONTROLLER
+        assert answer.message
+        assert cluster.world.loop.time() - began_s < link.CONTROLLER_WAIT_S + 1
+
+    run_shared(scenario, nodes=2)
+
+
 def test_without_a_controller_the_time_is_up() -> None:
     async def scenario(cluster: SharedCluster) -> None:
         first = await cluster.controller()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kio.schema.default_principal_data.v0.data import DefaultPrincipalData
 from kio.serial import entity_writer
 
-from tidelog.api.envelope import (
+from tidelog.api.forwarding import (
     ANONYMOUS,
     FORWARDABLE,
     Principal,

@@ -1,0 +1,12 @@
+"""Recognize clients of other protocols by their first bytes, to name the mistake in the log."""
+
+TLS_HANDSHAKE = b"\x16\x03"
+"""The first bytes of a TLS connection (RFC 8446): record type 22 (handshake), major version 3."""
+
+
+def other_protocol_hint(start: memoryview) -> str:
+    """Return which other protocol the peer seems to speak whose first four bytes are `start`; "" if that is unknown."""
+    first_bytes = bytes(start)
+    if first_bytes.isalpha() or first_bytes in (b"GET ", b"PUT "):
+        return " (HTTP on the Kafka port?)"
+    return " (TLS on a listener without TLS?)" if first_bytes[:2] == TLS_HANDSHAKE else ""
