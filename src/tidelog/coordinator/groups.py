@@ -24,6 +24,7 @@ from tidelog.wire.decoding import STRING_BYTES_MAX
 from tidelog.wire.errors import (
     CoordinatorLoadInProgress,
     ErrorCode,
+    GroupIdNotFound,
     InvalidGroupId,
     InvalidRequest,
     InvalidSessionTimeout,
@@ -276,7 +277,12 @@ class GroupCoordinators:
         try:
             while not is_last:
                 coordinator = self.host.coordinator(group_id)
-                decision, is_last = coordinator.core.delete_some(group_id, coordinator.now())
+                core = coordinator.core
+                try:
+                    decision, is_last = core.delete_some(group_id, coordinator.now())
+                except GroupIdNotFound as error:  # the deletion before this one may not be committed yet
+                    coordinator.answer(reply, error, core.durable.next_offset(group_id))
+                    return
                 if is_last:
                     decision.reply(reply, None)
                 else:
@@ -290,7 +296,13 @@ class GroupCoordinators:
         """Delete committed offsets. The reply is one ErrorCode for each (topic, partition)."""
         self._check_group_id(group_id)
         coordinator = self.host.coordinator(group_id)
-        coordinator.apply(coordinator.core.delete_offsets(group_id, offsets, reply, coordinator.now()))
+        core = coordinator.core
+        try:
+            decision = core.delete_offsets(group_id, offsets, reply, coordinator.now())
+        except GroupIdNotFound as error:  # the deletion of the group may not be committed yet
+            coordinator.answer(reply, error, core.durable.next_offset(group_id))
+        else:
+            coordinator.apply(decision)
 
     def read_offsets(
         self,

@@ -378,10 +378,10 @@ class CoordinatorPartition(Generic[C]):
             self.partition.fail()
 
     def _is_current(self, log: "PartitionLogView") -> bool:
-        """Return whether `log` is still the partition's log. The log may have moved to another directory, or may have
-        been deleted.
+        """Return whether `log` is still the log to load. It may have moved to another directory, or may have been
+        deleted. If the leader epoch has ended, this broker may cut it while a thread reads it.
         """
-        return self.partition.log is log and not self.partition.deleted
+        return self.partition.log is log and not self.partition.deleted and not self._is_closed
 
     async def _read_log(self) -> None:
         core = self._new_core()
@@ -389,7 +389,7 @@ class CoordinatorPartition(Generic[C]):
         began = self._clock.monotonic()
 
         def is_wanted() -> bool:
-            return not self._is_closed and log.failure is None and self._is_current(log)
+            return log.failure is None and self._is_current(log)
 
         loader = Loader(self.name, log, core, self._tasks)
         await loader.run(is_wanted)

@@ -381,6 +381,33 @@ def test_closing_during_a_load_ends_it() -> None:
     assert not after.led.is_loaded
 
 
+def test_a_log_that_is_cut_while_it_is_loaded_for_an_ended_epoch_is_not_damaged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The reading thread finds less than there was, since this broker follows another leader by now."""
+    before = Stage()
+    before.load()
+    for number in range(10):
+        before.commit(number)
+    after = Stage(before.partition)
+    file = after.partition.log.file
+    file.resident = lambda *_: False  # type: ignore[method-assign]
+
+    def run_late(function: Any, *arguments: Any, lane: str = "") -> Any:
+        future = after.loop.create_future()
+        after.loop.call_later(0.1, lambda: future.set_result(function(*arguments)))
+        return future
+
+    after.tasks.run_blocking = run_late  # type: ignore[method-assign]
+    after.load()
+    after.led.close()
+    del file.data[-3:]
+    after.run(10)
+    assert after.partition.log.failure is None
+    assert not after.led.is_loaded
+    assert [record.levelname for record in caplog.records] == []
+
+
 @pytest.mark.parametrize("then", ["the end of a read", "a read that fails"])
 def test_a_log_that_is_deleted_while_it_is_loaded_is_no_failure(then: str, caplog: pytest.LogCaptureFixture) -> None:
     before = Stage()
