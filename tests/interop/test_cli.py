@@ -147,10 +147,10 @@ def test_illegal_names_and_settings_are_the_brokers_own_words(tidelog: Run) -> N
 
 
 def test_settings_without_effect_are_marked_where_they_have_none(tidelog: Run, topic: str, is_tidelog: bool) -> None:
-    tidelog("topic", "config", topic, "--set", "unclean.leader.election.enable=true")
+    tidelog("topic", "config", topic, "--set", "preallocate=true")
     marked = "no effect yet" in tidelog("topic", "describe", topic).stdout.decode()
     assert marked == is_tidelog
-    effect = document(tidelog("topic", "config", topic, "--json"))["unclean.leader.election.enable"]["effect"]
+    effect = document(tidelog("topic", "config", topic, "--json"))["preallocate"]["effect"]
     assert effect != is_tidelog
 
 

@@ -289,6 +289,26 @@ def test_a_fenced_broker_comes_back_with_a_new_epoch_and_leads_what_only_it_can_
     run(scenario)
 
 
+def test_a_running_broker_that_was_unregistered_registers_again() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        controller = await controller_of(cluster)
+        await create(cluster, "t", 6)
+        node = next(node for node in cluster.nodes if node is not controller)
+        epoch = broker_of(node).broker_epoch
+        unregistering = broker_of(controller).services.controller.unregister_broker(link.UnregisterBroker(node.node_id))
+        (await controller.host.runtime.tasks.spawn(unregistering, name="unregister")).result()
+        await until(lambda: broker_of(node).broker_epoch > epoch)
+        await until(lambda: image_of(controller).is_active(node.node_id))
+        assert image_of(controller).brokers[node.node_id].epoch == broker_of(node).broker_epoch
+        await until(lambda: all(node.node_id in state.isr for state in states(controller, "t")))
+        assert not broker_of(node)._failed.done()
+        await node.stop()
+        await node.start()
+        assert image_of(node).is_active(node.node_id)
+
+    run(scenario)
+
+
 # Lost leases
 
 

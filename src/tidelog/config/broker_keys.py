@@ -553,6 +553,7 @@ KEYS: tuple[Key, ...] = (
         BOOLEAN,
         "false",
         doc="Default of the topic setting unclean.leader.election.enable.",
+        effect=True,
     ),
     Key(
         "durability",

@@ -291,6 +291,7 @@ KEYS: tuple[Key, ...] = (
         BOOLEAN,
         "false",
         doc="Let a replica that is not in sync become the leader if no other is available; records can be lost.",
+        effect=True,
         synonyms=(("unclean.leader.election.enable", 1),),
     ),
     Key(

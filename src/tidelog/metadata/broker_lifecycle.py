@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Final
 
 from tidelog.config.broker_config import BrokerConfig
-from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
+from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.leadership import RETRY_S, HeldLease
-from tidelog.metadata.link import Answer, BrokerHeartbeat, ControllerLink, RegisterBroker
+from tidelog.metadata.link import BrokerHeartbeat, ControllerLink, RegisterBroker
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration, broker_lease
 from tidelog.metadata.store import LeaseLost, Store, StoreFailed, StoreUnavailable
@@ -188,12 +188,14 @@ class BrokerLifecycle:
 
     def on_image(self, old: MetadataImage, new: MetadataImage) -> None:
         """Send a heartbeat at once if the controller waits for one: another broker wants to shut down, or this broker
-        was fenced.
+        was fenced or unregistered.
         """
         if old.brokers is new.brokers:
             return
         own = new.brokers.get(self._node_id)
-        if own is not None and own.epoch == self.broker_epoch and own.fenced:
+        if own is None:
+            self._beat_soon()
+        elif own.epoch == self.broker_epoch and own.fenced:
             self._is_fenced = True
         for number, broker in new.brokers.items():
             before = old.brokers.get(number)
@@ -217,6 +219,8 @@ class BrokerLifecycle:
 
     async def _beat_once(self) -> bool:
         """Send one heartbeat, and process its answer. Returns whether the controller accepted it."""
+        if not await self._is_registered():
+            return False
         request = Heartbeat(
             self._node_id, self.broker_epoch, self._cache.image.position, wants_shutdown=self._wants_shutdown
         )
@@ -225,9 +229,7 @@ class BrokerLifecycle:
             await self._publisher.wait_for(answer.position)
             self._accept(answer.result())
             return True
-        if answer.error is ErrorCode.STALE_BROKER_EPOCH:
-            await self._register_again(answer)
-        elif not self._is_logged:
+        if not self._is_logged:
             self._is_logged = True
             logger.warning("heartbeat not answered error=%s reason=%s", answer.error.name, answer.message)
         return False
@@ -244,19 +246,25 @@ class BrokerLifecycle:
             self._answered.set_result(None)
         self._answered = self._tasks.future()
 
-    async def _register_again(self, answer: Answer[HeartbeatReply]) -> None:
-        """Register this run again if an administrator has unregistered it. Stop if another run was registered."""
-        await self._publisher.wait_for(answer.position)
-        own = self._cache.image.brokers.get(self._node_id)
-        if own is not None and own.incarnation != self._incarnation:
+    async def _is_registered(self) -> bool:
+        """Return whether this run is registered. If an administrator has removed its registration, register it again.
+
+        If another run was registered, this broker stops.
+        """
+        image = self._cache.image
+        own = image.brokers.get(self._node_id)
+        if image.position <= self.broker_epoch or (own is not None and own.incarnation == self._incarnation):
+            return True
+        if own is not None:
             self._fail(f"another process was registered as broker {self._node_id}")
-            return
-        if own is None and self._registration is not None and not self._wants_shutdown:
+        elif self._registration is not None and not self._wants_shutdown:
             logger.warning("broker was unregistered, it registers again node=%d", self._node_id)
-            registered = await self._link.register(RegisterBroker(self._registration))
-            if registered.error is ErrorCode.NONE:
-                self.broker_epoch = registered.result()
-                self._is_fenced = bool(self._cache.image.feature_levels.get(METADATA_FEATURE, 0))
+            answer = await self._link.register(RegisterBroker(self._registration))
+            if answer.error is ErrorCode.NONE:
+                self.broker_epoch = answer.result()
+                self._is_fenced = True
+                return True
+        return False
 
     def _fail(self, reason: str) -> None:
         logger.error("broker cannot continue node=%d reason=%s", self._node_id, reason)

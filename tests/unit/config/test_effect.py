@@ -86,6 +86,21 @@ def names_read() -> Iterator[str]:
                 yield first.value
 
 
+def topic_values_read() -> Iterator[str]:
+    """Settings of topics that `topic_value` is asked for, by constants of the same module."""
+    for _, tree in modules():
+        texts = {
+            node.target.id: node.value.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and receiver(node.func) == "topic_value" and node.args:
+                yield texts.get(receiver(node.args[0]), "")
+
+
 def log_fields_behind_properties(read: set[str]) -> Iterator[str]:
     for node in ast.walk(ast.parse(LOG_CONFIG.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name in read:
@@ -101,6 +116,7 @@ def settings_read() -> tuple[set[str], set[str]]:
     by_name = set(names_read())
     topic = {TOPIC_FIELDS[f] for f in attributes & set(LogConfig.__slots__) & set(TOPIC_FIELDS)}
     topic |= by_name & set(TOPIC_KEYS) - set(BROKER_KEYS)
+    topic |= set(topic_values_read()) & set(TOPIC_KEYS)
     annotated = set(BrokerConfig.__annotations__)
     broker = {
         BROKER_ATTRIBUTES[a] for a in attributes & (annotated | set(LogConfig.__slots__)) & set(BROKER_ATTRIBUTES)
