@@ -255,13 +255,14 @@ class CoordinatorPartition(Generic[C]):
 
     def _answer_after_commit(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
         """Send the replies after the commit, or an error if the records can no longer be committed."""
+        unsent = list(replies)
+        replies.clear()  # they do not wait any longer, see `_end_waits`
         if error is not None:
-            self._unload(NotCoordinator(f"{self.name}: {error.message}"), replies)
+            self._unload(NotCoordinator(f"{self.name}: {error.message}"), unsent)
             self._schedule_load()
             return
-        for reply, answer in replies:
+        for reply, answer in unsent:
             reply(answer)
-        replies.clear()  # for `_end_waits`
 
     # Answers that wait for other brokers. There is one timer for all of them.
 

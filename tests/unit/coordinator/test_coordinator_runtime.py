@@ -734,6 +734,18 @@ def test_several_answers_that_fail_over_one_append_begin_one_load() -> None:
     assert len(cores) == 2
 
 
+def test_an_answer_that_has_failed_does_not_fail_again_when_its_time_is_over() -> None:
+    stage = Stage()
+    stage.partition.replica.is_alone = False
+    stage.load()
+    stage.partition.hold_commits = True
+    stage.commit(1)
+    stage.partition.fail_all(StorageError("planted"))
+    assert [type(answer) for answer in stage.answers] == [NotCoordinator]
+    stage.run(2 * COMMIT_TIMEOUT_MS / 1000)
+    assert len(stage.answers) == 1
+
+
 def test_a_file_that_ends_inside_a_batch_is_damage() -> None:
     before = Stage()
     before.load()
