@@ -470,7 +470,7 @@ class Fetch:
             topic.partitions.append(data)
             sent.append((item, data))
         response = FetchResponse(session_id=fetch_context.session_id, responses=topics)
-        if self._failed and self._context.api_version >= FETCH_SINCE:
+        if self._failed and self._context.api_version >= FETCH_SINCE and not self._from_follower:
             response.node_endpoints = fetch_endpoints(self._services, topics, self._context.peer.listener)
         return response, sent
 
