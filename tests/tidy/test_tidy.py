@@ -54,16 +54,6 @@ def _modules_listed_as(heading: str) -> tuple[str, ...]:
 PURE = _modules_listed_as("Pure")
 """Modules whose results depend on their arguments only: the time is an argument, and their callers do all waiting."""
 
-
-def _under_construction() -> tuple[str, ...]:
-    """Return the modules that ARCHITECTURE.md lists as parts of the cluster. The product may not use them yet."""
-    section = (ROOT / "ARCHITECTURE.md").read_text().partition("### The cluster under construction\n")[2]
-    return tuple(f"tidelog/{name}" for name in re.findall(r"`([\w/]+\.py)`", section.partition("\n## ")[0]))
-
-
-UNDER_CONSTRUCTION = _under_construction()
-"""Modules of the cluster that is being built. No other module needs to use them yet, but tests must."""
-
 CALLED_BY_FRAMEWORKS = {
     "getDefaultReadLimit", "initialOffset", "latestOffset", "list_commands", "on_broken_pipe",
     "prepareForTriggerAvailableNow", "pytest_addoption", "pytest_configure", "reportLatestOffset", "streamReader",
@@ -199,15 +189,12 @@ def _is_set_annotation(annotation: ast.expr) -> bool:
 def test_nothing_is_defined_that_the_product_does_not_use() -> None:
     """Code that only tests call is dead, or belongs to a harness of the tests.
 
-    Exceptions are `simulation/`, which is such a harness, Kafka's error codes, a table that is complete on purpose, and
-    modules of the cluster under construction, whose names tests must use.
+    Exceptions are `simulation/`, which is such a harness, and Kafka's error codes, a table that is complete on purpose.
     """
     uses = {path: Uses(path) for path in [*PRODUCT, *_scripts()] if GENERATED not in path.parents}
     anywhere = {name for used in uses.values() for name in used.anywhere}
     bare = {name for used in uses.values() for name in used.by_bare_name}
-    tests = [Uses(path) for path in sorted((ROOT / "tests").rglob("*.py"))]
-    in_tests = {name for used in tests for name in (*used.anywhere, *used.by_bare_name)}
-    found = [name for name in UNDER_CONSTRUCTION if not (ROOT / "src" / name).is_file()]
+    found = []
     for path in PRODUCT:
         relative = _relative(path)
         if path not in uses or relative.startswith("tidelog/simulation/") or relative in WHOLE_TABLES:
@@ -215,7 +202,6 @@ def test_nothing_is_defined_that_the_product_does_not_use() -> None:
         by_bare_name = {"method": set(), "field": bare, "other": uses[path].by_bare_name}
         for name, line, kind in _definitions(_parse(path)):
             is_used = name in anywhere or name in by_bare_name[kind] or name in CALLED_BY_FRAMEWORKS
-            is_used = is_used or (relative in UNDER_CONSTRUCTION and name in in_tests)
             if not is_used and not name.startswith("__"):
                 found.append(f"{relative}:{line}: {name}")
     assert not found
