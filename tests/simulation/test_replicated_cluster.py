@@ -129,16 +129,6 @@ def grow_the_isr_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InSyncReplicas, "may_join", planted)
 
 
-def grow_the_isr_before_the_start_of_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    """A follower returns into the ISR when it has reached the high watermark of a new leader, which may be behind."""
-    may_join = InSyncReplicas.may_join
-
-    def planted(isr: InSyncReplicas, replica: int, high_watermark: int, _start: int, eligible: Any) -> bool:
-        return may_join(isr, replica, high_watermark, 0, eligible)
-
-    patch.setattr(InSyncReplicas, "may_join", planted)
-
-
 def serve_reads_above_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     read = Partition.read
 
@@ -258,11 +248,6 @@ LOSSES = (
         (lead_after_the_epoch_has_ended, only("pause", "cut store link"), "OneLeaderPerEpoch|Liveness|" + LOSSES),
         (elect_out_of_the_isr, only("pause", "kill"), "CleanElections"),
         (grow_the_isr_at_once, only("kill", "slow network"), LOSSES),
-        (
-            grow_the_isr_before_the_start_of_the_epoch,
-            only("kill", "kill before an acknowledgement", "slow network"),
-            LOSSES,
-        ),
         (serve_reads_above_the_high_watermark, only("slow network"), "NotAboveHighWatermark"),
         (control_without_a_lease, only("kill", "lost session"), "EntriesByTheController"),
         (use_the_smaller_isr_before_the_answer, only("isolated broker", "pause"), LOSSES),

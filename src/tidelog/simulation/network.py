@@ -328,7 +328,7 @@ class HostNetwork:
 
     async def _wait(self, delay_s: float) -> None:
         done = self._network.loop.create_future()
-        timer = self._network.loop.call_later(delay_s, done.set_result, None)
+        timer = self._network.loop.call_later(delay_s, lambda: done.done() or done.set_result(None))
         try:
             await done
         finally:
