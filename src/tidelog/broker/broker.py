@@ -57,7 +57,6 @@ from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.lease_guard import LeaseGuard
 from tidelog.replication.partitions import Partitions
-from tidelog.replication.peers import Peers
 
 if TYPE_CHECKING:
     from tidelog.broker.controller_channel import NetworkControllerChannel
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from tidelog.metadata.peer_connections import PeerConnections
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
+    from tidelog.replication.peers import Peers
     from tidelog.runtime.interfaces import Listener as SocketListener
     from tidelog.runtime.interfaces import Runtime
 
@@ -223,6 +223,8 @@ class BrokerServer:
         """
         if self.peer_connections is None:
             return
+        from tidelog.replication.peers import Peers  # a broker that is alone starts faster without it
+
         selector = self.config.get("replica.selector.class")
         if selector not in (None, "", RACK_AWARE_SELECTOR):
             raise ConfigError(f"replica.selector.class is {selector}; the one selector is {RACK_AWARE_SELECTOR}")

@@ -100,6 +100,7 @@ class Broker:
         self.partitions = Partitions()
         services: Any = SimpleNamespace(
             partitions=self.partitions,
+            followers=None,
             quotas=SimpleNamespace(active=False),
             runtime=SimpleNamespace(clock=clock, tasks=tasks),
             turns=Turns(clock, tasks),
@@ -111,6 +112,8 @@ class Broker:
             opened=lambda _: None,
             client_disconnected=lambda _: None,
             ended=lambda _: None,
+            name="PLAINTEXT",
+            accepts_brokers=False,
         )
         self.buffer = listener.buffer
         self.streams = [Stream() for _ in range(connections)]

@@ -98,7 +98,7 @@ def test_the_place_is_named_as_the_broker_knows_it(bootstrap: str, capsys: pytes
     assert found["log.retention.ms"]["in_force"] == {
         "name": "log.retention.hours", "value": "24", "from": "the command line",
     }  # fmt: skip
-    assert (found["min.insync.replicas"]["from"], found["min.insync.replicas"]["effect"]) == ("the command line", False)
+    assert (found["min.insync.replicas"]["from"], found["min.insync.replicas"]["effect"]) == ("the command line", True)
     assert found["num.partitions"]["from"] == "default"
 
 

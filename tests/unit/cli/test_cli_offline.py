@@ -88,7 +88,7 @@ def test_topic_list_tells_of_trouble(tidelog: Run) -> None:
 
 def test_topic_describe_marks_the_partition(tidelog: Run) -> None:
     ran = tidelog("topic", "describe", "orders")
-    assert re.search(r"^ +1 +none .* \? +\? +\?$", ran.stdout, re.MULTILINE)
+    assert re.search(r"^ +1 +none .* \? +\? +\? +1 +offline$", ran.stdout, re.MULTILINE)
     assert ran.stderr == f"{OF_ORDERS}No records can be read or written there.\n{REMEDY}"
     [described] = json.loads(tidelog("topic", "describe", "orders", "--json").stdout)
     assert [part["offline"] for part in described["partitions"]] == [False, True, False]
