@@ -273,10 +273,13 @@ class _Life:
         try:
             fetched = await self._call(client, fetch, until_s)
         except ApiError as error:
-            earliest = await self._earliest(client, partition, until_s)
-            if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and earliest is not None and start < earliest:
-                self._ledger.coverage["reads of deleted records"] += 1
-                return await self._fetch(client, reader, partition, earliest, until_s)
+            if error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                earliest = await self._earliest(client, partition, until_s)
+                if earliest is None:
+                    return []  # the life has ended
+                if start < earliest:
+                    self._ledger.coverage["reads of deleted records"] += 1
+                    return await self._fetch(client, reader, partition, earliest, until_s)
             raise Violation("NoFinalError", f"fetch of {partition} at {start}: {error}", partition) from error
         if fetched is None:
             return []
