@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
@@ -542,5 +542,7 @@ def test_controlled_shutdown_can_be_switched_off() -> None:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("tidelog").setLevel(logging.CRITICAL)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

@@ -20,7 +20,7 @@ def logs_again() -> Iterator[None]:
 
 @pytest.fixture
 def serves_above_the_high_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
-    def planted(partition: Partition, start: int, bytes_max: int, _isolation: int = 0) -> object:
+    def planted(partition: Partition, start: int, bytes_max: int, *_: object) -> object:
         return partition.log.read(start, bytes_max, partition.log_end_offset)
 
     monkeypatch.setattr(Partition, "read", planted)
