@@ -328,7 +328,12 @@ class HostNetwork:
 
     async def _wait(self, delay_s: float) -> None:
         done = self._network.loop.create_future()
-        timer = self._network.loop.call_later(delay_s, lambda: done.done() or done.set_result(None))
+
+        def end() -> None:
+            if not done.done():  # the caller may have been cancelled in this very moment
+                done.set_result(None)
+
+        timer = self._network.loop.call_later(delay_s, end)
         try:
             await done
         finally:
