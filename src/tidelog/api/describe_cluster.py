@@ -31,13 +31,14 @@ def handle(services: Services, context: RequestContext, request: DescribeCluster
         brokers=[
             DescribeClusterBroker(
                 broker_id=broker.broker_id,
-                host=broker.endpoint(context.peer.listener).host,
-                port=broker.endpoint(context.peer.listener).port,
+                host=address.host,
+                port=address.port,
                 rack=broker.rack,
                 is_fenced=broker.fenced,
             )
             for broker in image.brokers.values()
             if request.include_fenced_brokers or not broker.fenced
+            for address in (broker.endpoint(context.peer.listener),)
         ],
         cluster_authorized_operations=CLUSTER_OPERATIONS
         if request.include_cluster_authorized_operations

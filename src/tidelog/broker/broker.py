@@ -45,6 +45,7 @@ from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
+from tidelog.metadata.leadership import controller_holder
 from tidelog.metadata.link import CONTROLLER_TIMEOUT_MS
 from tidelog.metadata.producer_ids import ProducerIds
 from tidelog.metadata.publisher import MetadataCache
@@ -252,7 +253,7 @@ class BrokerServer:
         run_blocking = self.runtime.tasks.run_blocking
         new_ids = self._new_directory_ids(directories)
         directory_id = await run_blocking(directories.first_id) or new_ids[0]
-        holder = f"broker-{self.config.node_id}/{directory_id}"
+        holder = controller_holder(self.config.node_id, directory_id)
         await metadata.start(identity.cluster_id, self._first_records, holder, self._ended_run)
         paths = [directory.path for directory in directories.online]
         await run_blocking(write_marks, self.runtime.disk, self._store_address, paths)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.last_run import directory_ids, read_last_run
 from tidelog.broker.metadata_store import make_store
-from tidelog.metadata.leadership import CONTROLLER_LEASE
+from tidelog.metadata.leadership import CONTROLLER_LEASE, controller_holder, holding_broker
 from tidelog.metadata.registration import broker_lease
-from tidelog.metadata.store import Lease, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import StoreFailed, StoreUnavailable, find_lease
 from tidelog.model.ids import uuid_text
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ class BrokerLeases:
         """Return the number of the broker that is the controller; None if there is none or the store is away."""
         store = self._open()
         try:
-            held = await store.held_leases(CONTROLLER_LEASE)
+            lease = await find_lease(store, CONTROLLER_LEASE)
         except (StoreFailed, StoreUnavailable) as error:
             logger.warning("leases of brokers not read reason=%s", error)
             return None
         finally:
             await store.close()
-        return next((controller_number(lease) for lease in held if lease.name == CONTROLLER_LEASE), None)
+        return None if lease is None else holding_broker(lease)
 
     async def end(self, number: int, directories: Sequence[str]) -> None:
         """End the leases of the broker's last run in these data directories. Its process must be dead.
@@ -54,7 +54,7 @@ class BrokerLeases:
             run = await run_blocking(read_last_run, disk, directories)
             holders = {broker_lease(number): run.incarnation}
             for directory in (await run_blocking(directory_ids, disk, directories))[:1]:
-                holders[CONTROLLER_LEASE] = f"broker-{number}/{uuid_text(directory)}"
+                holders[CONTROLLER_LEASE] = controller_holder(number, uuid_text(directory))
             for lease in await store.held_leases(""):
                 if lease.holder and lease.holder == holders.get(lease.name):
                     await store.release(lease)
@@ -66,9 +66,3 @@ class BrokerLeases:
 
     def _open(self) -> "Store":
         return make_store(self._address, "", self._runtime)
-
-
-def controller_number(lease: Lease) -> int | None:
-    """Return the number in the holder of the controller's lease, which is `broker-N/DIRECTORY`."""
-    text = lease.holder.removeprefix("broker-").partition("/")[0]
-    return int(text) if text.isascii() and text.isdigit() else None

@@ -103,25 +103,11 @@ async def run_broker(
     loop = asyncio.get_running_loop()
     stop_requested = asyncio.Event()
 
-    def on_signal(number: int) -> None:
-        if stop_requested.is_set():
-            log.warning("stop=immediate signal=%s", signal.Signals(number).name)
-            os._exit(128 + number)
-        log.info("stop=requested signal=%s", signal.Signals(number).name)
-        stop_requested.set()
-
     def on_orphaned() -> None:
         loop.call_later(ORPHAN_GRACE_S, os._exit, FAILED)
         stop_requested.set()
 
-    def on_raw_signal(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(on_signal, number)
-
-    # A signal that is ignored at the start remains ignored, because nohup and background jobs of shells rely on it.
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    handled_signals = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    # add_signal_handler is not used, because uvloop may report a signal twice when another signal came just before it.
-    previous_handlers = {number: signal.signal(number, on_raw_signal) for number in handled_signals}
+    restore_signals = handle_stop_signals(stop_requested, log)
     if options.parent_pipe is not None:
         from tidelog.cli.parent import watch_parent
 
@@ -160,9 +146,42 @@ async def run_broker(
         return fail(explain(error, config.data_directory, address, remedies))
     finally:
         await runtime.close()
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+        restore_signals()
     return 0
+
+
+def handle_stop_signals(
+    stop_requested: asyncio.Event, log: logging.Logger, before_exit: Callable[[], None] | None = None
+) -> Callable[[], None]:
+    """Let the first signal to stop set `stop_requested`, and the second one end the process at once, after
+    `before_exit`. Return a function that restores the former handlers. Call this on the loop that runs.
+    """
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        name = signal.Signals(number).name
+        if stop_requested.is_set():
+            log.warning("stop=immediate signal=%s", name)
+            if before_exit is not None:
+                before_exit()
+            os._exit(128 + number)
+        log.info("stop=requested signal=%s", name)
+        stop_requested.set()
+
+    def on_raw_signal(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(on_signal, number)
+
+    # A signal that is ignored at the start remains ignored, because nohup and background jobs of shells rely on it.
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    # add_signal_handler is not used, because uvloop may report a signal twice when another signal came just before it.
+    previous = {number: signal.signal(number, on_raw_signal) for number in handled}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    return restore
 
 
 def ready_line(broker: RunningBroker, config: BrokerConfig) -> str:

@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.cli.brokers_of_host import BrokerPlan, check_directory, plan_brokers
 from tidelog.cli.logs import configure_logging
-from tidelog.cli.serve import host_port_text, load_config, print_failure
+from tidelog.cli.serve import handle_stop_signals, host_port_text, load_config, print_failure
 from tidelog.cli.start import FAILED, Options
 from tidelog.cli.supervisor_lines import LineReporter, ServingBroker, read_serving_line
 from tidelog.config.broker_config import ConfigError
@@ -179,9 +178,14 @@ class Supervisor:
     async def run(self) -> int:
         """Start the brokers; return the exit code when all of them have ended.
 
-        It is 0 if a signal stopped them and every broker stopped in order.
+        The first signal to stop stops all brokers in order, and the second one kills them. The exit code is 0 if a
+        signal stopped them and every broker stopped in order.
         """
-        restore_signals = self._handle_signals()
+        restore_signals = handle_stop_signals(self._stop_requested, logger, self._kill_all)
+        if self._parent_pipe is not None:
+            from tidelog.cli.parent import watch_parent
+
+            watch_parent(asyncio.get_running_loop(), self._parent_pipe, self._stop_requested.set)
         keepers = [asyncio.ensure_future(self._keep_running(child)) for child in self._children]
         waiting = asyncio.ensure_future(self._stop_requested.wait())
         try:
@@ -198,39 +202,6 @@ class Supervisor:
             os.close(self._writing_end)
             restore_signals()
         return FAILED if self._all_failed or any(child.exit_code != 0 for child in self._children) else 0
-
-    def _handle_signals(self) -> Callable[[], None]:
-        """Handle signals as one broker does (`cli/serve.py`): the first one stops all brokers in order, the second one
-        kills them.
-        """
-        loop = asyncio.get_running_loop()
-
-        def on_signal(number: int) -> None:
-            name = signal.Signals(number).name
-            if self._stop_requested.is_set():
-                logger.warning("stop=immediate signal=%s", name)
-                self._kill_all()
-                os._exit(128 + number)
-            logger.info("stop=requested signal=%s", name)
-            self._stop_requested.set()
-
-        def on_raw_signal(number: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(on_signal, number)
-
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        # A signal that is ignored at the start remains ignored, because nohup and background jobs rely on it.
-        handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        previous = {number: signal.signal(number, on_raw_signal) for number in handled}
-        if self._parent_pipe is not None:
-            from tidelog.cli.parent import watch_parent
-
-            watch_parent(loop, self._parent_pipe, self._stop_requested.set)
-
-        def restore() -> None:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-        return restore
 
     # One broker
 

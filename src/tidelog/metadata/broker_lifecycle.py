@@ -19,7 +19,8 @@ from tidelog.metadata.leadership import RETRY_S, HeldLease
 from tidelog.metadata.link import BrokerHeartbeat, ControllerLink, RegisterBroker
 from tidelog.metadata.publisher import MetadataCache, Publisher
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration, broker_lease
-from tidelog.metadata.store import LeaseLost, Store, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import LeaseLost, Store, StoreFailed, StoreUnavailable, find_lease
+from tidelog.runtime.cancelling import cancel_and_wait
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -100,9 +101,9 @@ class BrokerLifecycle:
             lease = await self._acquire()
             if lease is not None:
                 break
-            held = [lease for lease in await self._store.held_leases(name) if lease.name == name]
-            if held and held[0].holder == previous_incarnation:
-                await self._store.release(held[0])
+            held = await find_lease(self._store, name)
+            if held is not None and held.holder == previous_incarnation:
+                await self._store.release(held)
                 continue
             if self._clock.monotonic() >= ends_s:
                 raise LeaseLost(f"another process runs as broker {self._node_id}: stop it, or choose another node.id")
@@ -292,16 +293,11 @@ class BrokerLifecycle:
 
     async def stop(self) -> None:
         """End the heartbeats. The lease is still renewed, until `release_lease`."""
-        await self._cancel(self._beating)
+        await cancel_and_wait(self._beating)
 
     async def release_lease(self) -> None:
         """Release the lease, so that the controller fences this broker at once and its next run need not wait."""
-        await self._cancel(self._keeping)
+        await cancel_and_wait(self._keeping)
         if self._lease is not None:
             await self._lease.release()
             self._lease = None
-
-    async def _cancel(self, task: "asyncio.Task[None] | None") -> None:
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))

@@ -9,7 +9,7 @@ from typing import Final
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.elections import elect_leaderless, rebalance_leaders
-from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
+from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.journal import Journal
 from tidelog.metadata.local_controller import LocalController
 from tidelog.metadata.registration import BROKER_LEASES, broker_lease, fence_broker
@@ -67,7 +67,7 @@ class ClusterUpkeep:
         # A broker acquires its lease before it is registered. So the image must be older than the list of the leases.
         image = self._journal.image
         unfenced = [broker for broker in image.brokers.values() if not broker.fenced]
-        if not unfenced or self._has_no_level():
+        if not unfenced or not image.has_fencing:
             return
         holders = {lease.name: lease.holder for lease in await self._store.held_leases(BROKER_LEASES)}
         for broker in unfenced:
@@ -85,16 +85,13 @@ class ClusterUpkeep:
 
         Returns whether it is done.
         """
-        return self._has_no_level() or not (await self._controller.decide(self._decide_leaderless)).error
+        return not self._journal.image.has_fencing or not (await self._controller.decide(self._decide_leaderless)).error
 
     async def _rebalance(self) -> bool:
         """Give partitions back to their preferred leaders. Returns False if some remain for a later call."""
-        if not self._config.auto_leader_rebalance_enable or self._has_no_level():
+        if not self._config.auto_leader_rebalance_enable or not self._journal.image.has_fencing:
             return True
         return not (await self._controller.decide(self._decide_rebalance)).value
-
-    def _has_no_level(self) -> bool:
-        return not self._journal.image.feature_levels.get(METADATA_FEATURE, 0)
 
     def _decide_leaderless(self, image: MetadataImage) -> Steps[JournalDecision[None]]:
         return elect_leaderless(image, self._config)

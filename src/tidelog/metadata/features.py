@@ -51,7 +51,7 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
         raise _refusal(f"{feature} has level {present}, and an upgrade to level {level} would be a downgrade")
     if level < present and feature == METADATA_FEATURE:
         raise _refusal(f"{feature} has level {present} and cannot be lowered: the journal has records of that level")
-    if feature != METADATA_FEATURE and not image.feature_levels.get(METADATA_FEATURE, 0):
+    if feature != METADATA_FEATURE and not image.has_fencing:
         raise _refusal(f"{feature} needs level 1 of {METADATA_FEATURE}")
     records: list[JournalRecord] = [FeatureLevelChanged(feature, level)]
     if feature == ELR_FEATURE:

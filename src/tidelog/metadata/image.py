@@ -168,6 +168,13 @@ class MetadataImage:
         broker = self.brokers.get(broker_id)
         return broker is not None and not broker.fenced
 
+    @property
+    def has_fencing(self) -> bool:
+        """Whether the level of METADATA_FEATURE is 1 or higher: brokers register fenced, and the journal may have the
+        records of a cluster.
+        """
+        return self.feature_levels.get(METADATA_FEATURE, 0) > 0
+
     def reported_controller(self, node_id: int) -> int:
         """Return the broker that clients send their requests for the controller to; -1 if there is none.
 

@@ -24,6 +24,7 @@ from tidelog.metadata.store import (
     StoreFailed,
     StoreUnavailable,
 )
+from tidelog.runtime.cancelling import cancel_and_wait
 from tidelog.runtime.interfaces import Runtime
 
 logger = logging.getLogger("tidelog.metadata")
@@ -255,9 +256,7 @@ class Journal:
 
     async def stop(self) -> None:
         """End the snapshot that is being written."""
-        if self._snapshot_task is not None:
-            self._snapshot_task.cancel()
-            await asyncio.wait((self._snapshot_task,))
+        await cancel_and_wait(self._snapshot_task)
 
 
 def _decode(data: bytes, position: int) -> list[JournalRecord]:

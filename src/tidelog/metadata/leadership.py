@@ -24,12 +24,26 @@ from tidelog.runtime.interfaces import Runtime
 logger = logging.getLogger("tidelog.metadata")
 
 CONTROLLER_LEASE: Final = "controller"
+_HOLDER_START: Final = "broker-"
 NOT_RENEWED: Final = "the lease was not renewed in time"
 RENEWALS_PER_LEASE: Final = 3
 SETTLE_S: Final = 10.0
 """Longest time, in seconds, that an append under a lease that does not expire waits for its outcome."""
 RETRY_S: Final = 0.2
 """Pause after a call of the store that failed, in seconds."""
+
+
+def controller_holder(node_id: int, identity: str) -> str:
+    """Return the holder of the controller lease of a broker whose store other processes can reach. `identity` tells it
+    from another process with the same node id: the id of its first data directory, or that of the run.
+    """
+    return f"{_HOLDER_START}{node_id}/{identity}"
+
+
+def holding_broker(lease: Lease) -> int | None:
+    """Return the node id in the holder of a controller lease; None if it has none."""
+    text = lease.holder.removeprefix(_HOLDER_START).partition("/")[0]
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 class SentEntry(NamedTuple):

@@ -12,7 +12,7 @@ from tidelog.metadata.controller import JournalDecision, NewTopic, TopicResult
 from tidelog.metadata.elections import UNCLEAN_ELECTION, elect_leaderless, elect_leaders
 from tidelog.metadata.features import change_feature_levels
 from tidelog.metadata.heartbeats import Heartbeats
-from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
+from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.internal_topics import internal_topic
 from tidelog.metadata.isr_changes import alter_partitions
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
@@ -24,7 +24,15 @@ from tidelog.metadata.quota_alterations import alter_quotas
 from tidelog.metadata.reassignment import alter_reassignments
 from tidelog.metadata.records import JournalRecord
 from tidelog.metadata.registration import broker_lease, register_broker, unregister_broker
-from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import (
+    EntryTooLarge,
+    LeaseLost,
+    PositionTaken,
+    Store,
+    StoreFailed,
+    StoreUnavailable,
+    find_lease,
+)
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import MutationQuota
@@ -363,15 +371,14 @@ def _may_allow_elections(request: ControllerRequest) -> bool:
 
 async def _has_another_run(store: Store, request: link.RegisterBroker) -> bool:
     """Return whether another process holds the lease of the broker that wants to be registered."""
-    name = broker_lease(request.registration.broker_id)
-    leases = await store.held_leases(name)
-    return any(lease.name == name and lease.holder != request.registration.incarnation for lease in leases)
+    lease = await find_lease(store, broker_lease(request.registration.broker_id))
+    return lease is not None and lease.holder != request.registration.incarnation
 
 
 def _register(
     image: MetadataImage, request: link.RegisterBroker, config: BrokerConfig, *, is_lease_valid: bool
 ) -> Steps[JournalDecision[int]]:
     decision = yield from register_broker(image, request.registration, config, is_lease_valid=is_lease_valid)
-    if request.renew_leaderships and not image.feature_levels.get(METADATA_FEATURE, 0):
+    if request.renew_leaderships and not image.has_fencing:
         decision.records.extend(controller.renew_leadership(image, request.registration.broker_id))
     return decision

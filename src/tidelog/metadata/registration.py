@@ -89,14 +89,13 @@ def register_broker(
             f"another process runs as broker {broker_id}; if it has just stopped, its lease ends soon",
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
         )
-    has_fencing = image.feature_levels.get(METADATA_FEATURE, 0) >= 1
     registered = BrokerRegistered(
         broker_id,
         image.position,
         request.incarnation,
         tuple(request.endpoints),
         request.rack,
-        fenced=has_fencing,
+        fenced=image.has_fencing,
         boot_id=request.boot_id,
         directories=tuple(request.directories),
         features=request.features,
@@ -108,7 +107,7 @@ def register_broker(
         )
         return JournalDecision([] if present == BrokerRegistration(*again) else [again], present.epoch)
     records: list[JournalRecord] = [registered]
-    if has_fencing:
+    if image.has_fencing:
         is_unclean = not _keeps_acknowledged_records(present, request)
         records += yield from _end_of_broker(image, broker_id, config, unclean_stop=is_unclean)
     return JournalDecision(records, registered.epoch)
@@ -198,7 +197,7 @@ def heartbeat(
     """
     broker = registered_broker(image, request.broker_id, request.broker_epoch)
     is_caught_up = request.followed > broker.epoch
-    if not image.feature_levels.get(METADATA_FEATURE, 0):
+    if not image.has_fencing:
         return JournalDecision([], HeartbeatReply(is_caught_up, False, request.wants_shutdown))
     if broker.fenced:
         if request.wants_shutdown:
@@ -243,7 +242,7 @@ def fence_broker(
     broker = image.brokers.get(broker_id)
     if broker is None or broker.incarnation != incarnation or broker.fenced:
         return JournalDecision([], None)
-    if not image.feature_levels.get(METADATA_FEATURE, 0):
+    if not image.has_fencing:
         return JournalDecision([], None)
     records: list[JournalRecord] = [BrokerStateChanged(broker_id, broker.epoch, fenced=True)]
     records += yield from _end_of_broker(image, broker_id, config)
@@ -260,7 +259,7 @@ def unregister_broker(image: MetadataImage, broker_id: int, config: BrokerConfig
     if broker is None:
         message = f"Broker ID {broker_id} is not currently registered"
         raise ApiError(message, ErrorCode.BROKER_ID_NOT_REGISTERED)
-    if not image.feature_levels.get(METADATA_FEATURE, 0):
+    if not image.has_fencing:
         message = f"broker {broker_id} cannot be unregistered while {METADATA_FEATURE} has level 0"
         raise ApiError(message, ErrorCode.UNSUPPORTED_VERSION)
     records = yield from _end_of_broker(image, broker_id, config, unclean_stop=True)

@@ -14,7 +14,7 @@ from tidelog.metadata.cluster_upkeep import ClusterUpkeep
 from tidelog.metadata.features import SUPPORTED_LEVELS
 from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
-from tidelog.metadata.leadership import CONTROLLER_LEASE, RENEWALS_PER_LEASE, RETRY_S, HeldLease
+from tidelog.metadata.leadership import CONTROLLER_LEASE, RENEWALS_PER_LEASE, RETRY_S, HeldLease, controller_holder
 from tidelog.metadata.link import ControllerChannel, ControllerLink, ControllerRouter, RegisterBroker
 from tidelog.metadata.local_controller import NOT_THE_CONTROLLER, LocalController
 from tidelog.metadata.publisher import ImageListener, MetadataCache, Publisher, RoleListener
@@ -26,8 +26,17 @@ from tidelog.metadata.records import (
     JournalRecord,
 )
 from tidelog.metadata.registration import Registration
-from tidelog.metadata.store import EntryTooLarge, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import (
+    EntryTooLarge,
+    LeaseLost,
+    PositionTaken,
+    Store,
+    StoreFailed,
+    StoreUnavailable,
+    find_lease,
+)
 from tidelog.model.ids import uuid_text
+from tidelog.runtime.cancelling import cancel_and_wait
 from tidelog.runtime.interfaces import Runtime
 from tidelog.wire.errors import ErrorCode
 
@@ -145,8 +154,10 @@ class MetadataService:
         if self.lifecycle is not None:
             self.lifecycle.on_failed = self.on_failed
             await self.lifecycle.acquire_lease(previous_incarnation)
-        broker = f"broker-{self._config.node_id}"
-        self._holder = holder or (broker if self._lease_ms is None else f"{broker}/{self.incarnation}")
+        node_id = self._config.node_id
+        self._holder = holder or (
+            f"broker-{node_id}" if self._lease_ms is None else controller_holder(node_id, self.incarnation)
+        )
         lease = await self._acquire()
         if lease is None and self._channel is None:
             lease = await self._wait_for_lease()
@@ -180,10 +191,8 @@ class MetadataService:
         self.controller.has_to_be_active = False
         if self.lifecycle is not None:
             await self.lifecycle.stop()
-        for task in (self._running, self._renewal):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait((task,))
+        await cancel_and_wait(self._running)
+        await cancel_and_wait(self._renewal)
         await self.journal.stop()
         await self.controller.deactivate("the broker stops")
         # If the store is away, each call waits for its time limit, so both are made at once.
@@ -201,7 +210,7 @@ class MetadataService:
     @property
     def has_fencing(self) -> bool:
         """Whether the brokers of the cluster register fenced, and begin to lead partitions later."""
-        return self.journal.image.feature_levels.get(METADATA_FEATURE, 0) > 0
+        return self.journal.image.has_fencing
 
     def registration(self, endpoints: Sequence[Endpoint]) -> Registration:
         """Return a registration of this run of the broker with its `endpoints`."""
@@ -289,7 +298,7 @@ class MetadataService:
                 if first_records is not None:
                     new_records += await first_records()
             new_records.append(ControllerElected(self._config.node_id, lease.lease.epoch))
-            if restarted and not image.feature_levels.get(METADATA_FEATURE, 0):
+            if restarted and not image.has_fencing:
                 new_records += controller.renew_leadership(image, self._config.node_id)
             try:
                 # The first entry is all or nothing: a part of an adopted directory could never be completed.
@@ -437,8 +446,8 @@ class MetadataService:
         while True:
             await self._tasks.sleep(CANDIDACY_S * self._runtime.random.uniform(0.5, 1.5))
             try:
-                held = await self._store.held_leases(CONTROLLER_LEASE)
-                if any(lease.name == CONTROLLER_LEASE and lease.holder != self._holder for lease in held):
+                held = await find_lease(self._store, CONTROLLER_LEASE)
+                if held is not None and held.holder != self._holder:
                     continue  # an attempt to acquire it would be a useless write
                 lease = await self._acquire()
             except (StoreUnavailable, StoreFailed) as error:

@@ -47,7 +47,7 @@ class StateChanges:
             partitions_by_change.setdefault(difference, {}).setdefault(topic_id, []).append(partition)
         if not partitions_by_change:
             return []
-        if not self._image.feature_levels.get(METADATA_FEATURE, 0):
+        if not self._image.has_fencing:
             message = f"partitions cannot be changed while {METADATA_FEATURE} has level 0"
             raise ApiError(message, ErrorCode.UNSUPPORTED_VERSION)
         return [

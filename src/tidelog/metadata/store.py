@@ -176,6 +176,11 @@ class LeaseTerm:
         return self._end_s - self._clock.monotonic()
 
 
+async def find_lease(store: Store, name: str) -> Lease | None:
+    """Return the lease of this name if it is held. Raises as `Store.held_leases`."""
+    return next((lease for lease in await store.held_leases(name) if lease.name == name), None)
+
+
 async def settle_append(store: Store, position: int, data: bytes, lease: Lease, writer: str, number: int) -> None:
     """Find out the outcome of an append that ended with AppendUnknown. Returns when the entry is in the journal.
 

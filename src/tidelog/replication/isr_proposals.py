@@ -15,6 +15,7 @@ from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.link import AlterPartition, Answer
 from tidelog.model.ids import TopicId
 from tidelog.replication.replica import AskForIsr, IsrAnswered, Tick
+from tidelog.runtime.cancelling import cancel_and_wait
 from tidelog.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -59,10 +60,7 @@ class IsrProposals:
 
     async def stop(self) -> None:
         self._stopped = True
-        task = self._task
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
         try:

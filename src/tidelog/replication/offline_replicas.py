@@ -16,6 +16,7 @@ from tidelog.metadata.image import NO_LEADER
 from tidelog.metadata.link import ReplicasOffline
 from tidelog.metadata.offline_replicas import is_counted_on
 from tidelog.model.ids import TopicId, TopicPartition
+from tidelog.runtime.cancelling import cancel_and_wait
 
 if TYPE_CHECKING:
     from tidelog.metadata.link import ControllerLink
@@ -71,10 +72,7 @@ class OfflineReplicas:
 
     async def stop(self) -> None:
         self._stopped = True
-        task = self._task
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
         try:
