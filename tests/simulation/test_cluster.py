@@ -4,16 +4,15 @@ import logging
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from process_harness import amount, note, seed_of
+from process_harness import amount
 from simulation_harness.cluster_faults import PROFILES, Profile
-from simulation_harness.cluster_life import run_seed
+from simulation_harness.lives import check_is_found, check_lives, serve_reads_above_the_high_watermark
 from tidelog.coordinator import loading
 from tidelog.log import recovery
 from tidelog.log.partition_log import PartitionLog
@@ -29,7 +28,6 @@ from tidelog.wire.errors import StorageError
 SEEDS = amount(20, 100)
 """Number of seeds of each profile; at least the number of kinds of faults in the largest one."""
 MINUTES = amount(15, 60) / 60
-SEEDS_TO_FIND_A_FAULT = 20
 
 TESTS = Path(__file__).parents[1]
 REPEAT = """
@@ -48,15 +46,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("profile", ["process", "store", "power"])
 def test_every_promise_is_kept(profile: str) -> None:
-    first = seed_of(f"cluster, {profile}")
-    coverage: Counter[str] = Counter()
-    for seed in range(first, first + SEEDS):
-        outcome = run_seed(seed, PROFILES[profile], brokers=1, minutes=MINUTES)
-        assert outcome.failure is None, f"seed {seed}: {outcome.failure}\n{outcome.trace}"
-        coverage.update(outcome.coverage)
-    note(f"cluster, {profile}: {SEEDS} seeds, {dict(sorted(coverage.items()))}")
-    for event in (*PROFILES[profile].faults, "retries", "commits", "commits read"):
-        assert coverage[event], f"{event} did not happen"
+    check_lives(profile, brokers=1, seeds=SEEDS, minutes=MINUTES, events=("retries", "commits", "commits read"))
 
 
 def test_a_seed_repeats_in_another_process() -> None:
@@ -79,20 +69,6 @@ def acknowledge_before_the_sync(patch: pytest.MonkeyPatch) -> None:
         partition._durable = False
 
     patch.setattr(Partition, "configure", planted)
-
-
-def serve_reads_above_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
-    read = Partition.read
-
-    def planted(partition: Partition, *arguments: int) -> object:
-        real = partition.replica.high_watermark
-        partition.replica.high_watermark = partition.log_end_offset
-        try:
-            return read(partition, *arguments)
-        finally:
-            partition.replica.high_watermark = real
-
-    patch.setattr(Partition, "read", planted)
 
 
 def append_a_repeated_batch_again(patch: pytest.MonkeyPatch) -> None:
@@ -250,11 +226,4 @@ def test_a_planted_fault_is_found(
     invariants: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plant(monkeypatch)
-    for seed in range(1, SEEDS_TO_FIND_A_FAULT + 1):
-        outcome = run_seed(seed, profile, brokers=1, minutes=0.25)
-        if outcome.failure is not None:
-            assert outcome.failure.split()[1].rstrip(":") in invariants.split("|"), outcome.failure
-            note(f"cluster: {plant.__name__} found by seed {seed}")
-            return
-    pytest.fail(f"{SEEDS_TO_FIND_A_FAULT} seeds have not found it")
+    check_is_found(plant, profile, invariants, monkeypatch, brokers=1, minutes=0.25)

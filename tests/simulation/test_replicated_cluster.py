@@ -1,15 +1,14 @@
 """Lives of three brokers that replicate: they keep every promise, and faults that are planted are found."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from process_harness import amount, note, seed_of
+from process_harness import amount
 from simulation_harness.cluster_faults import PROFILES, Profile
-from simulation_harness.cluster_life import run_seed
+from simulation_harness.lives import check_is_found, check_lives, serve_reads_above_the_high_watermark
 from tidelog.coordinator.host import CoordinatorHost
 from tidelog.log import partition_log
 from tidelog.metadata import elections, isr_changes, registration
@@ -26,7 +25,6 @@ BROKERS = 3
 SEEDS = amount(24, 100)
 """Number of seeds of each profile; at least the number of kinds of faults in the larger one."""
 MINUTES = amount(20, 60) / 60
-SEEDS_TO_FIND_A_FAULT = 20
 EVENTS = (
     "controller changes",
     "elections",
@@ -49,15 +47,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("profile", ["replicated", "synced"])
 def test_every_promise_is_kept(profile: str) -> None:
-    first = seed_of(f"cluster, {profile}")
-    coverage: Counter[str] = Counter()
-    for seed in range(first, first + SEEDS):
-        outcome = run_seed(seed, PROFILES[profile], brokers=BROKERS, minutes=MINUTES)
-        assert outcome.failure is None, f"seed {seed}: {outcome.failure}\n{outcome.trace}"
-        coverage.update(outcome.coverage)
-    note(f"cluster, {profile}: {SEEDS} seeds, {dict(sorted(coverage.items()))}")
-    for event in (*PROFILES[profile].faults, *EVENTS):
-        assert coverage[event], f"{event} did not happen"
+    check_lives(profile, brokers=BROKERS, seeds=SEEDS, minutes=MINUTES, events=EVENTS)
 
 
 # Faults of replication
@@ -127,20 +117,6 @@ def grow_the_isr_at_once(patch: pytest.MonkeyPatch) -> None:
         return may_join(isr, replica, 0, 0, eligible)
 
     patch.setattr(InSyncReplicas, "may_join", planted)
-
-
-def serve_reads_above_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
-    read = Partition.read
-
-    def planted(partition: Partition, *arguments: int) -> object:
-        real = partition.replica.high_watermark
-        partition.replica.high_watermark = partition.log_end_offset
-        try:
-            return read(partition, *arguments)
-        finally:
-            partition.replica.high_watermark = real
-
-    patch.setattr(Partition, "read", planted)
 
 
 def control_without_a_lease(patch: pytest.MonkeyPatch) -> None:
@@ -269,11 +245,4 @@ def test_a_planted_fault_is_found(
     invariants: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plant(monkeypatch)
-    for seed in range(1, SEEDS_TO_FIND_A_FAULT + 1):
-        outcome = run_seed(seed, profile, brokers=BROKERS, minutes=0.3)
-        if outcome.failure is not None:
-            assert outcome.failure.split()[1].rstrip(":") in invariants.split("|"), outcome.failure
-            note(f"cluster: {plant.__name__} found by seed {seed}")
-            return
-    pytest.fail(f"{SEEDS_TO_FIND_A_FAULT} seeds have not found it")
+    check_is_found(plant, profile, invariants, monkeypatch, brokers=BROKERS, minutes=0.3)

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simulation_harness.cluster_checks import ClusterChecks
 from simulation_harness.cluster_inspection import leads, needs_restart
@@ -487,6 +487,15 @@ _REPLICATED = {
 }
 
 _SHORT_RETENTION = {"segment.ms": "1500", "retention.ms": "6000"}
+_LIFE_OF_A_CLUSTER: dict[str, Any] = {
+    "faults_at_once": 4,
+    "brokers_min": 3,
+    "producers": (IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
+    "members": 2,
+    "has_administrator": True,
+    "topic_configs": ({}, _SHORT_RETENTION),
+}
+"""The fields that the profiles of several brokers have in common."""
 
 PROFILES = {
     profile.name: profile
@@ -514,12 +523,7 @@ PROFILES = {
                 "full disk": 1.0,
                 "failing disk": 1.0,
             },
-            faults_at_once=4,
-            brokers_min=3,
-            producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
-            members=2,
-            has_administrator=True,
-            topic_configs=({}, _SHORT_RETENTION),
+            **_LIFE_OF_A_CLUSTER,
         ),
         Profile(
             "synced",
@@ -533,12 +537,7 @@ PROFILES = {
                 "failing disk": 1.0,
                 "lost session": 1.0,
             },
-            faults_at_once=4,
-            brokers_min=3,
-            producers=(IDEMPOTENT, IDEMPOTENT, IDEMPOTENT, NOT_IDEMPOTENT, OF_LEADER),
-            members=2,
-            has_administrator=True,
-            topic_configs=({}, _SHORT_RETENTION),
+            **_LIFE_OF_A_CLUSTER,
         ),
     )
 }

@@ -1,0 +1,60 @@
+"""What the suites check about simulated lives: they keep every promise, and a planted fault is found."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from process_harness import note, seed_of
+from simulation_harness.cluster_faults import PROFILES, Profile
+from simulation_harness.cluster_life import run_seed
+from tidelog.replication.partition import Partition
+
+SEEDS_TO_FIND_A_FAULT = 20
+
+
+def check_lives(profile: str, *, brokers: int, seeds: int, minutes: float, events: Iterable[str]) -> None:
+    """Simulate lives that must keep every promise. Each fault of the profile and each of `events` must happen."""
+    first = seed_of(f"cluster, {profile}")
+    coverage: Counter[str] = Counter()
+    for seed in range(first, first + seeds):
+        outcome = run_seed(seed, PROFILES[profile], brokers=brokers, minutes=minutes)
+        assert outcome.failure is None, f"seed {seed}: {outcome.failure}\n{outcome.trace}"
+        coverage.update(outcome.coverage)
+    note(f"cluster, {profile}: {seeds} seeds, {dict(sorted(coverage.items()))}")
+    for event in (*PROFILES[profile].faults, *events):
+        assert coverage[event], f"{event} did not happen"
+
+
+def check_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    profile: Profile,
+    invariants: str,
+    patch: pytest.MonkeyPatch,
+    *,
+    brokers: int,
+    minutes: float,
+) -> None:
+    """Plant a fault in the product. One of `invariants`, separated by "|", must report it within 20 seeds."""
+    plant(patch)
+    for seed in range(1, SEEDS_TO_FIND_A_FAULT + 1):
+        outcome = run_seed(seed, profile, brokers=brokers, minutes=minutes)
+        if outcome.failure is not None:
+            assert outcome.failure.split()[1].rstrip(":") in invariants.split("|"), outcome.failure
+            note(f"cluster: {plant.__name__} found by seed {seed}")
+            return
+    pytest.fail(f"{SEEDS_TO_FIND_A_FAULT} seeds have not found it")
+
+
+def serve_reads_above_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
+    read = Partition.read
+
+    def planted(partition: Partition, *arguments: int) -> object:
+        real = partition.replica.high_watermark
+        partition.replica.high_watermark = partition.log_end_offset
+        try:
+            return read(partition, *arguments)
+        finally:
+            partition.replica.high_watermark = real
+
+    patch.setattr(Partition, "read", planted)
