@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog.cli.cluster import TOPIC_RESOURCE, code_error
 from tidelog.cli.connection import ANSWER_MS
 from tidelog.cli.own_client import ask_any, raise_for_code
+from tidelog.model.addresses import host_port_text
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -33,7 +34,7 @@ class ClusterBroker(NamedTuple):
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port_text(self.host, self.port)
 
 
 class Move(NamedTuple):

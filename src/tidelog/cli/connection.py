@@ -16,6 +16,7 @@ import typer
 
 from tidelog.cli.errors import CommandError, NoAnswerError, UsageError
 from tidelog.cli.security import security_of
+from tidelog.model.addresses import host_port_text
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -187,7 +188,7 @@ def check_reachable(bootstrap: str) -> None:
     """
     reasons = []
     for host, port in host_ports(bootstrap):
-        address = address_text(host, port)
+        address = host_port_text(host, port)
         try:
             socket.create_connection((host, port), timeout=CONNECT_S).close()
         except (socket.gaierror, UnicodeError):  # UnicodeError: the name cannot be encoded for DNS
@@ -236,11 +237,6 @@ def host_port(address: str) -> tuple[str, int]:
     if not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535 or not bare_host:
         raise UsageError(f"takes HOST:PORT, for example {LOCALHOST}, not {address!r}")
     return bare_host, int(port)
-
-
-def address_text(host: str, port: int) -> str:
-    """Return `HOST:PORT`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def key_value(text: str, option: str, example: str) -> tuple[str, str]:

@@ -4,11 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.cli.connection import address_text, client_error
+from tidelog.cli.connection import client_error
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.escapes import unescape
 from tidelog.cli.offline import coordinator_failure
 from tidelog.cli.tables import name_text, ranges
+from tidelog.model.addresses import host_port_text
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -47,7 +48,7 @@ class DescribedGroups(NamedTuple):
 def list_groups(client: "Client") -> ListedGroups:
     answer = client.list_groups()
     problems = [
-        f"broker {address_text(*address)} did not list its groups, so they are not shown: {failure}"
+        f"broker {host_port_text(*address)} did not list its groups, so they are not shown: {failure}"
         for address, failure in answer.failures.items()
     ]
     return ListedGroups(answer.groups, problems)

@@ -17,6 +17,7 @@ from tidelog.cli.event_loop import new_event_loop
 from tidelog.cli.logs import configure_logging
 from tidelog.cli.start import FAILED, Options
 from tidelog.config.broker_config import BrokerConfig, ConfigError
+from tidelog.model.addresses import host_port_text
 from tidelog.runtime.failures import IN_PYTHON, ON_THE_COMMAND_LINE, explain
 from tidelog.runtime.interfaces import Runtime
 
@@ -205,11 +206,6 @@ def ready_json(broker: RunningBroker, config: BrokerConfig) -> str:
         "pid": os.getpid(),
     }
     return json.dumps(facts)
-
-
-def host_port_text(host: str, port: int) -> str:
-    """Return `HOST:PORT`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def print_failure(line: str, node_id: int | None = None) -> int:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidelog.cli.brokers_of_host import BrokerPlan, check_directory, plan_brokers
 from tidelog.cli.logs import configure_logging
-from tidelog.cli.serve import handle_stop_signals, host_port_text, load_config, print_failure
+from tidelog.cli.serve import handle_stop_signals, load_config, print_failure
 from tidelog.cli.start import FAILED, Options
 from tidelog.cli.supervisor_lines import LineReporter, ServingBroker, read_serving_line
 from tidelog.config.broker_config import ConfigError
+from tidelog.model.addresses import host_port_text
 
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tidelog.cli.output import drop_output
-from tidelog.cli.serve import host_port_text
+from tidelog.model.addresses import host_port_text
 
 logger = logging.getLogger("tidelog.supervisor")
 

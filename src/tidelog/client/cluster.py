@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidelog.client.error_codes import error_name
+from tidelog.model.addresses import host_port_text
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseTopic
@@ -14,7 +15,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port_text(self.host, self.port)
 
 
 class PartitionLeader(NamedTuple):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.config.key import InvalidValue
+from tidelog.model.addresses import host_port_text
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - names them to refuse them as an address for clients
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -19,8 +20,7 @@ class Endpoint(NamedTuple):
     protocol: str = "PLAINTEXT"
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.listener}://{host}:{self.port}"
+        return f"{self.listener}://{host_port_text(self.host, self.port)}"
 
 
 def parse_endpoints(setting: str, texts: Sequence[str], protocols: Mapping[str, str]) -> tuple[Endpoint, ...]:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from tidelog.config.key import HIDDEN, Validator, Value
+from tidelog.model.addresses import host_port_text
 
 FORMS = "takes sqlite:PATH, zookeeper://HOST:PORT,.../ROOT or etcd://HOST:PORT,.../PREFIX"
 DEFAULT_PORTS = {"zookeeper": 2181, "etcd": 2379}
@@ -22,7 +23,7 @@ class StoreAddress(NamedTuple):
     def __str__(self) -> str:
         if self.kind == "sqlite":
             return f"sqlite:{self.path}"
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers)
+        hosts = ",".join(host_port_text(host, port) for host, port in self.servers)
         return f"{self.kind}://{hosts}{self.path}"
 
 

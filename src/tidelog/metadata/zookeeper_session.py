@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from tidelog.metadata.store import StoreFailed, StoreUnavailable
+from tidelog.model.addresses import host_port_text
 
 logger = logging.getLogger("tidelog.metadata")
 kazoo_logger = logging.getLogger("tidelog.metadata.kazoo")
@@ -103,7 +104,7 @@ class ZooKeeperSession:
             raise StoreUnavailable(f"{self._url} was closed")
         from kazoo.client import KazooClient
 
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._servers)
+        hosts = ",".join(host_port_text(host, port) for host, port in self._servers)
         client = KazooClient(
             hosts,
             timeout=self._session_ms / 1000,

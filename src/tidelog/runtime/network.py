@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Self
 
+from tidelog.model.addresses import host_port_text
 from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import Receiver, Tasks
 from tidelog.runtime.resets import Resets
@@ -313,4 +314,4 @@ def _set_options(connection: socket.socket, peer_host: str) -> None:
 
 def _host_port(address: tuple[object, ...]) -> str:
     host = str(address[0]).removeprefix("::ffff:")
-    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+    return host_port_text(host, address[1])

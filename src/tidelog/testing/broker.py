@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from tidelog.model.addresses import host_port_text
 from tidelog.testing.failure import BrokerFailedError
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Broker:
         """
         if not self.port:
             raise RuntimeError("the broker has no port before it starts")
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port_text(self.host, self.port)
 
     @property
     def is_started(self) -> bool:

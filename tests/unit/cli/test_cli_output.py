@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_topic
-from tidelog.cli.connection import address_text, host_port, host_ports
+from tidelog.cli.connection import host_port, host_ports
 from tidelog.cli.errors import UsageError
 from tidelog.cli.escapes import escape, escape_unprintable, unescape
 from tidelog.cli.lag import Lag, behind_text, lag_table, row_style, total
@@ -31,6 +31,7 @@ from tidelog.cli.tables import (
 )
 from tidelog.cli.topic import topic_differences, trouble
 from tidelog.cli.topic_tables import replicas_text, value_text
+from tidelog.model.addresses import host_port_text
 
 COLUMNS = [Column("Topic"), Column("Records", right=True)]
 
@@ -170,7 +171,7 @@ def test_an_address_has_no_scheme(address: str, plain: str) -> None:
 def test_an_ipv6_address_stands_in_brackets() -> None:
     with pytest.raises(UsageError, match=r"in brackets, for example \[::1\]:9092, not '::1'"):
         host_ports("::1")
-    assert [address_text(*address) for address in host_ports("[::1]:1, h")] == ["[::1]:1", "h:9092"]
+    assert [host_port_text(*address) for address in host_ports("[::1]:1, h")] == ["[::1]:1", "h:9092"]
 
 
 # Topics
