@@ -1,10 +1,7 @@
 """A broker for a `with` block: in a thread of this process, or in a child process that can be killed."""
 
 import asyncio
-import atexit
 import os
-import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -14,10 +11,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from tidelog.model.addresses import host_port_text
 from tidelog.testing.failure import BrokerFailedError
+from tidelog.testing.ownership import OwnedByProcess
 
 if TYPE_CHECKING:
-    from multiprocessing.util import Finalize
-
     from tidelog.config.broker_config import BrokerConfig
 
 __all__ = ["Broker", "BrokerFailedError"]
@@ -27,10 +23,6 @@ TEST_SETTINGS = {
     "offsets.topic.num.partitions": "1",
 }
 """Settings that differ from those of `tidelog start`, so that tests do not wait. `settings` takes precedence."""
-
-AFTER_GRANDCHILDREN = -1
-"""Priority of an exit function of multiprocessing. A negative one is called after the process has joined its own
-children, which may be clients of the broker."""
 
 
 class RunningBroker(Protocol):
@@ -50,7 +42,7 @@ class RunningBroker(Protocol):
         """Return the broker's log, if it is separate from the log of this process."""
 
 
-class Broker:
+class Broker(OwnedByProcess):
     """A broker on a free port of the loopback interface. The broker is ready when the block begins, and stopped when
     the block ends.
 
@@ -81,19 +73,14 @@ class Broker:
         for name in ("listeners", "log.dirs", "log.dir"):
             if name in settings:
                 raise ValueError(f"{name} is set by host, port and data")
+        super().__init__(data)
         self.process = process
         self.settings = TEST_SETTINGS | {name: setting_text(value) for name, value in settings.items()}
         self.host = host
         self.port = port
         """Before the first start, the requested port (0: a free port); afterwards the real one. A restart listens on
         the same port."""
-        self.data = None if data is None else Path(data).absolute()
-        """The data directory. None if no `data` was passed and no temporary directory exists at present."""
-        self._temporary = data is None
-        self._owner_pid: int | None = None
-        """The process that started the broker; None while neither a running broker nor a temporary directory exists."""
         self._running: RunningBroker | None = None
-        self._child_finalizer: Finalize | None = None
 
     @property
     def bootstrap(self) -> str:
@@ -134,7 +121,7 @@ class Broker:
         created_directory = self.data is None
         if self.data is None:
             self.data = Path(tempfile.mkdtemp(prefix="tidelog-"))
-            self._clean_up_at_exit()
+            self._clean_up_at_exit(self.stop)
         try:
             self._running = self._run(self.data)
         except BaseException:
@@ -209,38 +196,11 @@ class Broker:
             running.stop()
         self.start()
 
-    def _remove_temporary(self) -> None:
-        if self._temporary and self.data is not None:
-            atexit.unregister(self._at_exit)
-            if self._child_finalizer is not None:
-                self._child_finalizer.cancel()
-                self._child_finalizer = None
-            shutil.rmtree(self.data, ignore_errors=True)
-            self.data = None
-
     def _at_exit(self) -> None:
-        """Clean up a broker that was not stopped.
-
-        It cannot be stopped in order, because a program that is ending cannot start the threads that this needs.
-        """
         if not self._belongs_to_another_process:
             if self.process and self._running is not None:
                 self.kill()
             self._remove_temporary()
-
-    def _clean_up_at_exit(self) -> None:
-        atexit.register(self._at_exit)
-        if "multiprocessing" in sys.modules:
-            from multiprocessing import parent_process, util
-
-            # Forked children of multiprocessing do not run the functions of atexit. They run these finalizers.
-            if parent_process() is not None:
-                self._child_finalizer = util.Finalize(None, self.stop, exitpriority=AFTER_GRANDCHILDREN)
-
-    @property
-    def _belongs_to_another_process(self) -> bool:
-        """Whether this process was forked from the process that started the broker."""
-        return self._owner_pid not in (None, os.getpid())
 
     def _check_owner(self) -> None:
         """Raise RuntimeError if the broker belongs to another process."""

@@ -1,11 +1,8 @@
 """A cluster of brokers for a `with` block, each in a process of its own: `with Cluster(3) as cluster:`."""
 
 import asyncio
-import atexit
 import os
-import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -14,12 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from tidelog.testing.broker import AFTER_GRANDCHILDREN, Broker, run_in_thread
+from tidelog.testing.broker import Broker, run_in_thread
 from tidelog.testing.failure import BrokerFailedError
+from tidelog.testing.ownership import OwnedByProcess
 
 if TYPE_CHECKING:
-    from multiprocessing.util import Finalize
-
     from tidelog.client.blocking import Client
 
 __all__ = ["Cluster"]
@@ -31,7 +27,7 @@ SESSION_MS = 4000
 POLL_S = 0.05
 
 
-class Cluster:
+class Cluster(OwnedByProcess):
     """Brokers on free ports of the loopback interface. They are ready when the block begins and stopped when it ends.
 
     The brokers have the numbers 1 to `brokers`. Each is a child process, so a test can kill, pause, stop and start it.
@@ -58,17 +54,12 @@ class Cluster:
         for name in ("node.id", "broker.id", "metadata.store"):
             if name in settings:
                 raise ValueError(f"{name} is set by the cluster")
-        self.data = None if data is None else Path(data).absolute()
-        """The directory with the brokers' data directories. None while there is no temporary directory."""
-        self._temporary = data is None
+        super().__init__(data)
         self._count = brokers
         self._settings = dict(settings)
         self._host = host
         self._brokers: dict[int, Broker] = {}
         self._paused: dict[int, None] = {}
-        self._owner_pid: int | None = None
-        """The process that started the cluster; None before the start and after the stop."""
-        self._child_finalizer: Finalize | None = None
 
     # What clients need
 
@@ -173,7 +164,7 @@ class Cluster:
         self._owner_pid = os.getpid()
         if self.data is None:
             self.data = Path(tempfile.mkdtemp(prefix="tidelog-cluster-"))
-            self._clean_up_at_exit()
+            self._clean_up_at_exit(self._at_exit)
         self.data.mkdir(parents=True, exist_ok=True)
         for number in self.numbers:
             if number not in self._brokers:
@@ -246,33 +237,15 @@ class Cluster:
     def _forget(self) -> None:
         """Delete a temporary directory, and forget the brokers' ports if it was deleted."""
         self._paused.clear()
-        if self._temporary and self.data is not None:
-            atexit.unregister(self._at_exit)
-            if self._child_finalizer is not None:
-                self._child_finalizer.cancel()
-                self._child_finalizer = None
-            shutil.rmtree(self.data, ignore_errors=True)
-            self.data = None
+        if self._remove_temporary():
             self._brokers.clear()
         self._owner_pid = None
 
     def _at_exit(self) -> None:
-        """Kill the processes of a cluster that was not stopped, and delete the directory. A program that is ending
-        cannot start the threads that an orderly stop needs.
-        """
         if not self._belongs_to_another_process:
             for number in self.running:
                 self._broker(number).kill()
             self._forget()
-
-    def _clean_up_at_exit(self) -> None:
-        atexit.register(self._at_exit)
-        if "multiprocessing" in sys.modules:
-            from multiprocessing import parent_process, util
-
-            # Forked children of multiprocessing do not run the functions of atexit. They run these finalizers.
-            if parent_process() is not None:
-                self._child_finalizer = util.Finalize(None, self._at_exit, exitpriority=AFTER_GRANDCHILDREN)
 
     def _broker(self, number: int) -> Broker:
         if number not in self.numbers:
@@ -280,10 +253,6 @@ class Cluster:
         if number not in self._brokers:
             raise RuntimeError("the cluster has not started")
         return self._brokers[number]
-
-    @property
-    def _belongs_to_another_process(self) -> bool:
-        return self._owner_pid not in (None, os.getpid())
 
     def _check_owner(self) -> None:
         """Raise RuntimeError if the cluster belongs to another process."""

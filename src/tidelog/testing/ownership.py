@@ -1,0 +1,60 @@
+"""What a process owns that has started a broker or a cluster: it cleans up when it ends, and its forks do not."""
+
+import atexit
+import os
+import shutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.util import Finalize
+
+AFTER_GRANDCHILDREN = -1
+"""Priority of an exit function of multiprocessing. A negative one is called after the process has joined its own
+children, which may be clients of the broker."""
+
+
+class OwnedByProcess(ABC):
+    """A thing that belongs to the process that started it, with a directory that may be temporary."""
+
+    def __init__(self, data: str | Path | None) -> None:
+        self.data = None if data is None else Path(data).absolute()
+        """The directory with the data. None if no `data` was passed and no temporary directory exists at present."""
+        self._temporary = data is None
+        self._owner_pid: int | None = None
+        """The process that started it; None while nothing runs and no temporary directory exists."""
+        self._child_finalizer: Finalize | None = None
+
+    @property
+    def _belongs_to_another_process(self) -> bool:
+        """Whether this process was forked from the process that started it."""
+        return self._owner_pid not in (None, os.getpid())
+
+    @abstractmethod
+    def _at_exit(self) -> None:
+        """Clean up what was not stopped. A program that is ending cannot start the threads that a stop needs."""
+
+    def _clean_up_at_exit(self, finalizer: Callable[[], None]) -> None:
+        """Let this process call `_at_exit` when it ends, or `finalizer` if it is a forked child of multiprocessing."""
+        atexit.register(self._at_exit)
+        if "multiprocessing" in sys.modules:
+            from multiprocessing import parent_process, util
+
+            # Forked children of multiprocessing do not run the functions of atexit. They run these finalizers.
+            if parent_process() is not None:
+                self._child_finalizer = util.Finalize(None, finalizer, exitpriority=AFTER_GRANDCHILDREN)
+
+    def _remove_temporary(self) -> bool:
+        """Delete the directory if it is temporary, and return whether it was. Then nothing remains to clean up."""
+        if not self._temporary or self.data is None:
+            return False
+        atexit.unregister(self._at_exit)
+        if self._child_finalizer is not None:
+            self._child_finalizer.cancel()
+            self._child_finalizer = None
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.data = None
+        return True
