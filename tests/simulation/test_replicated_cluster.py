@@ -132,7 +132,7 @@ def use_the_smaller_isr_before_the_answer(patch: pytest.MonkeyPatch) -> None:
     """
 
     def maximal(isr: InSyncReplicas) -> tuple[int, ...]:
-        return isr.committed if isr.asked is None else isr.asked
+        return isr.committed if isr.proposed is None else isr.proposed
 
     patch.setattr(InSyncReplicas, "maximal", property(maximal))
 

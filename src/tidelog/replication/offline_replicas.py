@@ -1,9 +1,10 @@
-"""Replicas of this broker whose logs are offline: others lead instead, and damaged logs are fetched anew.
+"""Replicas of this broker whose logs are offline: report them to the controller, and fetch damaged logs again from the
+leader.
 
-The broker reports such a replica to the controller while the partition counts on it: as leader, or as a member of the
-ISR or the ELR. When it counts on it no longer, and another broker leads, a damaged log can be put aside: the replica
-begins with an empty log, and comes back into the ISR when it has everything. A log in a data directory that is out of
-use, or that cannot be opened for a temporary reason, is left as it is.
+A replica is reported while it is the leader of its partition or a member of the ISR or the ELR, so that the controller
+replaces it. When the replica is none of these and another broker leads the partition, a damaged log is put aside. The
+replica then begins with an empty log and joins the ISR again when it has all records. Two kinds of offline logs are not
+changed: logs in a data directory that is out of use, and logs that cannot be opened because of a temporary error.
 """
 
 import asyncio
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.partitions")
 
 REPLICAS_MAX: Final = 1000
-"""Upper bound on the replicas of one report. The controller appends its changes as one entry of the journal."""
+"""Upper bound on the replicas of one report. The controller appends the changes of one report as one entry of the
+journal."""
 TIMEOUT_MS: Final = 10_000
 PAUSE_S: Final = 1.0
-"""Pause before the next report, in seconds, and before a log that has failed again is made anew again."""
+"""Pause before the next report or the next replacement of a damaged log, in seconds."""
 
 
 class OfflineReplicas:
-    """Reports and replaces the offline replicas of one broker."""
+    """Reports the offline replicas of one broker, and replaces their damaged logs."""
 
     def __init__(
         self,
@@ -52,18 +54,18 @@ class OfflineReplicas:
         self._failed: dict[Partition, None] = {}
         """Open partitions whose logs have failed."""
         self._reported: dict[tuple[TopicId, int], int] = {}
-        """The partition epoch at the last report of each replica. If nothing has changed since, no other replica can
-        replace it."""
+        """The partition epoch at the last report of each replica. A replica is not reported again in the same partition
+        epoch, since the controller could not replace it."""
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
     def add(self, partition: "Partition") -> None:
-        """The log of an open partition has failed."""
+        """Add an open partition whose log has failed."""
         self._failed[partition] = None
         self.check()
 
     def check(self) -> None:
-        """Look at the offline replicas, since the metadata or the logs have changed."""
+        """Check the offline replicas, since the metadata or the logs have changed."""
         has_offline = bool(self._failed or self._partitions.unopened)
         if not has_offline:
             self._reported.clear()
@@ -76,7 +78,7 @@ class OfflineReplicas:
 
     async def _run(self) -> None:
         try:
-            await self._tasks.sleep(0)  # for the other partitions of the same directory
+            await self._tasks.sleep(0)  # the other partitions of a failed directory are added in the same turn
             while not self._stopped:
                 reported = dict(islice(self._replicas_counted_on(), REPLICAS_MAX))
                 damaged = next(self._replaceable(), None)
@@ -84,7 +86,7 @@ class OfflineReplicas:
                     await self._report(reported)
                 elif damaged is not None:
                     logger.warning("damaged log put aside, to be fetched anew partition=%s", damaged)
-                    await self._partitions.reconciler.make_anew(damaged, self._may_be_replaced)
+                    await self._partitions.reconciler.replace_log(damaged, self._may_be_replaced)
                 else:
                     return
                 await self._tasks.sleep(PAUSE_S)
@@ -115,26 +117,30 @@ class OfflineReplicas:
                 yield topic.topic_id, TopicPartition(name, index), topic.partitions[index]
 
     def _replicas_counted_on(self) -> Iterator[tuple[tuple[TopicId, int], int]]:
-        """Yield the replicas to report, with the partition epochs."""
+        """Yield the replicas that must be reported, with the partition epochs."""
         for topic_id, key, state in self._offline():
             replica = topic_id, key.partition
             if is_counted_on(state, self._partitions.node_id) and self._reported.get(replica) != state.partition_epoch:
                 yield replica, state.partition_epoch
 
     def _replaceable(self) -> Iterator[TopicPartition]:
-        """Yield the damaged replicas that the partition does not need."""
+        """Yield the replicas whose logs are damaged and may be replaced."""
         for _, key, state in self._offline():
             if self._may_be_replaced(state) and self._is_damaged(key):
                 yield key
 
     def _may_be_replaced(self, state: "PartitionState") -> bool:
-        """Return whether another broker leads the partition, and does not count on the replica of this one."""
+        """Return whether another broker leads the partition, and this broker's replica is in neither the ISR nor the
+        ELR.
+        """
         node_id = self._partitions.node_id
         is_needed = node_id in state.isr or node_id in state.elr or node_id in state.last_known_elr
         return state.leader not in (NO_LEADER, node_id) and not is_needed and node_id in state.replicas
 
     def _is_damaged(self, key: TopicPartition) -> bool:
-        """Return whether the log is damaged, in a directory that can be used."""
+        """Return whether the log is offline because of damage: its directory is in use, and its error is not
+        temporary.
+        """
         partitions = self._partitions
         directory = partitions.directories.of(key)
         if directory is None or directory.path in partitions.directories.failed:

@@ -1,7 +1,7 @@
 """The offsets of all partitions for the checkpoint files, updated partition by partition.
 
-If the offsets of ten thousand partitions were read for every checkpoint, this would occupy the event loop for tens
-of milliseconds per second.
+Reading the offsets of ten thousand partitions for every checkpoint would occupy the event loop for tens of milliseconds
+per second.
 """
 
 from typing import TYPE_CHECKING
@@ -19,12 +19,14 @@ class Offsets:
         self._start_offsets: dict[TopicPartition, int] = {}
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._being_cut: dict[TopicPartition, None] = {}
-        """Partitions whose recovery point and start stay as `lower` or `raise_start` has set them."""
+        """Partitions whose recovery point or log start offset was set by `lower` or `raise_start`. `update` does not
+        change these two offsets until `end_cut`."""
 
     def update(self, partition: "Partition") -> None:
         """Store the partition's current offsets.
 
-        A log start offset is stored only up to the durable offset: after a power cut the log could end below it.
+        A log start offset above the durable offset is not stored, since the log could end below it after a power cut.
+        The durable offset is stored instead.
         """
         log = partition.log
         key = log.topic_partition
@@ -34,13 +36,17 @@ class Offsets:
         self._high_watermarks[key] = partition.high_watermark
 
     def lower(self, partition: "Partition", recovery_point: int) -> None:
-        """Store a recovery point below the partition's own, before its log is cut. It stays until `end_cut`."""
+        """Store a recovery point that is lower than the partition's own, before its log is cut. It is not changed until
+        `end_cut`.
+        """
         key = partition.log.topic_partition
         self._being_cut[key] = None
         self._recovery_points[key] = recovery_point
 
     def raise_start(self, partition: "Partition", start_offset: int) -> None:
-        """Store a start offset, and a recovery point at it, before the log is made empty. They stay until `end_cut`."""
+        """Store `start_offset` as log start offset and as recovery point, before the log is made empty. They are not
+        changed until `end_cut`.
+        """
         key = partition.log.topic_partition
         self._being_cut[key] = None
         self._recovery_points[key] = self._start_offsets[key] = start_offset

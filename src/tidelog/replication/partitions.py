@@ -1,7 +1,7 @@
-"""The partitions of this broker with everything that serves them: waking of fetches, directories that fail, syncs,
-retention, and the checkpoint files.
+"""All partitions of this broker, and the work that concerns them together: waking of fetches, failed data directories,
+syncs, retention, and the checkpoint files.
 
-`table.py` looks partitions up, `reconcile.py` applies the metadata.
+`table.py` finds partitions by topic or id. `reconcile.py` applies the metadata.
 """
 
 import asyncio
@@ -100,7 +100,8 @@ class Partitions(PartitionTable):
 
     def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
         """Call `watcher` whenever a partition of the topic begins or ends a leader epoch on this broker, goes offline
-        or is deleted: within the same step, before the requests that wait get their errors. It must not wait or raise.
+        or is deleted. The call is made immediately, before the waiting requests get their errors. `watcher` must not
+        wait or raise.
 
         Each topic has at most one watcher.
         """
@@ -115,7 +116,8 @@ class Partitions(PartitionTable):
     # Waking parked fetches
 
     def wake_later(self, fetch: ParkedFetch) -> None:
-        """Wake `fetch` after the produce request that is being appended; if there is none, in the loop's next turn.
+        """Wake `fetch` after the produce request that is being appended, or in the loop's next turn if no request is
+        being appended.
 
         Called when the high watermark of one of its partitions has moved.
         """
@@ -145,8 +147,7 @@ class Partitions(PartitionTable):
             try:
                 self._wake_budget -= fetch.wake()
             except Exception:
-                # This runs inside a producer's request, which must not fail, and the other fetches must still be
-                # woken.
+                # This runs inside a producer's request, which must not fail. The other fetches must still be woken.
                 logger.exception("parked fetch failed")
         if self._wake_budget < WAKE_BUDGET_PER_TURN // 2 and not self._renewal_scheduled:
             self._renewal_scheduled = True
@@ -165,9 +166,7 @@ class Partitions(PartitionTable):
         self._parked.pop(fetch, None)
 
     async def start(self) -> None:
-        """Start the interval flush, and finish the removals and moves that were interrupted when the broker last
-        ran.
-        """
+        """Start the interval flush, and resume the removals and moves that the last stop of the broker interrupted."""
         self.flusher.start()
         for retired in await self._runtime.tasks.run_blocking(self.directories.retired):
             self.reconciler.remove_later(retired, 0)
@@ -232,8 +231,8 @@ class Partitions(PartitionTable):
     def checkpoint(self, changed: Iterable[Partition]) -> Callable[[], None]:
         """Return a function for a thread that persists recovery points, log start offsets and high watermarks.
 
-        Only the offsets of the `changed` partitions are read anew, so the work on the loop is proportional to their
-        number and not to the number of all partitions.
+        Only the offsets of the `changed` partitions are read again. So the work on the loop is proportional to the
+        number of changed partitions, not to the number of all partitions.
         """
         for partition in changed:
             if not partition.deleted:
@@ -250,9 +249,8 @@ class Partitions(PartitionTable):
         remaining = list(changed)
         while remaining:
             for partition in remaining:
-                await (
-                    partition.wait_until_thawed()
-                )  # during a move, the offset could be written into the wrong directory
+                # During a move, the offset could be written into the wrong directory.
+                await partition.wait_until_thawed()
                 await self.flusher.flush_to(partition, partition.log.log_start_offset)
             logs = [(partition, partition.log) for partition in remaining]
             undurable = {p for p in remaining if p.log.durable_offset < p.log.log_start_offset}
@@ -301,7 +299,7 @@ class Partitions(PartitionTable):
         retention_work = self._retention_work
         if retention_work is not None:
             await asyncio.wait([retention_work])
-            retention_work.exception()  # retrieve it: the task that waited for it may have been cancelled
+            retention_work.exception()  # retrieve the exception: the task that waited for it may have been cancelled
         if self.swapping is not None:
             await asyncio.wait([self.swapping])
 
@@ -313,8 +311,8 @@ class Partitions(PartitionTable):
     async def close(self) -> dict[str, str]:
         """Sync and close every log, and write the checkpoints.
 
-        Returns the directories that must not be marked clean, with the reasons: they hold an offline partition,
-        whose log the next start must recover.
+        Returns the directories that must not be marked clean, with the reasons. Each contains the log of an offline
+        partition, which the next start must recover.
         """
         await self.moves.close()
         await self.cuts.close()
@@ -323,12 +321,12 @@ class Partitions(PartitionTable):
         await self.wait_for_file_work()
         for partition in self.opened.values():
             partition.close_queue()
-            # the callback must run on the loop, but the logs are closed by threads; and a failed directory changes
-            # nothing now
+            # The callback must run on the loop, but threads close the logs. The callback is not needed any more, since
+            # the broker stops.
             partition.log.on_io_failure = None
         closing = [p for p in self.opened.values() if p.log.failure is None]
         run_blocking = self._runtime.tasks.run_blocking
-        # In parallel, syncs share the file system's commits.
+        # Syncs that run in parallel share the file system's commits.
         shares = [closing[i::DISK_THREADS] for i in range(DISK_THREADS)]
         await asyncio.gather(*(run_blocking(_close_logs, share) for share in shares))
         unclean = {}
@@ -354,6 +352,6 @@ class Partitions(PartitionTable):
 
 
 def _close_logs(partitions: list[Partition]) -> None:
-    """Sync and close the logs, on a thread. A failure of one log does not stop the others."""
+    """Sync and close the logs, on a thread. If one log fails, the other logs are still closed."""
     for partition in partitions:
         partition.log.close(clean=True)

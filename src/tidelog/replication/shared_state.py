@@ -19,9 +19,9 @@ class HighWatermarkWatcher(Protocol):
     """A waiting fetch request."""
 
     def moved(self, partition: "Partition") -> None:
-        """The high watermark has moved, or this broker does not serve the partition any more.
+        """Called when the high watermark has moved, or when this broker does not serve the partition any more.
 
-        This is called during an append, so it must only record the event.
+        The call is made during an append, so it must only record the event.
         """
 
 
