@@ -63,7 +63,8 @@ class FetchItem:
         self.topic = topic
         self.index = requested.partition
         self.partition = None
-        # The state in the last response. -1: no response yet, so the first response always contains the partition.
+        # The state in the last response. Before the first response it is -1, so that the first response always contains
+        # the partition.
         self.high_watermark = -1
         self.log_start_offset = -1
         self.error_code = 0
@@ -121,7 +122,7 @@ class FetchSession:
 
 
 class FetchContext:
-    """How to answer one request: its items, its session, and whether the response contains changes only."""
+    """The items and the session of one request, and whether the response contains only changes."""
 
     __slots__ = ("incremental", "items", "session")
 
@@ -165,7 +166,7 @@ class FetchSessions:
         """Return the context of a request, and create, update or end its session.
 
         `requested_items` are the partitions that the request names, if the caller has collected them already. Raises
-        the session errors of KIP-227; a client then sends a full request.
+        the session errors of KIP-227. After such an error, a client sends a full request.
         """
         uses_topic_ids = version >= 13
         items = items_of(request, uses_topic_ids) if requested_items is None else list(requested_items.values())

@@ -1,7 +1,7 @@
-"""The leader's side of Fetch requests from followers: reads up to the log's end, and reports of how far they are.
+"""The leader's side of Fetch requests from followers: read up to the end of the log, and report the followers' offsets
+to the replicas.
 
-It is switched off while `Services.followers` is None: then the broker refuses such requests, because it has no
-followers.
+While `Services.followers` is None, the broker has no followers and refuses such requests.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Followers(Protocol):
-    """See `PartitionFollowers`."""
+    """The methods of `PartitionFollowers` that handlers use; see there."""
 
     def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None: ...
     async def wait_for_log_start(
@@ -39,8 +39,8 @@ class Followers(Protocol):
 
 
 def is_peer(services: Services, context: RequestContext, broker_id: int) -> bool:
-    """Return whether the connection of a request is that of this other broker: anyone can write its number into a
-    request.
+    """Return whether the request was sent by the other broker `broker_id`. The connection decides this, since every
+    client can write any broker id into a request.
     """
     if services.peer_brokers is None:
         return broker_id != services.config.node_id
@@ -69,16 +69,18 @@ def handle(
     request: "FetchRequest",
     requested_items: "FetchItems | None",
 ) -> "Outcome[FetchResponse] | None":
-    """Answer a follower's request, as `fetch.handle` answers those of consumers. Returns None if the request does not
-    name a registered broker other than this one, in its present registration, or if another peer than this broker has
-    sent it. Raises the session errors of KIP-227.
+    """Answer a follower's request, as `fetch.handle` answers a consumer's request.
+
+    Returns None if the request does not name another registered broker, if it names an older registration of that
+    broker, or if that broker has not sent it. Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
     registration = services.metadata.image.brokers.get(follower.broker_id)
     if registration is None or not is_peer(services, context, follower.broker_id):
         return None
-    if 0 <= follower.broker_epoch < registration.epoch:  # a later epoch: this broker does not know it yet
+    # A later epoch is accepted: this broker has not received the metadata of that registration yet.
+    if 0 <= follower.broker_epoch < registration.epoch:
         return None
     if requested_items is None:
         requested_items = run_all(items_in_steps(request, context.api_version >= 13, FollowerItem))
@@ -95,7 +97,9 @@ def handle(
 
 
 class _ReadsForFollower(Fetch):
-    """Reads up to the log's end, and reports the follower's ends at the first reading."""
+    """Reads partitions up to the ends of their logs. When a partition is read for the first time, the follower's
+    offsets are reported to its replica.
+    """
 
     def __init__(
         self,
@@ -109,7 +113,7 @@ class _ReadsForFollower(Fetch):
         super().__init__(services, context, request, fetch_context, from_follower=True)
         self._followers = followers
         self._follower = follower
-        self._reports_ends = True
+        self._reports_offsets = True
 
     def _read(self, item: FetchItem) -> None:
         cached_partition = item.partition
@@ -124,7 +128,7 @@ class _ReadsForFollower(Fetch):
             bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)
             log = partition.log
             batches = log.read(item.fetch_offset, bytes_left, log.log_end_offset)
-            if self._reports_ends:
+            if self._reports_offsets:
                 start = item.follower_start_offset if isinstance(item, FollowerItem) else -1
                 self._followers.fetched(partition, self._follower, item.fetch_offset, start)
         except ApiError as error:
@@ -158,7 +162,7 @@ class FollowerFetch(_ReadsForFollower):
         """Read all partitions. Returns the response, or a pending one."""
         for item in self._fetch_context.items:
             self._read(item)
-        self._reports_ends = False
+        self._reports_offsets = False
         if self.is_satisfied or self._max_wait_ms <= 0:
             return self._answer()
         self._watched = {item.partition: None for item in self._fetch_context.items if item.partition is not None}
@@ -188,7 +192,7 @@ class WideFollowerFetch(_ReadsForFollower, WideFetch):
             super().moved(partition)
 
     def _wait(self) -> "Pending[Any]":
-        self._reports_ends = False
+        self._reports_offsets = False
         return super()._wait()
 
     def _unwatch(self) -> None:

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
 TOPIC_IDS_VERSION = 12
-"""The first version whose requests may name topics by id. Versions 10 and 11 have the field too, but Kafka has never
-accepted an id in them."""
+"""The first version whose requests may name topics by id. The requests of versions 10 and 11 also have the field, but
+Kafka has never accepted an id in them."""
 
 
 def handle(services: Services, context: RequestContext, request: MetadataRequest) -> "Steps[Outcome[MetadataResponse]]":
-    """Answer from one image: the current one, or the one after missing topics were created."""
+    """Answer from one image: from the current image, or from the image after missing topics were created."""
     image = services.metadata.image
     requested_topics = request.topics
     version = context.api_version
@@ -165,7 +165,8 @@ async def _create_first(
 async def _create(services: Services, context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
     """Create topics. Return the errors of topics that were not created.
 
-    A topic that a quota forbids to create now is not in the result: its error is that of an unknown topic.
+    The result does not contain topics whose creation exceeds a quota. The client gets the error of an unknown topic for
+    them.
     """
     answer = await services.controller.ensure_topics(EnsureTopics(names, context.requester))
     if answer.value is None:

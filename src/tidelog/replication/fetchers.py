@@ -1,4 +1,4 @@
-"""All fetchers of this broker: `num.replica.fetchers` of them for each other broker from which it fetches partitions."""
+"""All fetchers of this broker: `num.replica.fetchers` of them for each broker from which it fetches partitions."""
 
 import asyncio
 import logging
