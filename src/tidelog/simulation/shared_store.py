@@ -99,8 +99,8 @@ class SharedStore:
     def append(self, position: int, data: bytes, lease: Lease, writer: str, number: int) -> None:
         self.leases.check(lease)
         if position < self.next_position:
-            raise PositionTaken(f"position {position} is taken, the next is {self.next_position}")
-        assert position == self.next_position, "an append leaves no gap"
+            raise PositionTaken(f"position {position} is taken; the next free position is {self.next_position}")
+        assert position == self.next_position, "an append must not leave a gap"
         self.entries[position] = StoredEntry(position, data, writer, number)
         self.next_position = position + 1
         self._trace.note_bytes(HOST, "store.append", f"{position} by {lease.holder} in epoch {lease.epoch}", data)

@@ -115,8 +115,8 @@ class SimStore:
     def _append(self, entry: StoredEntry, lease: Lease) -> None:
         self._leases.check(lease)
         if entry.position < self._next_position:
-            raise PositionTaken(f"position {entry.position} is taken, the next is {self._next_position}")
-        assert entry.position == self._next_position, "an append leaves no gap"
+            raise PositionTaken(f"position {entry.position} is taken; the next free position is {self._next_position}")
+        assert entry.position == self._next_position, "an append must not leave a gap"
         self._write(_encode_frame(_entry_payload(entry)))
         self._restore_entry(entry)
 
