@@ -1,9 +1,9 @@
-"""The file in each data directory of a broker of a cluster that names the run of the broker which used it last.
+"""A file in each data directory of a cluster's broker. It names the run of the broker that used the directory last.
 
-With it, the next run knows that this run has ended, since it has locked the directory itself: it need not wait for the
-end of the lease. This holds only for the same directory on a machine that has not booted since; a copy of the directory
-may be in use elsewhere. The controller learns from the file whether the directory may lack records that the registered
-run has acknowledged (KIP-966).
+When the next run has locked the directory, it knows that the named run has ended, and does not have to wait for the end
+of the lease. This conclusion is valid only for the same directory on the same machine without a reboot: a copy of the
+directory may still be in use on another machine. The file also tells the controller whether the directory may lack
+records that the registered run has acknowledged (KIP-966).
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 LAST_RUN: Final = "broker.run"
 """Name of the file."""
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-"""The file in which Linux identifies the running boot."""
+"""The file from which Linux processes can read the id of the current boot."""
 
 
 class LastRun(NamedTuple):
     incarnation: str = ""
-    """Identifies the run; "" if it is unknown, or if the directories were used by different runs."""
+    """Identifies the run; "" if the run is unknown, or if different runs have used the directories."""
     broker_epoch: int = -1
     """The epoch with which the run was registered."""
     boot_id: str = ""
-    """The boot of the machine on which it ran."""
+    """The machine's boot id during the run."""
     has_ended: bool = False
-    """Whether it has ended for sure, if this process has locked the directories."""
+    """Whether the run has certainly ended, provided that this process has locked the directories."""
 
 
 def read_last_run(disk: "Disk", paths: Sequence[str]) -> LastRun:
@@ -47,7 +47,7 @@ def _read(disk: "Disk", path: str, boot_id: str) -> LastRun:
         run = LastRun(properties["incarnation"], int(properties["broker.epoch"]), properties["boot.id"])
         is_same_directory = properties["path"] == _in_hex(path)
     except (OSError, CorruptLog, LookupError, ValueError):
-        return LastRun()  # the controller then takes the stop for an unclean one, which is always safe
+        return LastRun()  # the controller then treats the stop as unclean, which is always safe
     return run._replace(has_ended=is_same_directory and run.boot_id != "" and run.boot_id == boot_id)
 
 
@@ -68,7 +68,7 @@ def _in_hex(path: str) -> str:
 
 
 def directory_ids(disk: "Disk", paths: Sequence[str]) -> tuple[DirectoryId, ...]:
-    """Return the ids of the directories; a directory whose id cannot be read is left out. Blocks."""
+    """Return the ids of the directories. Directories whose ids cannot be read are skipped. Blocks."""
     ids = []
     for path in paths:
         try:
@@ -80,7 +80,7 @@ def directory_ids(disk: "Disk", paths: Sequence[str]) -> tuple[DirectoryId, ...]
 
 
 def read_boot_id(disk: "Disk") -> str:
-    """Return the id of the machine's running boot; "" if the system has none. Blocks."""
+    """Return the id of the machine's current boot, or "" if the system has no boot ids. Blocks."""
     try:
         return "-".join(disk.read(BOOT_ID).decode(errors="replace").split())
     except OSError:
