@@ -181,7 +181,7 @@ def repair_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def only(profile: str, *faults: str) -> Profile:
-    """The profile with these faults alone, which come one behind the other."""
+    """Return the profile with only these faults, one after another."""
     return PROFILES[profile]._replace(faults=dict.fromkeys(faults, 60.0))
 
 

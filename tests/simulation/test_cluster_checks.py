@@ -1,6 +1,6 @@
 """Each check of the brokers of a cluster finds the violation that it checks for, also with several brokers.
 
-The replicas are made up: brokers do not replicate yet.
+The replicas are made up, since the tests change each of them directly.
 """
 
 from collections.abc import Callable, Iterator

@@ -53,7 +53,7 @@ def test_a_seed_repeats() -> None:
 
 
 def go_on_after_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """Be the controller until the store says that the lease is lost, as if there was no clock."""
+    """Act as the controller until the store says that the lease is lost, and ignore the clock."""
 
     async def keep(lease: HeldLease) -> None:
         while not lease.lost.done():

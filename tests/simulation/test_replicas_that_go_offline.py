@@ -8,7 +8,7 @@ import pytest
 from replication_harness.brokers import TOPIC, Stage, run
 
 DAMAGED = 9999
-"""Times that a planted error comes: permanently."""
+"""Number of times that the injected error happens: always."""
 
 
 @pytest.mark.parametrize("leads", [True, False])

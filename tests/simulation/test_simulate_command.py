@@ -28,7 +28,7 @@ def serves_above_the_high_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The seeds that are simulated."""
+    """Provide the list of the seeds that are simulated."""
     seeds: list[int] = []
     run_seed = simulate.run_seed
 

@@ -1,5 +1,5 @@
-"""Checks of the brokers of a simulated cluster while it runs. Each invariant has a name. With one broker they hold
-trivially, except those of the journal.
+"""Checks of the brokers of a simulated cluster while it runs. Each invariant has a name. With one broker, all of them
+except the invariants of the journal are always true.
 
 `ClusterChecks.check` reads the state of all brokers through `cluster_inspection`. It is called at short intervals, and
 before a fault ends a process.

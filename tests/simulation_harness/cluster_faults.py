@@ -64,21 +64,21 @@ class Profile(NamedTuple):
     """Maximum number of faults that are active at the same time."""
     brokers_min: int = 1
     producers: tuple[Producer, ...] = (IDEMPOTENT,)
-    """The kinds of producers, from which each new one is drawn."""
+    """The kinds of producers, from which the kind of each new producer is chosen at random."""
     members: int = 0
     """Number of members of a consumer group."""
     has_administrator: bool = False
     """Whether replicas are reassigned and preferred leaders elected, and half of the lives use eligible leader
     replicas."""
     topic_configs: tuple[Mapping[str, str], ...] = ({},)
-    """Settings of topics, from which those of each new topic are drawn."""
+    """Settings of topics. One element is chosen at random for each new topic."""
 
 
 class Faults:
     """Applies faults to a cluster until `until_s` of virtual time. When `run` returns, all faults have ended.
 
-    The kind of the first fault is the seed modulo the number of kinds. Therefore consecutive seeds, as many as the
-    profile has kinds of faults, begin with each kind once.
+    The kind of the first fault is the seed modulo the number of kinds. Therefore consecutive seeds begin with different
+    kinds. If their number is the number of kinds, they begin with each kind once.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The only module of the simulation that reads the internal state of running brokers, for `cluster_checks`.
 
-When the internal structure of the broker changes, this module changes and the checks stay as they are. Reading has no
-effect: it runs no code of the broker that changes something, and draws no random number.
+When the internal structure of the broker changes, this module changes and the checks stay as they are. Reading changes
+nothing: it runs no code of the broker that changes something, and uses no random number.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class ReplicaView(NamedTuple):
     topic_id: bytes
     partition: TopicPartition
     opened: object
-    """Identifies this opening of the log: a replica that was removed and is added again has another one."""
+    """Identifies this opening of the log. If a replica was removed and is added again, this value is different."""
     is_online: bool
     """Whether the log can be read and written. The offsets of an offline replica are those before its failure."""
     is_leader: bool
@@ -36,7 +36,7 @@ class ReplicaView(NamedTuple):
     high_watermark: int
     log_end_offset: int
     isr: tuple[int, ...] | None
-    """The committed ISR that the leader works with; None if this replica keeps no ISR."""
+    """The committed ISR that the leader uses; None if this replica is not the leader."""
     partition_epoch: int | None
     """The partition epoch of `isr`."""
     compacted: bool

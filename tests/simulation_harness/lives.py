@@ -1,4 +1,4 @@
-"""What the suites check about simulated lives: they keep every promise, and a planted fault is found."""
+"""Checks that the suites make with simulated lives: no promise is broken, and a fault that is built in is found."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable

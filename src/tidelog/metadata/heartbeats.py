@@ -8,8 +8,7 @@ from tidelog.model.steps import Steps
 
 
 class Heartbeats:
-    """For each broker, the position up to which it has followed the journal, from its last heartbeat to this
-    controller.
+    """Stores how far each broker has followed the journal, as the broker's last heartbeat to this controller says.
 
     A new controller does not know the heartbeats that earlier controllers received. It soon receives the next heartbeat
     of each broker.
@@ -36,6 +35,6 @@ class Heartbeats:
             position = self._shutdown_positions.setdefault(key, image.position)
         return (
             yield from heartbeat(
-                image, request, self._config, shutdown_position=position, followed_by=self._followed_positions
+                image, request, self._config, shutdown_position=position, followed_positions=self._followed_positions
             )
         )

@@ -36,7 +36,8 @@ def lease_lost(lease: "Lease") -> LeaseLost:
 class StoreUnavailable(Exception):
     """The store cannot be reached, its disk is full, or another process has locked it. A later call may succeed.
 
-    An append that raises this has changed nothing. Any other call may have been executed, and can safely be repeated.
+    An append that raises this error has changed nothing. Any other call that raises it may have been executed, and can
+    safely be repeated.
     """
 
 

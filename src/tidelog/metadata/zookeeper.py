@@ -1,4 +1,4 @@
-"""The metadata store in ZooKeeper 3.6 or newer, for brokers on several hosts. Needs the package kazoo.
+"""The metadata store in ZooKeeper 3.6 or newer, for brokers on several hosts. It needs the package kazoo.
 
 Nodes below the root:
 

@@ -85,7 +85,7 @@ class SimFile:
 
     def resident(self, position: int, size: int) -> bool:
         self._begin("resident")
-        return self._disk.rng.random() >= self._disk.cold
+        return self._disk.rng.random() >= self._disk.cold_chance
 
     def hold(self) -> None:
         self._holds += 1
@@ -147,7 +147,7 @@ class SimDisk:
         self.now_ms = now_ms
         """Returns the wall-clock time, which is stored as the time of a file's last change."""
         self.alive = True
-        self.cold = 0.0
+        self.cold_chance = 0.0
         """Probability that `resident` returns False."""
         self.operations = 0
         self.on_operation: Callable[[str, str], None] | None = None
