@@ -6,7 +6,8 @@
     meta.properties: Java properties (cluster.id, node.id or broker.id, version, directory.id)
     partition.metadata (one in each partition): version: 0 / topic_id: 22 characters
 
-Parsing raises CorruptLog with the position in bytes. An empty file has no entries; Kafka may leave such files.
+Each function that parses a file raises CorruptLog with the position in bytes. An empty file is accepted and has no
+entries, because Kafka may leave empty files.
 """
 
 from collections.abc import Mapping
@@ -112,7 +113,7 @@ def read_partition_metadata(disk: "Disk", directory: str) -> bytes | None:
 
 
 def _entries(data: bytes, path: str, words_per_line: int) -> list[tuple[int, list[str]]]:
-    """Return (position, words) of each line after the head. The head must state their number."""
+    """Return (position, words) of each line after the head. The head must state the number of these lines."""
     if not data.strip():
         return []
     lines = data.split(b"\n")

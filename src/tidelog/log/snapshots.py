@@ -1,6 +1,4 @@
-"""The producer snapshot files of one log: which of them exist, which must be kept, and which is the newest sound
-one.
-"""
+"""The producer snapshot files of one log: which files exist, which must be kept, and which is the newest sound one."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -20,8 +18,8 @@ logger = logging.getLogger("tidelog.log")
 
 SUFFIX = ".snapshot"
 NEWEST_KEPT = 2
-"""Number of newest snapshots that are kept. The snapshots at the base offsets of segments are kept too, since
-truncations start from them."""
+"""The newest snapshots, up to this number, are kept. The snapshots at the base offsets of segments are also kept,
+because truncations start from them."""
 
 
 class Snapshots:
@@ -66,26 +64,27 @@ class Snapshots:
             self.remove(later)
 
     def take_obsolete(self, segments: "SegmentList") -> list[str]:
-        """Remove the snapshots that are no longer needed from the list, and return their paths. The caller removes the
-        files.
+        """Remove from the list the snapshots that are no longer needed, and return their paths. The caller removes
+        the files.
         """
-        kept = {segment.base_offset for segment in segments.items}
-        kept.update(self.offsets[-NEWEST_KEPT:])
-        obsolete = [offset for offset in self.offsets if offset not in kept]
-        self.offsets = [offset for offset in self.offsets if offset in kept]
+        kept_offsets = {segment.base_offset for segment in segments.items}
+        kept_offsets.update(self.offsets[-NEWEST_KEPT:])
+        obsolete = [offset for offset in self.offsets if offset not in kept_offsets]
+        self.offsets = [offset for offset in self.offsets if offset in kept_offsets]
         return [self.path(offset) for offset in obsolete]
 
     def give_back(self, obsolete: list[str]) -> None:
-        """Add the paths of `take_obsolete` to the list again, since their files were not removed."""
+        """Add the paths from `take_obsolete` to the list again, because their files were not removed."""
         for path in obsolete:
             self.add(int(path.rpartition("/")[2][: -len(SUFFIX)]))
 
 
 def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> ProducerState:
-    """Restore the producers of a log from `start` to `end`: load the newest snapshot and replay the batches after it.
+    """Restore the producers of a log from `start` to `end`: load the newest snapshot and replay the batches after
+    it.
 
-    Replayed batches write the transaction indexes again. Batches are not checked, but raise CorruptLog if they cannot
-    be read. Raises OSError.
+    Replayed batches write the transaction indexes again. Batches are not checked. Raises CorruptLog if a batch
+    cannot be read, and OSError.
     """
     producers = ProducerState()
     snapshot = snapshots.load(end)

@@ -79,7 +79,7 @@ def test_a_topic_that_cannot_be_made(broker: VirtualBroker, caplog: pytest.LogCa
     broker.refuse_topics = ErrorCode.POLICY_VIOLATION
     with pytest.raises(CoordinatorNotAvailable, match="refused by the test"):
         broker.loop.run_until_complete(broker.groups.host.make_topic())
-    assert "cannot make topic" in caplog.text
+    assert "cannot create topic" in caplog.text
 
 
 def test_groups_are_spread_by_their_hash(broker: VirtualBroker) -> None:
