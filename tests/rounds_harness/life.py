@@ -16,6 +16,7 @@ from rounds_harness.checks import (
     check_deliveries,
     check_log_lines,
     check_replicas,
+    leases_lost,
     shortened,
 )
 from rounds_harness.clients import Reader, Writer
@@ -122,7 +123,7 @@ class Life:
             led_gap_s = max((gap for partition, gap in gaps.items() if partition in led), default=0.0)
             other_gap_s = max((gap for partition, gap in gaps.items() if partition not in led), default=0.0)
             violations += self._let_rest()
-            violations += self._check(fault)
+            violations += self._check(fault, notes)
         except (TimeoutError, KafkaException, RuntimeError, OSError) as error:
             violations.append(f"{type(error).__name__}: {error}")
             violations += shortened(self._log_violations(fault))
@@ -193,7 +194,7 @@ class Life:
                 raise TimeoutError(f"partitions {missing} have acknowledged nothing for {timeout_s:g} s")
             time.sleep(0.05)
 
-    def _check(self, fault: Fault) -> list[str]:
+    def _check(self, fault: Fault, notes: list[str]) -> list[str]:
         duplicates = self.log_reader.duplicates
         violations = shortened(self.log_reader.read_on(READ_S))
         if fault.name == "none" and self.log_reader.duplicates > duplicates:
@@ -201,10 +202,11 @@ class Life:
         violations += check_commits(self.brokers, self.ledger)
         violations += shortened(self.marks.check(latest=3))
         violations += shortened(check_replicas(self.brokers, 15))
-        return violations + shortened(self._log_violations(fault))
+        return violations + shortened(self._log_violations(fault, notes))
 
-    def _log_violations(self, fault: Fault | None) -> list[str]:
-        violations = []
+    def _log_violations(self, fault: Fault | None, notes: list[str] | None = None) -> list[str]:
+        """Check the lines since the last call."""
+        violations, leases = [], 0
         for number in NUMBERS:
             with open(self.brokers[number].log_path, errors="replace") as log:
                 log.seek(self._log_ends[number])
@@ -212,4 +214,7 @@ class Life:
                 self._log_ends[number] = log.tell()
             found = check_log_lines(text, fault.allowed_errors if fault else None)
             violations += [f"broker {number}: {line}" for line in found]
+            leases += leases_lost(text)
+        if leases and notes is not None:
+            notes.append(f"leases of brokers lost: {leases}")
         return violations
