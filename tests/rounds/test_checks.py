@@ -75,6 +75,14 @@ def test_violations_of_the_log_are_found(
     assert violations_of(log_of(*records), ledger, monkeypatch)[0].startswith(message)
 
 
+def test_records_acknowledged_without_an_offset_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = acknowledged((KEY, b"0"))
+    ledger.acknowledge(0, None, KEY, b"1")
+    assert violations_of(log_of((KEY, b"0"), (KEY, b"1")), ledger, monkeypatch) == []
+    found = violations_of(log_of((KEY, b"0")), ledger, monkeypatch)
+    assert [text.partition(":")[0] for text in found] == ["lost"]
+
+
 def test_gaps_of_the_log_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = violations_of(log_of((KEY, b"0"), first=1), acknowledged(), monkeypatch)
     assert found == ["gap: 0@1 follows 0@-1"]

@@ -60,6 +60,9 @@ class LogReader:
                 violations.append(f"reading: not at the end {ends} after {timeout_s:g} s, but at {self._next}")
                 break
         self._consumer.unassign()
+        for key, number in self._ledger.without_offset.items():
+            if self._last_number.get(key, -1) < number:
+                violations.append(f"lost: {key!r} number {number} was acknowledged without an offset, and is not there")
         return violations
 
     def _check(self, partition: int, offset: int, key: bytes, value: bytes) -> list[str]:

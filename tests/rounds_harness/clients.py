@@ -105,8 +105,6 @@ class Writer(Client):
             if not self._is_stopping.is_set():
                 self._ledger.fail(f"{self.name}: {key!r} number {value!r} was given up: {error}")
             return
-        assert offset is not None
-        assert offset >= 0, "an acknowledgement without an offset"
         self._ledger.acknowledge(partition, offset, key, value)
 
     def _on_error(self, error: KafkaError) -> None:

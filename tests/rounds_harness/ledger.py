@@ -4,13 +4,6 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from typing import NamedTuple
-
-
-class Acknowledged(NamedTuple):
-    offset: int
-    key: bytes
-    value: bytes
 
 
 class Ledger:
@@ -20,6 +13,8 @@ class Ledger:
         self.lock = threading.Lock()
         self.records: dict[int, dict[int, tuple[bytes, bytes]]] = defaultdict(dict)
         """By partition and offset: key and value of each acknowledged record."""
+        self.without_offset: dict[bytes, int] = defaultdict(lambda: -1)
+        """By key: the largest number of a record that was acknowledged without an offset."""
         self.contradictions: list[str] = []
         """Offsets that were acknowledged for two records."""
         self.acknowledged_s: dict[int, list[float]] = defaultdict(list)
@@ -30,10 +25,12 @@ class Ledger:
         """By key: the number of the last record that was passed to its producer."""
         self.groups: dict[str, GroupLedger] = {}
 
-    def acknowledge(self, partition: int, offset: int, key: bytes, value: bytes) -> None:
+    def acknowledge(self, partition: int, offset: int | None, key: bytes, value: bytes) -> None:
+        """Without an offset, the broker has said only that it has the record already, since an answer was lost."""
         with self.lock:
-            before = self.records[partition].setdefault(offset, (key, value))
-            if before != (key, value):
+            if offset is None:
+                self.without_offset[key] = max(self.without_offset[key], int(value))
+            elif (before := self.records[partition].setdefault(offset, (key, value))) != (key, value):
                 self.contradictions.append(f"{partition}@{offset} was acknowledged for {before[1]!r} and for {value!r}")
             self.acknowledged_s[partition].append(time.monotonic())
 
