@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from confluent_kafka import KafkaException
+from confluent_kafka import ElectionType, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from rounds_harness import disks
@@ -253,6 +253,10 @@ class Brokers:
         """Return the leader of each partition of the topic. Raises KafkaException."""
         found = self.admin.list_topics(TOPIC, timeout=10).topics[TOPIC]
         return {index: partition.leader for index, partition in found.partitions.items()}
+
+    def elect_preferred_leaders(self) -> None:
+        """Let each broker lead the partitions whose first replica it is. Raises KafkaException."""
+        self.admin.elect_leaders(ElectionType.PREFERRED, None).result(30)
 
     def wait_until_in_sync(self, timeout_s: float) -> None:
         """Wait until all brokers are active, and all replicas of all partitions are in sync. Raises TimeoutError."""

@@ -101,6 +101,7 @@ class Life:
         self.ledger.forget_times()
         try:
             self.marks.make(number)
+            self.brokers.elect_preferred_leaders()  # so that each broker leads something
             self._let_work()
             self._wait_for_acknowledgements(IN_SYNC_S)
             time.sleep(WARM_S)
@@ -197,12 +198,14 @@ class Life:
     def _check(self, fault: Fault, notes: list[str]) -> list[str]:
         duplicates = self.log_reader.duplicates
         violations = shortened(self.log_reader.read_on(READ_S))
-        if fault.name == "none" and self.log_reader.duplicates > duplicates:
+        log_violations = shortened(self._log_violations(fault, notes))
+        # A machine that is too busy is a fault, too: brokers lose their leases then.
+        if fault.name == "none" and not notes and self.log_reader.duplicates > duplicates:
             violations.append("a producer that is not idempotent has written duplicates without any fault")
         violations += check_commits(self.brokers, self.ledger)
         violations += shortened(self.marks.check(latest=3))
         violations += shortened(check_replicas(self.brokers, 15))
-        return violations + shortened(self._log_violations(fault, notes))
+        return violations + log_violations
 
     def _log_violations(self, fault: Fault | None, notes: list[str] | None = None) -> list[str]:
         """Check the lines since the last call."""

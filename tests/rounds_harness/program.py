@@ -52,7 +52,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--resume", type=Path, metavar="FILE", help="append results to FILE, after those it has")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="for data and logs (default: a temporary one)")
     parser.add_argument("--life", type=int, default=ROUNDS_OF_A_LIFE, metavar="N", help="rounds of one cluster")
-    parser.add_argument("--table", action="store_true", help="only print the table of the results in --resume")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="only print the table of these results")
     return parser.parse_args(arguments)
 
 
@@ -60,6 +60,11 @@ def fault_of(number: int, seed: int, faults: list[Fault]) -> Fault:
     """Return the fault of a round: each one once, in an order that the seed determines, then again."""
     turn, place = divmod(number - 1, len(faults))
     return Random(f"{seed}/{turn}").sample(faults, len(faults))[place]
+
+
+def read_results(path: Path) -> list[Result]:
+    """Return the results that earlier runs have written; none if there is no such file."""
+    return [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 class Run:
@@ -70,9 +75,7 @@ class Run:
         self._reason = reason
         """Why there are no namespaces; empty if there are."""
         self._network = Network([*map(machine_of, NUMBERS), *Servers.machines]) if not reason else None
-        self.results: list[Result] = []
-        if chosen.resume is not None and chosen.resume.exists():
-            self.results = [Result(**json.loads(line)) for line in chosen.resume.read_text().splitlines()]
+        self.results = read_results(chosen.resume) if chosen.resume is not None else []
 
     def rounds(self) -> list[str]:
         """Run the rounds until one has a violation. Return the violations."""
@@ -141,32 +144,36 @@ class Run:
 
 
 def table(results: list[Result]) -> str:
-    """Return the unavailable time by fault, as a table of Markdown: median and largest of the rounds."""
-    lines = [
-        "| fault | rounds | led by a victim, s | led by others, s | in sync again, s |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    """Return a table of Markdown: unavailable time by fault and store, where a victim led and elsewhere."""
+    completed = [result for result in results if result.in_sync_s >= 0]
+    stores = [kind for kind in KINDS if any(result.store == kind for result in completed)]
+    lines = [f"| fault | {' | '.join(stores)} | rounds |", f"|---|{'---:|' * len(stores)}---:|"]
     for fault in FAULTS:
-        rounds = [result for result in results if result.fault == fault.name and result.in_sync_s >= 0]
+        rounds = [result for result in completed if result.fault == fault.name]
         if rounds:
-            cells = [
-                f"{statistics.median(values):.1f} / {max(values):.1f}"
-                for values in zip(*((each.led_gap_s, each.other_gap_s, each.in_sync_s) for each in rounds), strict=True)
-            ]
-            lines.append(f"| {fault.name} | {len(rounds)} | {' | '.join(cells)} |")
+            cells = [_times([result for result in rounds if result.store == kind]) for kind in stores]
+            lines.append(f"| {fault.text} (`{fault.name}`) | {' | '.join(cells)} | {len(rounds)} |")
     return "\n".join(lines)
+
+
+def _times(rounds: list[Result]) -> str:
+    """Return median and largest time, of partitions that a victim led / of other partitions."""
+    led = [result.led_gap_s for result in rounds if result.led_gap_s]
+    others = [result.other_gap_s for result in rounds if result.other_gap_s]
+    return " / ".join(f"{statistics.median(times):.1f} ({max(times):.1f})" if times else "-" for times in (led, others))
 
 
 def main() -> int:
     chosen = parsed(sys.argv[1:])
-    reason = "" if chosen.table else namespaces.enter("rounds_harness.program", sys.argv[1:])
     if chosen.table:
-        reason = "only a table"
+        print(table([result for path in chosen.table for result in read_results(path)]))
+        return 0
+    reason = namespaces.enter("rounds_harness.program", sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began_s = time.monotonic()
     run = Run(chosen, reason)
-    violations = [] if chosen.table else run.rounds()
-    print("\nUnavailable time (median / largest):\n\n" + table(run.results) + "\n")
+    violations = run.rounds()
+    print(f"\nUnavailable seconds: median (largest), where a victim led / elsewhere\n\n{table(run.results)}\n")
     print(
         f"{chosen.store}: {len(run.results)} rounds, {sum(each.records for each in run.results)} records acknowledged, "
         f"{sum(each.commits for each in run.results)} commits, {len(violations)} violations, "
@@ -178,4 +185,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
