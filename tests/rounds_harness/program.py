@@ -74,6 +74,7 @@ class Run:
         self._chosen = chosen
         self._reason = reason
         """Why there are no namespaces; empty if there are."""
+        self._has_begun = False
         self._network = Network([*map(machine_of, NUMBERS), *Servers.machines]) if not reason else None
         self.results = read_results(chosen.resume) if chosen.resume is not None else []
 
@@ -93,7 +94,8 @@ class Run:
         shutil.rmtree(directory, ignore_errors=True)
         life = Life(chosen.store, directory, self._network)
         faults, skipped = possible(chosen.store, life.abilities, self._reason)
-        if numbers.start == chosen.first:
+        if not self._has_begun:
+            self._has_begun = True
             print(f"store {chosen.store}, seed {chosen.seed}, data and logs below {directory}", flush=True)
             for name, why in skipped.items():
                 print(f"skipped: {name}: {why}")
