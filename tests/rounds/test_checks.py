@@ -75,6 +75,14 @@ def test_violations_of_the_log_are_found(
     assert violations_of(log_of(*records), ledger, monkeypatch)[0].startswith(message)
 
 
+def test_repetitions_without_idempotence_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = log_of((PLAIN, b"0"), (PLAIN, b"2"), (PLAIN, b"1"), (PLAIN, b"2"))
+    monkeypatch.setattr(checks, "Consumer", lambda _settings, logger: consumer)
+    reader = LogReader(cast("Any", SimpleNamespace(client_settings=dict)), acknowledged(), ["writer-1"])
+    assert reader.read_on(0.2) == []
+    assert reader.repeated == [(PLAIN, 2)]
+
+
 def test_records_acknowledged_without_an_offset_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = acknowledged((KEY, b"0"))
     ledger.acknowledge(0, None, KEY, b"1")

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -11,9 +12,11 @@ from rounds_harness.brokers import NUMBERS, PARTITIONS, TOPIC, Brokers, quiet_lo
 from rounds_harness.clients import CLIENT_SETTINGS
 from rounds_harness.ledger import Ledger
 
+T = TypeVar("T")
+
 SHOWN = 5
 """The number of violations of one kind that are reported."""
-COMMIT_TRIES_S = 30.0
+TRIES_S = 30.0
 
 
 class LogReader:
@@ -26,8 +29,8 @@ class LogReader:
         self._last_number: dict[bytes, int] = {}
         self._repeatable: set[tuple[bytes, int]] = set()
         """Keys and numbers of the records of producers that are not idempotent."""
-        self.duplicates = 0
-        """Of producers that are not idempotent."""
+        self.repeated: list[tuple[bytes, int]] = []
+        """Keys and numbers of records that such a producer has written again."""
         settings = CLIENT_SETTINGS | {"group.id": "reader of the log", "check.crcs": True, "enable.auto.commit": False}
         self._consumer = Consumer(brokers.client_settings(**settings), logger=quiet_logger())
 
@@ -40,7 +43,7 @@ class LogReader:
         latest_s = time.monotonic() + timeout_s
         ends = {}
         for partition in self._next:
-            _, ends[partition] = self._consumer.get_watermark_offsets(TopicPartition(TOPIC, partition), timeout_s)
+            ends[partition] = self._end(partition)
             last = max(self._ledger.records[partition], default=-1)
             if ends[partition] <= last:
                 violations.append(f"lost: {partition}@{last} was acknowledged, the log ends at {ends[partition]}")
@@ -65,6 +68,11 @@ class LogReader:
                 violations.append(f"lost: {key!r} number {number} was acknowledged without an offset, and is not there")
         return violations
 
+    def _end(self, partition: int) -> int:
+        """Return the high watermark. The client does not ask again by itself if the leader has just changed."""
+        _, end = try_until_done(lambda: self._consumer.get_watermark_offsets(TopicPartition(TOPIC, partition), 10))
+        return int(end)
+
     def _check(self, partition: int, offset: int, key: bytes, value: bytes) -> list[str]:
         violations = []
         if offset < self._next[partition]:
@@ -78,7 +86,8 @@ class LogReader:
         number, last = int(value), self._last_number.get(key, -1)
         if not key.startswith(self._idempotent):
             # The client changes the order when the leader changes while a request is under way.
-            self.duplicates += (key, number) in self._repeatable
+            if (key, number) in self._repeatable:
+                self.repeated.append((key, number))
             self._repeatable.add((key, number))
         elif number <= last:
             kind = "duplicate" if number == last else "order"
@@ -135,9 +144,9 @@ class Marks:
     def make(self, number: int) -> None:
         """Commit for two groups, and delete one of them. Raises TimeoutError unless everything is acknowledged."""
         kept, deleted = f"kept-{number}", f"deleted-{number}"
-        _try_until_done(lambda: self._commit(kept, number))
-        _try_until_done(lambda: self._commit(deleted, number))
-        _try_until_done(lambda: self._brokers.admin.delete_consumer_groups([deleted])[deleted].result(10))
+        try_until_done(lambda: self._commit(kept, number))
+        try_until_done(lambda: self._commit(deleted, number))
+        try_until_done(lambda: self._brokers.admin.delete_consumer_groups([deleted])[deleted].result(10))
         self._kept[kept] = number
         self._deleted.append(deleted)
 
@@ -177,7 +186,7 @@ def committed(brokers: Brokers, group: str) -> dict[int, int]:
             found[each.partition] = each.offset
 
     try:
-        _try_until_done(ask)
+        try_until_done(ask)
     finally:
         consumer.close()
     return found
@@ -188,15 +197,15 @@ def _member(brokers: Brokers, group: str) -> Consumer:
     return Consumer(brokers.client_settings(**settings), logger=quiet_logger())
 
 
-def _try_until_done(action: Callable[[], object]) -> None:
-    latest_s = time.monotonic() + COMMIT_TRIES_S
+def try_until_done(action: Callable[[], T]) -> T:
+    """Call `action` until it raises no KafkaException, and return its result. Raises TimeoutError."""
+    latest_s = time.monotonic() + TRIES_S
     while True:
         try:
-            action()
-            return
+            return action()
         except KafkaException as error:
             if time.monotonic() > latest_s:
-                raise TimeoutError(f"a group could not be changed or read for {COMMIT_TRIES_S:g} s: {error}") from error
+                raise TimeoutError(f"the cluster has refused a request for {TRIES_S:g} s: {error}") from error
             time.sleep(0.1)
 
 

@@ -1,9 +1,12 @@
-"""Replicas of this broker whose logs are offline: others lead instead, and damaged logs are fetched anew.
+"""Replicas of this broker whose logs are offline or full: others lead instead, and damaged logs are fetched anew.
 
 The broker reports such a replica to the controller while the partition counts on it: as leader, or as a member of the
 ISR or the ELR. When it counts on it no longer, and another broker leads, a damaged log can be put aside: the replica
 begins with an empty log, and comes back into the ISR when it has everything. A log in a data directory that is out of
 use, or that cannot be opened for a temporary reason, is left as it is.
+
+A replica whose disk is full is reported, too, while it leads the partition and the other members of the ISR suffice. It
+leaves the ISR with the report, and comes back when it has the records that it could not append.
 """
 
 import asyncio
@@ -16,6 +19,7 @@ from tidelog.metadata.image import NO_LEADER
 from tidelog.metadata.link import ReplicasOffline
 from tidelog.metadata.offline_replicas import is_counted_on
 from tidelog.model.ids import TopicId, TopicPartition
+from tidelog.replication.full_directories import lacks_space
 from tidelog.runtime.cancelling import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -30,6 +34,8 @@ logger = logging.getLogger("tidelog.partitions")
 REPLICAS_MAX: Final = 1000
 """Upper bound on the replicas of one report. The controller appends its changes as one entry of the journal."""
 TIMEOUT_MS: Final = 10_000
+SPACE_PAUSE_S: Final = 1.0
+"""For this time, in seconds, a leader on a full disk waits for space before another broker leads."""
 PAUSE_S: Final = 1.0
 """Pause before the next report, in seconds, and before a log that has failed again is made anew again."""
 
@@ -46,11 +52,15 @@ class OfflineReplicas:
     ) -> None:
         """`broker_epoch` returns the epoch of this broker's present registration."""
         self._tasks = runtime.tasks
+        self._clock = runtime.clock
         self._partitions = partitions
         self._controller = controller
         self._broker_epoch = broker_epoch
         self._failed: dict[Partition, None] = {}
         """Open partitions whose logs have failed."""
+        self._full: dict[Partition, float] = {}
+        """Partitions that this broker leads and whose last batch had no space on the disk, by the time of the first
+        refusal, in seconds of the monotonic clock."""
         self._reported: dict[tuple[TopicId, int], int] = {}
         """The partition epoch at the last report of each replica. If nothing has changed since, no other replica can
         replace it."""
@@ -62,9 +72,15 @@ class OfflineReplicas:
         self._failed[partition] = None
         self.check()
 
+    def add_refused(self, partition: "Partition", error: Exception) -> None:
+        """A batch was not appended to the log of a partition that this broker leads."""
+        if lacks_space(error) and partition not in self._full:
+            self._full[partition] = self._clock.monotonic()
+            self.check()
+
     def check(self) -> None:
         """Look at the offline replicas, since the metadata or the logs have changed."""
-        has_offline = bool(self._failed or self._partitions.unopened)
+        has_offline = bool(self._failed or self._full or self._partitions.unopened)
         if not has_offline:
             self._reported.clear()
         if has_offline and self._task is None and not self._stopped:
@@ -85,7 +101,7 @@ class OfflineReplicas:
                 elif damaged is not None:
                     logger.warning("damaged log put aside, to be fetched anew partition=%s", damaged)
                     await self._partitions.reconciler.make_anew(damaged, self._may_be_replaced)
-                else:
+                elif not self._full:
                     return
                 await self._tasks.sleep(PAUSE_S)
         finally:
@@ -120,6 +136,25 @@ class OfflineReplicas:
             replica = topic_id, key.partition
             if is_counted_on(state, self._partitions.node_id) and self._reported.get(replica) != state.partition_epoch:
                 yield replica, state.partition_epoch
+        for topic_id, key, state in self._led_without_space():
+            replica = topic_id, key.partition
+            if self._reported.get(replica) != state.partition_epoch:
+                logger.warning("disk is full, another broker is to lead partition=%s", key)
+                yield replica, state.partition_epoch
+
+    def _led_without_space(self) -> "Iterator[tuple[TopicId, TopicPartition, PartitionState]]":
+        """Yield the partitions that this broker leads on a full disk and others can lead, with their newest states."""
+        latest_s = self._clock.monotonic() - SPACE_PAUSE_S
+        for partition, since_s in list(self._full.items()):
+            isr = partition.replica.isr
+            if partition.deleted or isr is None or not partition.appends_refused:
+                del self._full[partition]
+            # With fewer members than min.insync.replicas the next leader could not accept records, either.
+            elif since_s <= latest_s and len(isr.committed) > max(isr.min_isr, 1):
+                topic = self._partitions.topics.get(partition.topic)
+                if topic is not None and partition.index < len(topic.partitions):
+                    key = TopicPartition(partition.topic, partition.index)
+                    yield topic.topic_id, key, topic.partitions[partition.index]
 
     def _replaceable(self) -> Iterator[TopicPartition]:
         """Yield the damaged replicas that the partition does not need."""
