@@ -11,7 +11,7 @@ from rounds_harness.brokers import PARTITIONS, TOPIC
 from rounds_harness.ledger import GroupLedger, Ledger
 
 KEYS_PER_PARTITION = 2
-PAUSE_S = 0.02
+PAUSE_S = 0.05
 """Between two rounds of a producer over all partitions. It is the resolution of the measured times."""
 CLIENT_SETTINGS: dict[str, object] = {
     "socket.timeout.ms": 4000,
