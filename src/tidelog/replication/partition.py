@@ -59,7 +59,6 @@ class Partition:
     """The replica of `topic`-`index` on this broker. All methods are called on the event loop."""
 
     __slots__ = (
-        "_appends_refused",
         "_committed_waiters",
         "_durable",
         "_examine_in_turn",
@@ -76,6 +75,7 @@ class Partition:
         "_thawing",
         "_watchers",
         "appends_directly",
+        "appends_refused",
         "config",
         "deleted",
         "frozen",
@@ -119,7 +119,7 @@ class Partition:
         self._flusher = flusher
         self.in_dirty_set = False
         self._flush_timer: TimerHandle | None = None
-        self._appends_refused = False
+        self.appends_refused = False
         """Whether the last append was refused for a reason that may pass: a full disk, or no free file descriptor."""
         name = f"{topic}-{index}"
         self._local_waiters = Waiters(name)
@@ -274,11 +274,13 @@ class Partition:
             if self.log.failure is not None:
                 self.fail()
             else:
-                self._appends_refused = True
+                self.appends_refused = True
                 self._shared.full.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
+                if self._shared.on_refused_append is not None:
+                    self._shared.on_refused_append(self, error)
             raise
-        if self._appends_refused:
-            self._appends_refused = False
+        if self.appends_refused:
+            self.appends_refused = False
             self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
@@ -328,15 +330,15 @@ class Partition:
             if log.failure is not None:
                 self.fail()
             else:
-                self._appends_refused = True
+                self.appends_refused = True
                 self._shared.full.note_refusal(directory, len(data), error)
             raise
         finally:
             if log.log_end_offset > end_before:
                 self._mark_dirty()
                 self.step(LogAppended(log.log_end_offset, not self._durable))
-        if self._appends_refused:
-            self._appends_refused = False
+        if self.appends_refused:
+            self.appends_refused = False
             self._shared.full.note_append(directory, len(data))
         if self._flushes_early:
             self._flush_early()

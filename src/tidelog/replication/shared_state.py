@@ -44,6 +44,7 @@ class SharedByPartitions:
         "end_watchers",
         "full",
         "on_peer_work",
+        "on_refused_append",
         "queued_bytes",
         "role_watchers",
         "stop_fetching",
@@ -59,6 +60,9 @@ class SharedByPartitions:
         """Topics for which an oversized batch was logged since their settings last changed."""
         self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
         """Called with the effects of a replica that need a thread or another broker. It must not wait."""
+        self.on_refused_append: Callable[[Partition, Exception], None] | None = None
+        """Called when the log of a partition that this broker leads had no space, or no file descriptor, for a batch.
+        """
         self.role_watchers: dict[str, Callable[[Partition], None]] = {}
         """By topic; see `Partitions.watch_roles`."""
         self.stop_fetching: Callable[[Partition], None] | None = None
