@@ -386,7 +386,8 @@ class Fetcher:
         assert isinstance(end, int)
         if end < partition.log_end_offset:
             await self._cut(followed, EpochEnd(UNDEFINED_EPOCH, end))
-        elif start > partition.log_end_offset:
+        elif start > partition.log_end_offset or partition.log_start_offset < start == partition.log_end_offset:
+            # The leader has no record of this log, so it cannot confirm that these records were ever committed.
             await self._change_log(followed, partition.restart_at(start, epoch))
         else:  # retention has moved the leader's start meanwhile, or the leader does not know the last epoch here
             where = f"offset {partition.log_end_offset} after epoch {partition.latest_epoch}"
