@@ -55,7 +55,10 @@ class Stage:
 
     @property
     def image(self) -> Any:
-        return self.running.services.metadata.image
+        """The newest metadata of all brokers: one that is paused or cut off has an older state."""
+        brokers: list[Any] = [node.broker for node in self.cluster.nodes]
+        images = [broker.services.metadata.image for broker in brokers if broker is not None and broker._services]
+        return max(images, key=lambda image: image.position)
 
     def state(self, index: int = 0) -> PartitionState:
         state: PartitionState = self.image.topics[TOPIC].partitions[index]
