@@ -227,6 +227,27 @@ def test_a_follower_below_the_start_of_its_leader_begins_there_anew() -> None:
     run(scenario)
 
 
+def test_a_follower_begins_at_the_batch_into_which_records_were_deleted() -> None:
+    async def scenario(stage: Stage) -> None:
+        follower = stage.followers[0]
+        follower.kill()
+        await stage.until_isr(*(node.node_id for node in stage.cluster.nodes if node is not follower))
+        await stage.produce(b"1")
+        await stage.produce(b"2", b"3", b"4")
+        client = await stage.client(stage.leader)
+        topic = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 2)])
+        answer = await client.ask(DeleteRecordsRequest([topic], timeout_ms=5000), DeleteRecordsResponse)
+        client.close()
+        assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+        await follower.start()
+        await stage.until_isr(1, 2, 3)
+        await stage.until_equal(follower)
+        assert stage.partition(follower).log_start_offset == 2
+        assert stage.values(follower) == [b"3", b"4"]
+
+    run(scenario)
+
+
 def test_a_new_leader_does_not_name_the_end_before_it_knows_what_is_committed() -> None:
     async def scenario(stage: Stage) -> None:
         first, (second, third) = stage.leader, stage.followers

@@ -14,7 +14,7 @@ from tidelog.api.wide_fetch import WideFetch
 from tidelog.model.steps import Steps, run_all
 from tidelog.replication.followers import EndWatcher, Follower
 from tidelog.replication.partition import READ_UNCOMMITTED
-from tidelog.wire.errors import ApiError
+from tidelog.wire.errors import ApiError, OffsetOutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,8 +123,10 @@ class _ReadsForFollower(Fetch):
             partition = self._partition(item)
             partition.check_leader_epoch(item.current_leader_epoch)
             partition.check_online()
-            if item.last_fetched_epoch >= 0 and self._report_divergence(partition, item):
-                return
+            if item.last_fetched_epoch >= 0:
+                if self._report_divergence(partition, item):
+                    return
+                _check_has_common_records(partition, item)
             bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)
             log = partition.log
             batches = log.read(item.fetch_offset, bytes_left, log.log_end_offset)
@@ -151,6 +153,25 @@ class _ReadsForFollower(Fetch):
             batches = self._slices.get(item)
             if batches is not None and item.partition is not None:
                 self._followers.sent(item.partition, self._follower.broker_id, batches.size)
+
+
+def _check_has_common_records(partition: "Partition", item: FetchItem) -> None:
+    """Raise OffsetOutOfRange if the follower's log ends where this log begins, and this log has no leader epoch of it.
+
+    Nobody can say whether such a follower has the records that were committed: they are deleted here. It must begin at
+    the start of this log, with an empty log. Otherwise it may keep records that were never committed, and show them
+    after it has lost its log start offset in a crash.
+    """
+    log = partition.log
+    if (
+        isinstance(item, FollowerItem)
+        and item.follower_start_offset < item.fetch_offset == log.log_start_offset
+        and log.epochs.precedes_all(item.last_fetched_epoch)
+    ):
+        raise OffsetOutOfRange(
+            f"{partition.topic}-{partition.index} begins at {log.log_start_offset}, and leader epoch "
+            f"{item.last_fetched_epoch} ended before"
+        )
 
 
 class FollowerFetch(_ReadsForFollower):
