@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from tidelog.broker.broker import BrokerServer
-from tidelog.broker.last_run import LAST_RUN, LastRun, read_last_run
+from tidelog.broker.last_run import LAST_RUN, LastRun, read_boot_id, read_last_run
 from tidelog.client.operations import Request
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import link
@@ -174,14 +174,14 @@ def test_a_copy_of_a_data_directory_does_not_end_the_lease_of_the_running_broker
         node = cluster.nodes[1]
         disk = node.host.disk
         (path,) = broker_of(node).config.data_directories
-        run = read_last_run(disk, [path])
+        boot_id = read_boot_id(disk)
+        run = read_last_run(disk, [path], boot_id)
         assert (run.incarnation, run.has_ended) == (image_of(node).brokers[2].incarnation, True)
         disk.make_dirs("/copy")
         disk.write_atomic(f"/copy/{LAST_RUN}", disk.read(f"{path}/{LAST_RUN}"))
-        assert read_last_run(disk, ["/copy"]) == run._replace(has_ended=False)
-        assert read_last_run(disk, [path, "/copy"]) == LastRun()
-        disk.boot_id = "another boot"
-        assert not read_last_run(disk, [path]).has_ended
+        assert read_last_run(disk, ["/copy"], boot_id) == run._replace(has_ended=False)
+        assert read_last_run(disk, [path, "/copy"], boot_id) == LastRun()
+        assert not read_last_run(disk, [path], "another-boot").has_ended
 
     run(scenario)
 

@@ -204,6 +204,7 @@ class DataDirectory:
             log_start_offset=self._start_offsets.get(key, 0),
             now_ms=now_ms,
             cache=self._cache,
+            may_have_holes=self.clean_offset(key) is not None,
         )
         if stored_id is None:
             self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))

@@ -121,12 +121,14 @@ class PartitionLog:
         log_start_offset: int,
         now_ms: int,
         cache: IndexCache | None = None,
+        may_have_holes: bool = False,
     ) -> "PartitionLog":
         """Open the log in `directory` (TOPIC-PARTITION), which is created if it is missing. Blocks; thread-safe.
         `clean`: the last process stopped in order. Otherwise all data after `recovery_point` (-1: unknown) is
-        scanned and made durable. All logs of a broker share one `cache`. Raises CorruptLog, OSError.
+        scanned and made durable. All logs of a broker share one `cache`. `may_have_holes`: the log was compacted
+        before. Raises CorruptLog, OSError.
         """
-        opener = LogOpener(disk, directory, config, now_ms)
+        opener = LogOpener(disk, directory, config, now_ms, may_have_holes=may_have_holes)
         opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
         return cls(disk, directory, config, cache or IndexCache(), opened)
 

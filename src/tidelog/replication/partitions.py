@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidelog.log.directories import DataDirectories
     from tidelog.log.partition_log import PartitionLog
     from tidelog.metadata.image import MetadataImage
+    from tidelog.replication.synced_mark import SyncedMark
     from tidelog.runtime.interfaces import Runtime
 
 T = TypeVar("T")
@@ -97,6 +98,8 @@ class Partitions(PartitionTable):
         self.shared.on_peer_work = self._begin_peer_work
         self.on_peer_work: Callable[[Partition, AskForIsr | FetchFrom], None] | None = None
         """Called when a replica needs the controller or another broker. It must not wait."""
+        self.synced_mark: SyncedMark | None = None
+        """None if this broker is alone in its cluster, and before it is registered."""
 
     def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
         """Call `watcher` whenever a partition of the topic begins or ends a leader epoch on this broker, goes offline
@@ -318,6 +321,8 @@ class Partitions(PartitionTable):
         await self.cuts.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
+        if self.synced_mark is not None:
+            await self.synced_mark.close()
         await self.wait_for_file_work()
         for partition in self.opened.values():
             partition.close_queue()
@@ -346,6 +351,8 @@ class Partitions(PartitionTable):
         await self.cuts.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
+        if self.synced_mark is not None:
+            await self.synced_mark.close()
         await self.wait_for_file_work()
         for partition in self.opened.values():
             partition.log.close(clean=False)
