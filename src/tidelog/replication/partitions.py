@@ -75,6 +75,7 @@ class Partitions(PartitionTable):
         """Set by a request that appends several batches and then calls `wake_fetches`. This saves a turn of the
         event loop."""
         self._to_wake: deque[ParkedFetch] = deque()
+        self._followers_to_wake: list[ParkedFetch] = []
         self._wake_budget = WAKE_BUDGET_PER_TURN
         """Remaining work until the budget is renewed. The renewal is scheduled for the loop's next turn when half of
         the budget is used."""
@@ -122,6 +123,19 @@ class Partitions(PartitionTable):
         if not self._to_wake and not self.appending:
             self._runtime.tasks.call_soon(self.wake_fetches)
         self._to_wake.append(fetch)
+
+    def wake_follower_later(self, fetch: ParkedFetch) -> None:
+        """Wake `fetch`, which is a follower's, in the loop's next turn, when the requests of all connections with input
+        were appended. One answer then has the records of all of them.
+        """
+        if not self._followers_to_wake:
+            self._runtime.tasks.call_soon(self._wake_followers)
+        self._followers_to_wake.append(fetch)
+
+    def _wake_followers(self) -> None:
+        self._to_wake.extend(self._followers_to_wake)
+        self._followers_to_wake.clear()
+        self._wake()
 
     def wake_fetches(self) -> None:
         """Wake the queued parked fetches, in order. Fetches that exceed the budget are woken in later turns of the

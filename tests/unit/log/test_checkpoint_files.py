@@ -103,10 +103,10 @@ KEYS = [TopicPartition("orders", index) for index in range(4)]
 def test_a_text_that_formats_only_changes_has_the_entries_of_a_new_one(
     versions: list[dict[TopicPartition, int]],
 ) -> None:
-    text, last = CheckpointText(), None
+    text, last = CheckpointText(), OffsetsCopy({}, None, None, ())
     for copy in copies_of(versions):
         changed = copy.changes_since(last)
-        assert changed is None or {key for key in KEYS if copy.get(key) != (last or {}).get(key)} == set(changed)
+        assert changed is None or set(changed) == {key for key in KEYS if copy.get(key) != last.get(key)}
         assert parse_offsets(text.format(copy, changed), "/p") == copy
         last = copy
 
