@@ -99,6 +99,10 @@ class Partitions(PartitionTable):
         self.on_peer_work: Callable[[Partition, AskForIsr | FetchFrom], None] | None = None
         """Called when a replica needs the controller or another broker. It must not wait."""
 
+    def may_be_offline(self, topic: str) -> bool:
+        """Return whether a partition of this topic may be offline. A false answer is certain."""
+        return bool(self.unopened) or topic in self.shared.failed_topics
+
     def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
         """Call `watcher` whenever a partition of the topic begins or ends a leader epoch on this broker, goes offline
         or is deleted: within the same step, before the requests that wait get their errors. It must not wait or raise.
