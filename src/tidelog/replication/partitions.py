@@ -76,6 +76,7 @@ class Partitions(PartitionTable):
         """Set by a request that appends several batches and then calls `wake_fetches`. This saves a turn of the
         event loop."""
         self._to_wake: deque[ParkedFetch] = deque()
+        self._followers_to_wake: list[ParkedFetch] = []
         self._wake_budget = WAKE_BUDGET_PER_TURN
         """Remaining work until the budget is renewed. The renewal is scheduled for the loop's next turn when half of
         the budget is used."""
@@ -100,6 +101,10 @@ class Partitions(PartitionTable):
         """Called when a replica needs the controller or another broker. It must not wait."""
         self.synced_mark: SyncedMark | None = None
         """None if this broker is alone in its cluster, and before it is registered."""
+
+    def may_be_offline(self, topic: str) -> bool:
+        """Return whether a partition of this topic may be offline. A false answer is certain."""
+        return bool(self.unopened) or topic in self.shared.failed_topics
 
     def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
         """Call `watcher` whenever a partition of the topic begins or ends a leader epoch on this broker, goes offline
@@ -127,6 +132,19 @@ class Partitions(PartitionTable):
         if not self._to_wake and not self.appending:
             self._runtime.tasks.call_soon(self.wake_fetches)
         self._to_wake.append(fetch)
+
+    def wake_follower_later(self, fetch: ParkedFetch) -> None:
+        """Wake `fetch`, which is a follower's, in the loop's next turn, when the requests of all connections with input
+        were appended. One answer then has the records of all of them.
+        """
+        if not self._followers_to_wake:
+            self._runtime.tasks.call_soon(self._wake_followers)
+        self._followers_to_wake.append(fetch)
+
+    def _wake_followers(self) -> None:
+        self._to_wake.extend(self._followers_to_wake)
+        self._followers_to_wake.clear()
+        self._wake()
 
     def wake_fetches(self) -> None:
         """Wake the queued parked fetches, in order. Fetches that exceed the budget are woken in later turns of the

@@ -42,6 +42,7 @@ class SharedByPartitions:
 
     __slots__ = (
         "end_watchers",
+        "failed_topics",
         "full",
         "on_peer_work",
         "on_refused_append",
@@ -56,6 +57,8 @@ class SharedByPartitions:
         self.turns = turns
         self.full = FullDirectories()
         self.queued_bytes = QueuedBytes()
+        self.failed_topics: dict[str, None] = {}
+        """Topics with a partition whose log has gone offline on this broker since the start."""
         self.warned_too_large: dict[str, None] = {}
         """Topics for which an oversized batch was logged since their settings last changed."""
         self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
