@@ -68,10 +68,19 @@ class Profile(NamedTuple):
     members: int = 0
     """Number of members of a consumer group."""
     has_administrator: bool = False
-    """Whether replicas are reassigned and preferred leaders elected, and half of the lives use eligible leader
+    """Whether replicas are reassigned and preferred leaders elected, and a quarter of the lives use no eligible leader
     replicas."""
     topic_configs: tuple[Mapping[str, str], ...] = ({},)
     """Settings of topics, from which those of each new topic are drawn."""
+
+    def without_lost_writes(self) -> "Profile":
+        """Return this profile without the faults that may lose unsynced bytes.
+
+        Without eligible leader replicas, the last in-sync replica may lose its power and then lead without records that
+        it had not synced (KIP-966).
+        """
+        faults = {name: rate for name, rate in self.faults.items() if POWER not in FAULTS[name].resources}
+        return self._replace(faults=faults)
 
 
 class Faults:

@@ -119,8 +119,9 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
     administrator = Administrator(
         cluster.client("administrator"), world.rng("administrator"), ledger.coverage, world.trace.note, brokers
     )
-    if profile.has_administrator and world.rng("features").random() < 0.5:
-        await administrator.use_eligible_leader_replicas()
+    if profile.has_administrator and world.rng("features").random() < 0.25:
+        await administrator.end_eligible_leader_replicas()
+        profile = profile.without_lost_writes()
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
     tasks = [
