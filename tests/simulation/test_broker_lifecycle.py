@@ -96,7 +96,8 @@ def test_brokers_register_fenced_and_serve_when_they_are_unfenced() -> None:
         await asyncio.sleep(1)
         for node in cluster.nodes:
             image = image_of(node)
-            assert image.feature_levels == {METADATA_FEATURE: 1}
+            assert image.feature_levels == {METADATA_FEATURE: 1, ELR_FEATURE: 1}
+            assert image.broker_configs == {"": {"min.insync.replicas": "1"}}
             assert list(image.brokers) == [1, 2, 3]
             assert all(broker.active for broker in image.brokers.values())
             own = image.brokers[node.node_id]
@@ -227,10 +228,10 @@ def test_a_journal_of_level_0_works_without_fencing_until_its_level_is_raised() 
         world.run(life(world))
 
 
-def test_eligible_leader_replicas_can_be_switched_on_and_off() -> None:
+def test_eligible_leader_replicas_can_be_switched_off_and_on() -> None:
     async def scenario(cluster: SimCluster) -> None:
         node = cluster.nodes[2]
-        for level, upgrade_type in ((1, 1), (0, 2)):
+        for level, upgrade_type in ((0, 2), (1, 1)):
             response = await level_of(node, level, ELR_FEATURE, upgrade_type)
             assert isinstance(response, UpdateFeaturesResponse)
             assert response.error_code == 0, response.error_message

@@ -8,7 +8,9 @@ import pytest
 from replication_harness.brokers import Stage, run
 from tidelog.client.channel import Channel
 from tidelog.metadata.controller import TopicChoice
+from tidelog.metadata.image import NO_LEADER
 from tidelog.metadata.link import DeleteTopics
+from tidelog.simulation.medium import PowerCutOdds
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -85,6 +87,28 @@ def test_a_dead_follower_leaves_the_isr_and_returns() -> None:
         await stage.until_equal(*stage.cluster.nodes)
 
     run(scenario)
+
+
+def test_the_last_in_sync_replica_does_not_lead_after_it_has_lost_its_power() -> None:
+    """Without eligible leader replicas, it would lead without the acknowledged record (KIP-966)."""
+
+    async def scenario(stage: Stage) -> None:
+        first, followers = stage.leader, stage.followers
+        assert (await stage.produce(b"acknowledged")).error_code == 0
+        first.cut_power(PowerCutOdds(keep=0.0, torn=0.0, wrong_size=0.0))
+        for node in followers:
+            node.kill()
+        await first.start()
+        await stage.until(lambda: sum(not broker.fenced for broker in stage.image.brokers.values()) == 1)
+        await asyncio.sleep(1)
+        assert stage.values(first) == []
+        assert stage.state().leader == NO_LEADER
+        await followers[0].start()
+        await stage.until(lambda: stage.leads(followers[0]))
+        assert stage.values(followers[0]) == [b"acknowledged"]
+        await stage.until_equal(first)
+
+    run(scenario, config={"min.insync.replicas": "2"})
 
 
 def test_min_insync_replicas() -> None:

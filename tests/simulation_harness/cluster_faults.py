@@ -420,3 +420,13 @@ FAULTS: dict[str, Fault] = {
     "lost session": Fault(Faults.lost_session, ("{node} store",)),
     "slow store": Fault(Faults.slow_store, ("store",)),
 }
+
+
+def without_lost_writes(profile: Profile) -> Profile:
+    """Return the profile without the faults that may lose unsynced bytes.
+
+    Without eligible leader replicas, the last in-sync replica may lose its power and then lead without records that it
+    had not synced (KIP-966).
+    """
+    faults = {name: rate for name, rate in profile.faults.items() if POWER not in FAULTS[name].resources}
+    return profile._replace(faults=faults)

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from simulation_harness.cluster_admin import Administrator
 from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
-from simulation_harness.cluster_faults import Faults
+from simulation_harness.cluster_faults import Faults, without_lost_writes
 from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violation
 from simulation_harness.cluster_members import GroupLedger, GroupMember
 from simulation_harness.cluster_profiles import IDEMPOTENT, Producer, Profile
@@ -117,8 +117,9 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
     administrator = Administrator(
         cluster.client("administrator"), world.rng("administrator"), ledger.coverage, world.trace.note, brokers
     )
-    if profile.has_administrator and world.rng("features").random() < 0.5:
-        await administrator.use_eligible_leader_replicas()
+    if profile.has_administrator and world.rng("features").random() < 0.25:
+        await administrator.end_eligible_leader_replicas()
+        profile = without_lost_writes(profile)
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
     tasks = [

@@ -37,7 +37,7 @@ class Profile(NamedTuple):
     members: int = 0
     """Number of members of a consumer group."""
     has_administrator: bool = False
-    """Whether replicas are reassigned and preferred leaders elected, and half of the lives use eligible leader
+    """Whether replicas are reassigned and preferred leaders elected, and a quarter of the lives use no eligible leader
     replicas."""
     topic_configs: tuple[Mapping[str, str], ...] = ({},)
     """Settings of topics, from which those of each new topic are drawn."""

@@ -35,7 +35,7 @@ from tidelog.log.producer_state import ProducerState
 from tidelog.log.replay import replay_batch
 from tidelog.log.segment import NO_TIMESTAMP, Segment
 from tidelog.log.segment_list import SegmentList
-from tidelog.log.snapshots import Snapshots, restore_producers
+from tidelog.log.snapshots import Snapshots, load_producers, restore_producers
 from tidelog.wire.batches import LENGTH_END
 from tidelog.wire.checksums import crc32c
 
@@ -235,6 +235,9 @@ class LogOpener:
             )
             segment.remove()
         self._add_empty(start_offset)
+        # The batches up to `start_offset` are missing: a producer whose last batches are missing would be refused.
+        self._snapshots.remove_after(-1)
+        self._producers = ProducerState()
 
     # After a clean stop
 
@@ -314,13 +317,9 @@ class LogOpener:
 
     def _recover(self, start_offset: int) -> int:
         """Restore the producers and leader epochs, repair the segments, and return the log's end offset."""
-        snapshot = self._snapshots.load(1 << 63)
-        replay_from = start_offset
-        if snapshot is not None:
-            replay_from = max(start_offset, snapshot[0])
-            self._producers.restore(snapshot[1])
-            self._flushed_end = max(self._flushed_end, snapshot[0])
-        self._replayed_from = replay_from
+        self._producers, snapshot_offset = load_producers(self._snapshots, self._segments, start_offset, 1 << 63)
+        self._flushed_end = max(self._flushed_end, snapshot_offset)
+        self._replayed_from = replay_from = max(start_offset, snapshot_offset)
         # Epochs from here on are read from the batches, because the checkpoint may describe batches that were lost in
         # the crash.
         self._epochs.truncate_from_end(replay_from)
