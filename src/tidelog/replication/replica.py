@@ -65,8 +65,9 @@ class BecameFollower(NamedTuple):
 
 
 class WentOffline(NamedTuple):
-    """The partition has no leader, or this broker holds no replica of it any more. With the epoch that this broker leads
-    in: its lease is over, and it may lead again in the same epoch.
+    """The partition has no leader, or this broker holds no replica of it any more.
+
+    If the epoch is the one in which this broker leads, only its lease is over, and it may lead in that epoch again.
     """
 
     leader_epoch: int

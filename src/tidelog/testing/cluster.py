@@ -32,8 +32,8 @@ class Cluster(OwnedByProcess):
 
     The brokers have the numbers 1 to `brokers`. Each is a child process, so a test can kill, pause, stop and start it.
     A broker that is started again has the same data and the same port. `settings` has Kafka's names and is used by all
-    brokers; by default topics have three replicas (if there are so many brokers) and `min.insync.replicas` is 2. `racks`
-    has the `broker.rack` of each broker, so that a test can read from a follower (`client.rack`).
+    brokers; by default topics have three replicas (if there are so many brokers) and `min.insync.replicas` is 2.
+    `racks` has the `broker.rack` of each broker, so that a test can read from a follower (`client.rack`).
 
     Without `data` everything is in a temporary directory, which is deleted at the end, also if the test fails or the
     program ends without stopping the cluster. The processes end when this process ends, however that happens.
