@@ -22,16 +22,16 @@ UNKNOWN_LEADER = (NO_LEADER, -1)
 def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int, int]:
     """Return the leader and the leader epoch of a partition; UNKNOWN_LEADER if there is no such partition.
 
-    A replica of this broker knows a new leader before the image from which requests are answered.
+    A replica of this broker knows a new leader before the image from which requests are answered. But while the lease
+    of this broker is over, the replicas that it leads have no leader, and only the image names it. Clients log a
+    warning if they are told that there is none.
     """
-    partition = None if topic is None else services.partitions.find(topic, index)
-    if partition is not None:
-        return partition.replica.leader, partition.leader_epoch
     image = services.metadata.image.topics.get(topic or "")
-    if image is None or not 0 <= index < len(image.partitions):
-        return UNKNOWN_LEADER
-    state = image.partitions[index]
-    return state.leader, state.leader_epoch
+    state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None
+    partition = None if topic is None else services.partitions.find(topic, index)
+    if partition is not None and (state is None or partition.leader_epoch != state.leader_epoch):
+        return partition.replica.leader, partition.leader_epoch
+    return UNKNOWN_LEADER if state is None else (state.leader, state.leader_epoch)
 
 
 def address_of(services: "Services", broker_id: int, listener: str) -> "Endpoint | None":
