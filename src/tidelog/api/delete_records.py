@@ -116,6 +116,7 @@ def _delete(
         if not 0 <= offset <= partition.high_watermark:
             raise OffsetOutOfRange(f"offset {offset} is not within 0..{partition.high_watermark} of {topic}-{index}")
         result.low_watermark = log.delete_before(offset)
+        partition.notify_followers()
         moved_starts[partition] = result
     except ApiError as error:
         result.error_code = error.code

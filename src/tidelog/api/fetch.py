@@ -339,8 +339,11 @@ class Fetch:
         append could contain only a part of one produce request.
         """
         if not self._moved_partitions:
-            self._services.partitions.wake_later(self)
+            self._wake_later()
         self._moved_partitions[partition] = None
+
+    def _wake_later(self) -> None:
+        self._services.partitions.wake_later(self)
 
     def _expire(self) -> None:
         self._expired = True

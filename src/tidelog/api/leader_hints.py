@@ -23,16 +23,15 @@ def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int,
     """Return the leader and the leader epoch of a partition; UNKNOWN_LEADER if there is no such partition.
 
     If this broker has a replica of the partition, the leader is read from the replica, which knows a new leader earlier
-    than the image from which requests are answered.
+    than the image from which requests are answered. But after the lease of this broker has ended, the replicas that it
+    leads have no leader, and only the image names it. Clients log a warning if an answer names no leader.
     """
-    partition = None if topic is None else services.partitions.find(topic, index)
-    if partition is not None:
-        return partition.replica.leader, partition.leader_epoch
     image = services.metadata.image.topics.get(topic or "")
-    if image is None or not 0 <= index < len(image.partitions):
-        return UNKNOWN_LEADER
-    state = image.partitions[index]
-    return state.leader, state.leader_epoch
+    state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None
+    partition = None if topic is None else services.partitions.find(topic, index)
+    if partition is not None and (state is None or partition.leader_epoch != state.leader_epoch):
+        return partition.replica.leader, partition.leader_epoch
+    return UNKNOWN_LEADER if state is None else (state.leader, state.leader_epoch)
 
 
 def address_of(services: "Services", broker_id: int, listener: str) -> "Endpoint | None":

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Final
 
+from tidelog.api.encoded_topics import EncodedTopics
+
 if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchSessions
     from tidelog.api.follower_fetch import Followers
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from tidelog.quotas.client_quotas import ClientQuotas
     from tidelog.quotas.connections import ConnectionQuotas
     from tidelog.replication.partitions import Partitions
-    from tidelog.runtime.interfaces import Runtime
+    from tidelog.runtime.interfaces import Piece, Runtime
 
 
 class Services:
@@ -25,6 +27,7 @@ class Services:
         "config",
         "connection_quotas",
         "controller",
+        "encoded_topics",
         "fetch_sessions",
         "followers",
         "groups",
@@ -60,6 +63,7 @@ class Services:
         self.groups = groups
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
+        self.encoded_topics = EncodedTopics()
         self.followers: Followers | None = None
         """The followers of this broker's partitions. If None, the broker has no followers and refuses their fetches."""
         self.selects_replicas = False
@@ -121,6 +125,15 @@ class RequestContext:
     @property
     def client_host(self) -> str:
         return self.peer.client_host
+
+
+class Encoded:
+    """An encoded response in pieces, without its header. The response's objects have been freed."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: "list[Piece]") -> None:
+        self.pieces = pieces
 
 
 class CloseConnection:

@@ -30,7 +30,6 @@ from tidelog.broker.adoption import (
 )
 from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.fresh import FreshDirectories, are_still_fresh, find_fresh_directories, remove_created_files
-from tidelog.broker.last_run import LastRun, directory_ids, read_boot_id, read_last_run, write_last_run
 from tidelog.broker.listener import Listener
 from tidelog.broker.metadata_store import (
     check_directories,
@@ -60,6 +59,7 @@ from tidelog.replication.lease_guard import LeaseGuard
 from tidelog.replication.partitions import Partitions
 
 if TYPE_CHECKING:
+    from tidelog.broker.cluster_registration import ClusterRegistration
     from tidelog.broker.controller_channel import NetworkControllerChannel
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
@@ -125,8 +125,8 @@ class BrokerServer:
         self._services: Services | None = None
         self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
-        self._last_run = LastRun()
-        """The previous run of this broker, which used the data directories last."""
+        self._cluster_registration: ClusterRegistration | None = None
+        """None if no other broker can use the metadata store, and before the directories are locked."""
         self._failed: asyncio.Future[str] = runtime.tasks.future()
 
     @property
@@ -181,9 +181,11 @@ class BrokerServer:
         directories, metadata = await self._acquire_directories()
         services = self.services
         if self._channel is not None:
-            self._last_run = await self.runtime.tasks.run_blocking(
-                read_last_run, self.runtime.disk, [directory.path for directory in directories.online]
-            )
+            from tidelog.broker.cluster_registration import ClusterRegistration
+
+            paths = [directory.path for directory in directories.online]
+            self._cluster_registration = ClusterRegistration(self.runtime, self.config, paths)
+            await self._cluster_registration.read_last_run()
         if self._store_is_elsewhere:
             new_ids = await self._start_with_store_elsewhere(directories, metadata, identity)
         else:
@@ -264,8 +266,8 @@ class BrokerServer:
 
     @property
     def _ended_run(self) -> str | None:
-        """The incarnation of the last run of this broker, if it is certain that this run has ended."""
-        return self._last_run.incarnation if self._last_run.has_ended else None
+        """The incarnation of the previous run of this broker, if it is certain that this run has ended."""
+        return None if self._cluster_registration is None else self._cluster_registration.ended_run
 
     def _new_directory_ids(self, directories: DataDirectories) -> list[str]:
         return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
@@ -455,22 +457,16 @@ class BrokerServer:
         endpoints = zip(self.config.endpoints, self._bound_sockets, strict=True)
         bound = [endpoint._replace(port=sockets.port) for endpoint, sockets in endpoints]
         registration = metadata.registration(self.config.advertised_endpoints(bound))
-        if self._channel is None:
+        if self._cluster_registration is None:
             await metadata.register(registration)
             return
-        run_blocking, disk = self.runtime.tasks.run_blocking, self.runtime.disk
-        paths = [directory.path for directory in directories.online]
-        boot_id = await run_blocking(read_boot_id, disk)
-        await metadata.register(
-            registration._replace(
-                boot_id=boot_id,
-                directories=await run_blocking(directory_ids, disk, paths),
-                previous_epoch=self._last_run.broker_epoch,
-                is_synced=directories.clean,
-            )
+        await self._cluster_registration.register(
+            metadata,
+            registration,
+            self.services.partitions,
+            was_stopped_cleanly=directories.clean,
+            logs_are_open=self._logs_opened,
         )
-        run = LastRun(registration.incarnation, self.broker_epoch, boot_id)
-        await run_blocking(write_last_run, disk, paths, run)
 
     def _listen(self) -> None:
         """Accept connections."""

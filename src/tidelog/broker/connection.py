@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.api.metering import Meter
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_route, routes
-from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
+from tidelog.api.services import NO_RESPONSE, CloseConnection, Encoded, Peer, RequestContext, Services
 from tidelog.broker.discarding_stream import DISCARDING_STREAM
 from tidelog.broker.other_protocols import other_protocol_hint
 from tidelog.broker.pipelining import COMBINE_REQUESTS
-from tidelog.broker.serving import Encoded, failure_response, handle_in_steps, log_encoding_failure
+from tidelog.broker.serving import failure_response, handle_in_steps, log_encoding_failure
 from tidelog.broker.slot import Slot
 from tidelog.quotas.client_quotas import ANONYMOUS
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream, TimerHandle

@@ -4,6 +4,8 @@ When the next run has locked the directory, it knows that the named run has ende
 of the lease. This conclusion is valid only for the same directory on the same machine without a reboot: a copy of the
 directory may still be in use on another machine. The file also tells the controller whether the directory may lack
 records that the registered run has acknowledged (KIP-966).
+
+The file also has the mark of `replication/synced_mark.py`: whether every acknowledged record of the run is synced.
 """
 
 from collections.abc import Sequence
@@ -30,15 +32,22 @@ class LastRun(NamedTuple):
     """The epoch with which the run was registered."""
     boot_id: str = ""
     """The machine's boot id during the run."""
+    is_synced: bool = False
+    """Whether every record that the run acknowledged is synced, so that a power cut loses none of them."""
     has_ended: bool = False
     """Whether the run has certainly ended, provided that this process has locked the directories."""
 
 
-def read_last_run(disk: "Disk", paths: Sequence[str]) -> LastRun:
-    """Return the run that used all directories last. The directories must be locked. Blocks."""
-    boot_id = read_boot_id(disk)
+def read_last_run(disk: "Disk", paths: Sequence[str], boot_id: str) -> LastRun:
+    """Return the run that used all directories last. The directories must be locked. Blocks.
+
+    `boot_id` is the machine's running boot.
+    """
     runs = [_read(disk, path, boot_id) for path in paths]
-    return runs[0] if runs and all(run == runs[0] for run in runs) else LastRun()
+    if not runs or any(run._replace(is_synced=runs[0].is_synced) != runs[0] for run in runs):
+        return LastRun()
+    # A crash may have happened after the mark was changed in some of the directories.
+    return runs[0]._replace(is_synced=all(run.is_synced for run in runs))
 
 
 def _read(disk: "Disk", path: str, boot_id: str) -> LastRun:
@@ -46,20 +55,52 @@ def _read(disk: "Disk", path: str, boot_id: str) -> LastRun:
         properties = read_properties(disk.read(f"{path}/{LAST_RUN}"), path)
         run = LastRun(properties["incarnation"], int(properties["broker.epoch"]), properties["boot.id"])
         is_same_directory = properties["path"] == _in_hex(path)
+        is_synced = properties.get("synced") == "true"
     except (OSError, CorruptLog, LookupError, ValueError):
         return LastRun()  # the controller then treats the stop as unclean, which is always safe
-    return run._replace(has_ended=is_same_directory and run.boot_id != "" and run.boot_id == boot_id)
+    has_ended = is_same_directory and run.boot_id != "" and run.boot_id == boot_id
+    return run._replace(is_synced=is_synced, has_ended=has_ended)
 
 
 def write_last_run(disk: "Disk", paths: Sequence[str], run: LastRun) -> None:
-    """Write the file into each directory. Blocks. Raises OSError."""
+    """Write the file into each directory, durably. Blocks. Raises OSError."""
+    for path in paths:
+        _write(disk, path, run)
+
+
+def _write(disk: "Disk", path: str, run: LastRun) -> None:
     properties = {
         "incarnation": run.incarnation,
         "broker.epoch": str(run.broker_epoch),
         "boot.id": run.boot_id,
+        "synced": "true" if run.is_synced else "false",
+        "path": _in_hex(path),
     }
+    disk.write_atomic(f"{path}/{LAST_RUN}", format_properties(properties))
+
+
+def write_synced_mark(disk: "Disk", paths: Sequence[str], run: LastRun, is_synced: bool) -> dict[str, OSError]:
+    """Change whether the file of the present run says that every acknowledged record is synced, durably in each
+    directory. Returns the errors by directory. Blocks.
+
+    A directory without an error never has a mark that was withdrawn. If a full disk prevents the write that withdraws
+    the mark, the whole file is removed. The next start then counts as one after an unclean stop.
+    """
+    errors: dict[str, OSError] = {}
     for path in paths:
-        disk.write_atomic(f"{path}/{LAST_RUN}", format_properties({**properties, "path": _in_hex(path)}))
+        try:
+            _write(disk, path, run._replace(is_synced=is_synced))
+        except OSError as error:
+            if is_synced:
+                errors[path] = error
+                continue
+            try:
+                if disk.exists(f"{path}/{LAST_RUN}"):
+                    disk.remove(f"{path}/{LAST_RUN}")
+                disk.sync_dir(path)
+            except OSError as second_error:
+                errors[path] = second_error
+    return errors
 
 
 def _in_hex(path: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from tidelog.api.services import CloseConnection
+from tidelog.api.services import CloseConnection, Encoded
 from tidelog.wire.arrays import parts_of
 from tidelog.wire.errors import ApiError
 from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields_in_steps
@@ -15,19 +15,9 @@ if TYPE_CHECKING:
     from tidelog.api.registry import Route
     from tidelog.api.services import RequestContext, Services
     from tidelog.model.steps import Steps
-    from tidelog.runtime.interfaces import Piece
     from tidelog.runtime.turns import Turns
 
 logger = logging.getLogger("tidelog.connection")
-
-
-class Encoded:
-    """An encoded response in pieces, without its header. The response's objects have been freed."""
-
-    __slots__ = ("pieces",)
-
-    def __init__(self, pieces: "list[Piece]") -> None:
-        self.pieces = pieces
 
 
 def handle_in_steps(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tidelog.api.metering import measure_steps
 from tidelog.api.pending import Pending
 from tidelog.api.registry import PRODUCE_KEY, Route
-from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext
-from tidelog.broker.serving import Encoded, failure_response, finish_in_steps
+from tidelog.api.services import NO_RESPONSE, CloseConnection, Encoded, RequestContext
+from tidelog.broker.serving import failure_response, finish_in_steps
 from tidelog.model.steps import Steps
 from tidelog.runtime.turns import Work
 

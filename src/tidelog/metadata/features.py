@@ -76,6 +76,15 @@ def change_feature_levels(
     return JournalDecision([] if validate_only else records, None)
 
 
+def with_newest_levels(first_records: Sequence[JournalRecord], config: BrokerConfig) -> list[JournalRecord]:
+    """Return the first records of a new cluster's journal, with records that finalize the newest level of each feature,
+    as `kafka-storage format` does for a new cluster.
+    """
+    image = ImageBuilder(MetadataImage()).apply(first_records).build()
+    changes = [LevelChange(feature, newest) for feature, (_, newest) in SUPPORTED_LEVELS.items()]
+    return [*first_records, *change_feature_levels(image, changes, config).records]
+
+
 def _elr_records(image: MetadataImage, level: int, config: BrokerConfig) -> list[JournalRecord]:
     """Return the records that switch eligible leader replicas on or off.
 

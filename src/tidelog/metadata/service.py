@@ -13,8 +13,8 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.metadata import controller
 from tidelog.metadata.broker_lifecycle import ACQUIRE_EXTRA_S, BrokerLifecycle
 from tidelog.metadata.cluster_upkeep import ClusterUpkeep
-from tidelog.metadata.features import SUPPORTED_LEVELS
-from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
+from tidelog.metadata.features import SUPPORTED_LEVELS, with_newest_levels
+from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
 from tidelog.metadata.leadership import CONTROLLER_LEASE, RENEWALS_PER_LEASE, RETRY_S, HeldLease, controller_holder
 from tidelog.metadata.link import ControllerChannel, ControllerLink, ControllerRouter, RegisterBroker
@@ -23,7 +23,6 @@ from tidelog.metadata.publisher import ImageListener, MetadataCache, Publisher, 
 from tidelog.metadata.records import (
     ClusterNamed,
     ControllerElected,
-    FeatureLevelChanged,
     JournalError,
     JournalRecord,
 )
@@ -305,10 +304,10 @@ class MetadataService:
             new_records: list[JournalRecord] = []
             if image.position == 0:
                 new_records.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
-                if self._channel is not None:
-                    new_records.append(FeatureLevelChanged(METADATA_FEATURE, 1))
                 if first_records is not None:
                     new_records += await first_records()
+                if self._channel is not None:
+                    new_records = with_newest_levels(new_records, self._config)
             new_records.append(ControllerElected(self._config.node_id, lease.lease.epoch))
             if restarted and not image.has_fencing:
                 new_records += controller.renew_leadership(image, self._config.node_id)

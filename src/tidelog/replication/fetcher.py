@@ -353,19 +353,27 @@ class Fetcher:
             await self._change_log(followed, followed.partition.diverged(leader_end, followed.leader_epoch))
 
     async def _begin_at_batch(self, followed: _Followed, first_offset: int, data: "PartitionData") -> None:
-        """Let an empty log begin at the first offset of the leader's first batch, and append the answer."""
+        """Let an empty log begin at the first offset of the leader's first batch, and append the answer.
+
+        This must be one step for the requests to the leader: it refuses the first offset, which is before its log.
+        """
         partition = followed.partition
         if not self._is_current(followed):
             return
+        data.records = bytes(data.records)  # type: ignore[arg-type]  # the buffer may be used again
         try:
             await partition.restart_at(first_offset, followed.leader_epoch)
         except ApiError as error:
             self._change_failed(followed, error)
             return
-        if self._is_current(followed):
-            self._append(followed, data)
-            if self._is_current(followed) and followed.timer is None:
-                self._fetch_when_synced(followed)
+        current = self._followed.get(followed.key)
+        if current is None or current.leader_epoch != followed.leader_epoch:
+            return
+        # The end of the restart may have let the partition be followed anew, from its first offset.
+        self._leave_session(current)
+        self._append(current, data)
+        if self._is_current(current) and current.timer is None:
+            self._fetch_when_synced(current)
 
     async def _return_into_range(self, partitions: list[_Followed]) -> None:
         """Ask the leader where its logs begin and end, and cut or empty the logs of this broker accordingly."""
@@ -397,7 +405,8 @@ class Fetcher:
         assert isinstance(end, int)
         if end < partition.log_end_offset:
             await self._cut(followed, EpochEnd(UNDEFINED_EPOCH, end))
-        elif start > partition.log_end_offset:
+        elif start > partition.log_end_offset or partition.log_start_offset < start == partition.log_end_offset:
+            # The leader has no record of this log, so it cannot confirm that these records were ever committed.
             await self._change_log(followed, partition.restart_at(start, epoch))
         else:
             # The leader's log start offset has moved in the meantime, or the leader does not know this log's last

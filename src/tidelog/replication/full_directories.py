@@ -21,6 +21,11 @@ ROOM_BYTES = 1 << 20
 batch."""
 
 
+def lacks_space(error: Exception) -> bool:
+    """Return whether a batch was refused because the disk is full."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_SPACE
+
+
 class FullDirectories:
     """The full directories by path, each with the size of the smallest refused batch and the error number."""
 

@@ -25,35 +25,71 @@ def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
     return min(min_insync_replicas, replicas)
 
 
+class FetchTime:
+    """The time of the last request in a fetch session, for all partitions that the follower has completely."""
+
+    __slots__ = ("ms",)
+
+    def __init__(self) -> None:
+        self.ms = 0
+
+
 class Follower:
     """What the leader knows about one follower in the current leader epoch."""
 
-    __slots__ = ("broker_epoch", "caught_up_ms", "end_offset", "fetched_ms", "leader_end_at_fetch", "log_start_offset")
+    __slots__ = (
+        "_caught_up_ms",
+        "_fetched_ms",
+        "broker_epoch",
+        "end_offset",
+        "leader_end_at_fetch",
+        "log_start_offset",
+        "session",
+    )
 
     def __init__(self, caught_up_ms: int) -> None:
         self.end_offset = UNKNOWN
         """The end of the follower's log: the offset that its last fetch named."""
         self.broker_epoch = UNKNOWN
         """The broker epoch that its last fetch named."""
-        self.caught_up_ms = caught_up_ms
-        """The last time at which the follower had all records of the leader."""
-        self.fetched_ms = 0
+        self._caught_up_ms = caught_up_ms
+        self._fetched_ms = 0
+        self.session: FetchTime | None = None
+        """The fetch session of the follower, while the follower has all records of the leader and its requests do not
+        name the partition (KIP-227): then each request of the session says that nothing has changed."""
         self.leader_end_at_fetch = UNKNOWN
         """The end of the leader's log at the time of the follower's last fetch."""
         self.log_start_offset = UNKNOWN
         """The start of the follower's log, as named by its last fetch."""
 
+    @property
+    def fetched_ms(self) -> int:
+        """The time of the last fetch."""
+        return self._fetched_ms if self.session is None else max(self._fetched_ms, self.session.ms)
+
+    @property
+    def caught_up_ms(self) -> int:
+        """The last time at which the follower had all records of the leader."""
+        return self._caught_up_ms if self.session is None else max(self._caught_up_ms, self.session.ms)
+
+    def leave_session(self) -> None:
+        """Note that the partition may have news: from now on, only fetches that name it count."""
+        self._fetched_ms, self._caught_up_ms = self.fetched_ms, self.caught_up_ms
+        self.session = None
+
     def fetched(self, offset: int, broker_epoch: int, leader_end: int, now_ms: int) -> None:
-        """Note a fetch from `offset`: the follower has all records below this offset."""
+        """Store what a fetch from `offset` shows: the follower has all records below this offset."""
+        if self.session is not None:
+            self.leave_session()
         if offset >= leader_end:
-            self.caught_up_ms = max(self.caught_up_ms, now_ms)
+            self._caught_up_ms = max(self._caught_up_ms, now_ms)
         elif offset >= self.leader_end_at_fetch >= 0:
             # The follower now has all records that the leader had at the time of the previous fetch.
-            self.caught_up_ms = max(self.caught_up_ms, self.fetched_ms)
+            self._caught_up_ms = max(self._caught_up_ms, self._fetched_ms)
         self.end_offset = offset
         self.broker_epoch = broker_epoch
         self.leader_end_at_fetch = leader_end
-        self.fetched_ms = now_ms
+        self._fetched_ms = now_ms
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
         """Return whether the follower had the leader's end at some time within `replica.lag.time.max.ms`."""

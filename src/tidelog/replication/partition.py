@@ -59,7 +59,6 @@ class Partition:
     """The replica of `topic`-`index` on this broker. All methods are called on the event loop."""
 
     __slots__ = (
-        "_appends_refused",
         "_committed_waiters",
         "_examine_in_turn",
         "_flush_timer",
@@ -76,6 +75,7 @@ class Partition:
         "_thawing",
         "_watchers",
         "appends_directly",
+        "appends_refused",
         "config",
         "deleted",
         "frozen",
@@ -119,7 +119,7 @@ class Partition:
         self._flusher = flusher
         self.in_dirty_set = False
         self._flush_timer: TimerHandle | None = None
-        self._appends_refused = False
+        self.appends_refused = False
         """Whether the last append was refused for a reason that may pass: a full disk, or no free file descriptor."""
         name = f"{topic}-{index}"
         self._local_waiters = Waiters(name)
@@ -176,7 +176,8 @@ class Partition:
         """
         replica = self.replica
         old_epoch, was_below_min_isr, was_leading = replica.leader_epoch, replica.is_below_min_isr, replica.leads
-        effects = replica.step(event, self._monotonic_ms())
+        old_members = None if replica.isr is None else replica.isr.committed
+        effects = replica.step(event, self.monotonic_ms())
         if (old_epoch, was_below_min_isr, was_leading) != (
             replica.leader_epoch,
             replica.is_below_min_isr,
@@ -194,6 +195,8 @@ class Partition:
                 self._flusher.request(self)  # records that were appended as a follower may not be synced yet
         for effect in effects:
             self._carry_out(effect)
+        if old_members is not None and replica.isr is not None and replica.isr.committed != old_members:
+            self.notify_followers()  # a replica that has left the ISR can join it again only when it fetches
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, MarksMoved):
@@ -274,11 +277,13 @@ class Partition:
             if self.log.failure is not None:
                 self.fail()
             else:
-                self._appends_refused = True
+                self.appends_refused = True
                 self._shared.full.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
+                if self._shared.on_refused_append is not None:
+                    self._shared.on_refused_append(self, error)
             raise
-        if self._appends_refused:
-            self._appends_refused = False
+        if self.appends_refused:
+            self.appends_refused = False
             self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
@@ -287,7 +292,7 @@ class Partition:
                 replica.appended(self.log.log_end_offset)
                 self._flusher.request(self)
                 if not replica.is_alone:
-                    self._notify_followers()
+                    self.notify_followers()
             else:
                 if replica.is_alone:
                     # Both marks always are the log's end, so no produce request waits. Only fetches may wait.
@@ -295,14 +300,14 @@ class Partition:
                     if self._watchers:
                         self._notify()
                 else:
-                    for effect in replica.step(LogAppended(self.log.log_end_offset, True), self._monotonic_ms()):
+                    for effect in replica.step(LogAppended(self.log.log_end_offset, True), self.monotonic_ms()):
                         self._carry_out(effect)
-                    self._notify_followers()
+                    self.notify_followers()
                 if self._flushes_early:
                     self._flush_early()
         return appended
 
-    def _monotonic_ms(self) -> int:
+    def monotonic_ms(self) -> int:
         return int(self._monotonic() * 1000)
 
     def _mark_dirty(self) -> None:
@@ -310,7 +315,8 @@ class Partition:
             self.in_dirty_set = True
             self._flusher.dirty[self] = None
 
-    def _notify_followers(self) -> None:
+    def notify_followers(self) -> None:
+        """Notify the fetches of followers of a new end, of a new log start offset or of another ISR."""
         for watcher in list(self._shared.end_watchers):
             watcher.moved(self)
 
@@ -328,15 +334,15 @@ class Partition:
             if log.failure is not None:
                 self.fail()
             else:
-                self._appends_refused = True
+                self.appends_refused = True
                 self._shared.full.note_refusal(directory, len(data), error)
             raise
         finally:
             if log.log_end_offset > end_before:
                 self._mark_dirty()
                 self.step(LogAppended(log.log_end_offset, not self._requires_sync))
-        if self._appends_refused:
-            self._appends_refused = False
+        if self.appends_refused:
+            self.appends_refused = False
             self._shared.full.note_append(directory, len(data))
         if self._flushes_early:
             self._flush_early()
@@ -435,6 +441,8 @@ class Partition:
 
     def fail(self) -> None:
         """Fail all waiting requests, since the log is offline or deleted. The log has already logged the reason."""
+        if not self.deleted:
+            self._shared.failed_topics[self.topic] = None
         self._notify_role()
         error = self._refusal()
         self._local_waiters.fail(error)
@@ -469,11 +477,16 @@ class Partition:
 
     # Reading
 
+    @property
+    def is_served(self) -> bool:
+        """Whether this broker leads the partition, and its log is online."""
+        return self.replica.leads and not self.deleted and self.log.failure is None
+
     def check_online(self) -> None:
         """Raise StorageError if the partition is offline or being deleted, and NotLeaderOrFollower if this broker does
         not lead it.
         """
-        if self.deleted or self.log.failure is not None or not self.replica.leads:
+        if not self.is_served:
             raise self._refusal()
 
     def check_log(self) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidelog.log.directories import DataDirectories
     from tidelog.log.partition_log import PartitionLog
     from tidelog.metadata.image import MetadataImage
+    from tidelog.replication.synced_mark import SyncedMark
     from tidelog.runtime.interfaces import Runtime
 
 T = TypeVar("T")
@@ -75,6 +76,7 @@ class Partitions(PartitionTable):
         """Set by a request that appends several batches and then calls `wake_fetches`. This saves a turn of the
         event loop."""
         self._to_wake: deque[ParkedFetch] = deque()
+        self._followers_to_wake: list[ParkedFetch] = []
         self._wake_budget = WAKE_BUDGET_PER_TURN
         """Remaining work until the budget is renewed. The renewal is scheduled for the loop's next turn when half of
         the budget is used."""
@@ -97,6 +99,12 @@ class Partitions(PartitionTable):
         self.shared.on_peer_work = self._begin_peer_work
         self.on_peer_work: Callable[[Partition, AskForIsr | FetchFrom], None] | None = None
         """Called when a replica needs the controller or another broker. It must not wait."""
+        self.synced_mark: SyncedMark | None = None
+        """None if this broker is alone in its cluster, and before it is registered."""
+
+    def may_be_offline(self, topic: str) -> bool:
+        """Return whether a partition of this topic may be offline. A false answer is certain."""
+        return bool(self.unopened) or topic in self.shared.failed_topics
 
     def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
         """Call `watcher` whenever a partition of the topic begins or ends a leader epoch on this broker, goes offline
@@ -124,6 +132,19 @@ class Partitions(PartitionTable):
         if not self._to_wake and not self.appending:
             self._runtime.tasks.call_soon(self.wake_fetches)
         self._to_wake.append(fetch)
+
+    def wake_follower_later(self, fetch: ParkedFetch) -> None:
+        """Wake `fetch`, which is a follower's, in the loop's next turn, when the requests of all connections with input
+        were appended. One answer then has the records of all of them.
+        """
+        if not self._followers_to_wake:
+            self._runtime.tasks.call_soon(self._wake_followers)
+        self._followers_to_wake.append(fetch)
+
+    def _wake_followers(self) -> None:
+        self._to_wake.extend(self._followers_to_wake)
+        self._followers_to_wake.clear()
+        self._wake()
 
     def wake_fetches(self) -> None:
         """Wake the queued parked fetches, in order. Fetches that exceed the budget are woken in later turns of the
@@ -318,6 +339,8 @@ class Partitions(PartitionTable):
         await self.cuts.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
+        if self.synced_mark is not None:
+            await self.synced_mark.close()
         await self.wait_for_file_work()
         for partition in self.opened.values():
             partition.close_queue()
@@ -346,6 +369,8 @@ class Partitions(PartitionTable):
         await self.cuts.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
+        if self.synced_mark is not None:
+            await self.synced_mark.close()
         await self.wait_for_file_work()
         for partition in self.opened.values():
             partition.log.close(clean=False)

@@ -8,7 +8,7 @@ partition.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -120,6 +120,7 @@ class Reconciler:
         """
         async with self._lock:
             await self._apply(old, new)
+            self._note_changed_partitions()
 
     async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         if old.position == 0:
@@ -159,6 +160,7 @@ class Reconciler:
                     elif (name, index) in self.to_reopen:
                         self.to_reopen[name, index] = config
                 elif not is_configured:
+                    await self._withdraw_synced_mark([config])
                     partition.log.configure(config)
                     partition.configure(config)
         for delay_ms, partitions in removed.items():
@@ -190,6 +192,7 @@ class Reconciler:
         empty log would hide this.
         """
         partitions = self._partitions
+        await self._withdraw_synced_mark(config for _, _, config, _ in to_open)
         openings: list[Opening] = []
         for topic, index, config, new in to_open:
             try:
@@ -205,6 +208,16 @@ class Reconciler:
                     partitions.fail_soon(directory.path, str(result))
                 continue
             self._add(opening, result)
+
+    async def _withdraw_synced_mark(self, configs: Iterable["LogConfig"]) -> None:
+        """Withdraw the mark before partitions with these settings acknowledge records that are not synced."""
+        mark = self._partitions.synced_mark
+        if mark is not None and any(config.durability != "fsync" for config in configs):
+            await mark.withdraw()
+
+    def _note_changed_partitions(self) -> None:
+        if self._partitions.synced_mark is not None:
+            self._partitions.synced_mark.partitions_changed()
 
     def _add(self, opening: Opening, log: PartitionLog) -> None:
         """Add the partition to the table, in the role that the newest image says.
@@ -259,6 +272,7 @@ class Reconciler:
                     if name in topics
                 ]
             )
+            self._note_changed_partitions()
             return len(self.to_reopen) < count
 
     async def replace_log(self, key: TopicPartition, may_be_replaced: Callable[["PartitionState"], bool]) -> None:
@@ -273,6 +287,7 @@ class Reconciler:
                 config = self._topic_config(self._image, key.topic)
                 await self._remove([(topic, key.partition)], config.file_delete_delay_ms)
                 await self._open_all([(topic, key.partition, config, True)])
+                self._note_changed_partitions()
 
     # Removal
 

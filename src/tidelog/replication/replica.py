@@ -68,7 +68,10 @@ class BecameFollower(NamedTuple):
 
 
 class WentOffline(NamedTuple):
-    """The partition has no leader, or this broker has no replica of it any more."""
+    """The partition has no leader, or this broker has no replica of it any more.
+
+    If the epoch is the one in which this broker leads, only its lease has ended, and it may lead in that epoch again.
+    """
 
     leader_epoch: int
 
@@ -228,6 +231,7 @@ class Replica:
     __slots__ = (
         "_cut_is_running",
         "_eligible",
+        "_has_resigned",
         "_lag_max_ms",
         "_promotion",
         "end_offset",
@@ -264,6 +268,8 @@ class Replica:
         self.isr: InSyncReplicas | None = None
         """On a leader; otherwise None."""
         self._eligible: Mapping[int, int] = {}
+        self._has_resigned = False
+        """Whether this replica led in `leader_epoch`, and stopped because its broker's lease was over."""
         self._cut_is_running = False
         self._promotion: tuple[BecameLeader, int] | None = None
         """The promotion that waits for the end of a cut, and the time at which it arrived."""
@@ -316,13 +322,17 @@ class Replica:
             self.isr.commit(event.replicas, event.isr, event.partition_epoch)
             self._update_is_alone()
             return self._advance(now_ms)
+        resumes_epoch = self._has_resigned and event.leader_epoch == self.leader_epoch
         effects = self._end_epoch(event.leader_epoch)
         if self._cut_is_running:
             self._promotion = event, now_ms
             self.role = Role.FOLLOWER
             self.leader = NO_LEADER
             return effects
-        return effects + self._begin_to_lead(event, now_ms)
+        effects += self._begin_to_lead(event, now_ms)
+        if resumes_epoch:
+            effects.append(MarksMoved())  # the local mark may have moved in the meantime
+        return effects
 
     def _begin_to_lead(self, event: BecameLeader, now_ms: int) -> list[Effect]:
         """Begin the epoch. Its start offset is set before any record is appended in it."""
@@ -361,14 +371,19 @@ class Replica:
     def _went_offline(self, event: WentOffline, _: int) -> list[Effect]:
         if event.leader_epoch < self.leader_epoch:
             return []
+        resigns = event.leader_epoch == self.leader_epoch and (self.role is Role.LEADER or self._has_resigned)
         effects = self._end_epoch(event.leader_epoch)
         self.role = Role.OFFLINE
         self.leader = NO_LEADER
+        self._has_resigned = resigns
         return effects
 
     def _end_epoch(self, leader_epoch: int) -> list[Effect]:
-        """Stop leading. No request may wait any longer for offsets that a later epoch may write again."""
-        effects: list[Effect] = [FailWaiters(self.leader_epoch + 1)] if self.role is Role.LEADER else []
+        """Stop leading. If this ends the leader epoch, no request may wait any longer for offsets that a later epoch
+        may write again. If the epoch remains the same, requests continue to wait: their records may still be committed.
+        """
+        effects: list[Effect] = [FailWaiters(leader_epoch)] if self.role is Role.LEADER or self._has_resigned else []
+        self._has_resigned = False
         self.leader_epoch = leader_epoch
         self.leads = self.is_alone = False
         self.isr = None

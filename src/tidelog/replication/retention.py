@@ -96,6 +96,7 @@ class RetentionPasses:
                 return None
             if log.apply_retention(now_ms, partition.high_watermark):
                 self._partitions.update_offsets(partition)
+                partition.notify_followers()
             return log.removal(now_ms)
         except Exception as error:
             if partition.frozen or log is not partition.log or (times is not None and times.is_outdated):

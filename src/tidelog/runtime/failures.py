@@ -4,6 +4,7 @@ import errno
 import logging
 import socket
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 log = logging.getLogger("tidelog.broker")
@@ -20,23 +21,33 @@ ON_THE_COMMAND_LINE = Remedies("choose another with --listen HOST:PORT", "choose
 IN_PYTHON = Remedies("choose another with host= and port=", "choose another with data=")
 
 
-def explain(error: Exception, directory: str, address: str, remedies: Remedies) -> str:
-    """Return one line for `error`, which the start of a broker has raised. `directory` is its data directory, `address`
-    its HOST:PORT.
+def explain(error: Exception, directories: Sequence[str], address: str, remedies: Remedies) -> str:
+    """Return one line for `error`, which the start of a broker has raised. `directories` are its data directories,
+    `address` is its HOST:PORT.
 
     The line is the exception's own text for exceptions of Tidelog and of SQLite. Errors of the operating system are
     explained by their number if `system_error` knows it. Any other exception is reported as an internal error, and its
     traceback is logged.
     """
-    if isinstance(error, OSError) and (explanation := system_error(error, directory, address, remedies)):
-        return explanation
+    if isinstance(error, OSError):
+        explanation = system_error(error, _directory_of(error, directories), address, remedies)
+        if explanation is not None:
+            return explanation
     if type(error).__module__.startswith("tidelog."):
         return " ".join(str(error).split())
     sqlite = sys.modules.get("sqlite3")
     if sqlite is not None and isinstance(error, sqlite.Error):
-        return f"the metadata store in {directory}: {error}"
+        return f"the metadata store in {' or '.join(directories)}: {error}"
     log.error("start=failed", exc_info=error)
     return f"internal error, please report it: {type(error).__name__}: {error}"
+
+
+def _directory_of(error: OSError, directories: Sequence[str]) -> str:
+    """Return the data directory that the error concerns; the first one if the error does not name a path in any."""
+    name = error.filename if isinstance(error.filename, str) else ""
+    holders = [path for path in directories if name == path or name.startswith(f"{path}/")]
+    parents = [path for path in directories if name and path.startswith(f"{name}/")]  # it could not be created
+    return max(holders, key=len) if holders else [*parents, directories[0]][0]
 
 
 def system_error(error: OSError, directory: str, address: str, remedies: Remedies) -> str | None:

@@ -133,9 +133,10 @@ class LoopTasks:
     def _on_end(self, task: "asyncio.Task[Any]") -> None:
         del self._running[task]
         # `_log_traceback` is True until the task's exception is retrieved. A task that awaits the ended task retrieves
-        # the exception in this turn of the loop, so check again in the next turn.
+        # the exception in this turn of the loop, or in the next turn if it uses `asyncio.wait`. So check again after
+        # that.
         if not task.cancelled() and getattr(task, "_log_traceback", True) and not self._loop.is_closed():
-            self._loop.call_soon(report_failure, task)
+            self._loop.call_soon(self._loop.call_soon, report_failure, task)
 
 
 def report_failure(task: "asyncio.Task[Any]") -> None:

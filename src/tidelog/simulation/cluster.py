@@ -80,13 +80,14 @@ class SimNode:
             "offsets.topic.num.partitions": "2",
             "broker.session.timeout.ms": str(LEASE_MS),
         }
-        flags.update(self._cluster.settings)
+        for name, value in self._cluster.settings.items():
+            flags[name] = value.replace("{node_id}", str(self.node_id))
         return BrokerConfig.load(None, {}, flags)
 
 
 class SimCluster:
     """Brokers with the numbers 1, 2, ..., and the store that they share. `settings` contains the settings of all
-    brokers by name.
+    brokers by name; `{node_id}` in a value is replaced by the broker's number.
     """
 
     def __init__(self, world: World, brokers: int, settings: dict[str, str] | None = None) -> None:
