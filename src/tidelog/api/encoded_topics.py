@@ -1,7 +1,7 @@
-"""Encoded topics for Metadata responses, so that only the topics that have changed are described and encoded anew.
+"""Encoded topics for Metadata responses, so that only topics that have changed are described and encoded again.
 
-A `TopicImage` never changes: a changed topic has a new one. Apart from it, the description of a topic depends on the
-brokers that are online, and on logs that are offline on this broker; topics with such a log are not stored.
+A `TopicImage` never changes: a changed topic has a new object. The description of a topic also depends on the brokers
+that are online, and on the logs that are offline on this broker. Topics with an offline log are not stored.
 """
 
 from functools import cache
@@ -47,7 +47,7 @@ class EncodedTopics:
         self._bytes = 0
 
     def add_bytes(self, count: int) -> bool:
-        """Count the bytes of a new entry. Returns False if there is no room: then everything was removed."""
+        """Count the bytes of a new entry. If there is no space for it, remove all entries and return False."""
         self._bytes += count
         if self._bytes <= self._bytes_max:
             return True
@@ -75,7 +75,7 @@ class TopicsOfVersion:
         return entry[1] if entry is not None and entry[0] is topic else None
 
     def store(self, topic: TopicImage, encoded: bytes) -> None:
-        """Store a topic, unless the online brokers have changed since this object was made."""
+        """Store a topic, unless the online brokers have changed since this object was created."""
         if not self._owner.is_valid(self._topics, self._online):
             return
         replaced = self._topics.get(topic.name)
