@@ -25,7 +25,7 @@ class CurrentFetch(Protocol):
     """The session's fetch that is not answered yet."""
 
     def add(self, item: "FetchItem", partition: "Partition", *, wakes: bool) -> None:
-        """Note that this partition has news. `wakes` says whether the fetch must be answered if it waits for records."""
+        """Note that this partition has news. `wakes` says whether a fetch that waits for records must be answered."""
 
 
 class EndWatchers(Protocol):
