@@ -379,8 +379,9 @@ class Replica:
         return effects
 
     def _end_epoch(self, leader_epoch: int) -> list[Effect]:
-        """Stop leading. If this ends the leader epoch, no request may wait any longer for offsets that a later epoch may
-        write again. If the epoch remains the same, requests continue to wait: their records may still be committed.
+        """Stop leading. If this ends the leader epoch, no request may wait any longer for offsets that a later epoch
+        may write again. If the epoch remains the same, requests continue to wait, because their records may still be
+        committed.
         """
         effects: list[Effect] = [FailWaiters(leader_epoch)] if self.role is Role.LEADER or self._has_resigned else []
         self._has_resigned = False
