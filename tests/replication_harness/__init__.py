@@ -182,8 +182,8 @@ class Node:
             text += f" local={replica.local_mark}"
         if replica.isr is not None:
             text += f" isr={_listed(replica.isr.committed)}"
-            if replica.isr.asked is not None:
-                text += f" asked={_listed(replica.isr.asked)}"
+            if replica.isr.proposed is not None:
+                text += f" asked={_listed(replica.isr.proposed)}"
         if self.log_start:
             text += f" start={self.log_start}"
         records = [f"{entry.value}@{entry.leader_epoch}" for entry in self.log if entry is not None]

@@ -90,7 +90,7 @@ class IdlePartitions:
                 isr is not None
                 and partition.is_served
                 and broker in isr.committed
-                and isr.asked is None
+                and isr.proposed is None
                 and item.fetch_offset == partition.log.log_end_offset == isr.followers[broker].end_offset
                 and item.is_up_to_date(partition)
                 and partition not in self._idle

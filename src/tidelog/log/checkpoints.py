@@ -31,10 +31,6 @@ PARTITION_METADATA = "partition.metadata"
 VERSION = 0
 
 
-def format_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
-    return _join_lines([_line(key, offset) for key, offset in offsets.items()])
-
-
 def _line(key: TopicPartition, offset: int) -> str:
     topic, index = key
     return f"{topic} {index} {offset}"
@@ -86,7 +82,7 @@ class CheckpointText:
         self._lines: dict[TopicPartition, str] = {}
 
     def format(self, offsets: Mapping[TopicPartition, int], changed: Iterable[TopicPartition] | None) -> bytes:
-        """Return what `format_offsets` returns; the order of the entries may differ.
+        """Return the text of a checkpoint file with these offsets.
 
         `changed`: the keys of entries that differ from the offsets of the last call; None if these are unknown.
         """

@@ -380,7 +380,8 @@ class Replica:
 
     def _end_epoch(self, leader_epoch: int) -> list[Effect]:
         """Stop leading. If this ends the leader epoch, no request may wait any longer for offsets that a later epoch
-        may write again. If the epoch remains the same, requests continue to wait: their records may still be committed.
+        may write again. If the epoch remains the same, requests continue to wait, because their records may still be
+        committed.
         """
         effects: list[Effect] = [FailWaiters(leader_epoch)] if self.role is Role.LEADER or self._has_resigned else []
         self._has_resigned = False

@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from tidelog.replication.descriptor_retry import RETRY_S
 from tidelog.replication.flusher import CHECKPOINTS_LANE
-from tidelog.replication.patience import AGAIN_S
 
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
@@ -95,7 +95,7 @@ class SyncedMark:
                     self._may_be_stored = True
                     if not await self._write(True):
                         return
-            await self._tasks.sleep(AGAIN_S)
+            await self._tasks.sleep(RETRY_S)
 
     async def _write(self, is_synced: bool) -> Mapping[str, OSError]:
         self._writing = self._tasks.run_blocking(self._store, is_synced, lane=CHECKPOINTS_LANE)

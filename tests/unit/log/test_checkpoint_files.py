@@ -8,7 +8,6 @@ from tidelog.log.checkpoints import (
     CheckpointText,
     OffsetsCopy,
     format_epochs,
-    format_offsets,
     format_partition_metadata,
     format_properties,
     parse_epochs,
@@ -24,7 +23,7 @@ OFFSETS = {TopicPartition("orders", 0): 12, TopicPartition("a.b-c_d", 11): 9_000
 
 def test_offsets() -> None:
     data = b"0\n2\norders 0 12\na.b-c_d 11 9000000000\n"
-    assert format_offsets(OFFSETS) == data
+    assert CheckpointText().format(OFFSETS, None) == data
     assert parse_offsets(data, "/p") == OFFSETS
     assert parse_offsets(b"", "/p") == {}
     assert parse_offsets(b"0\n0\n", "/p") == {}
@@ -129,4 +128,4 @@ def test_only_changed_entries_are_formatted() -> None:
     CountedName.formatted = 0
     data = text.format(second, second.changes_since(first))
     assert CountedName.formatted == 1
-    assert data == format_offsets(second)
+    assert data == CheckpointText().format(second, None)
