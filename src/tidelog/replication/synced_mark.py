@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.descriptor_retry import RETRY_S
+from tidelog.replication.flusher import CHECKPOINTS_LANE
 
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
