@@ -17,6 +17,7 @@ from simulation_harness.cluster_inspection import (
     image_of,
     records_of,
     replicas_of,
+    stored_epochs,
 )
 from simulation_harness.cluster_ledger import Ledger, Violation
 from simulation_harness.compacted_checks import CompactedChecks
@@ -171,12 +172,25 @@ class ClusterChecks:
         self._places.setdefault(view.partition, {})[place] = None
         if not view.is_online or place in self._journal.unclean_places:
             return
+        self._check_epochs(name, node, view)
         position = self._positions.get((process, place), LogPosition())
         if position.next_offset < view.high_watermark:
             batches, position = batches_of(node.host.disk.medium, view, position, view.high_watermark)
             self._positions[process, place] = position
             if not view.compacted:
                 self._committed.setdefault(place, CommittedLog(view.partition)).add(name, batches)
+
+    def _check_epochs(self, name: str, node: SimNode, view: ReplicaView) -> None:
+        """`StoredEpochs`: the checkpoint on the disk has no leader epoch that a cut has removed. A follower
+        names its newest epoch in its next fetch, also after a power cut.
+        """
+        if view.epochs is None:
+            return
+        for entry in stored_epochs(node.host.disk.medium, view.directory):
+            if entry[1] > view.log_start_offset and entry not in view.epochs:
+                raise Violation(
+                    "StoredEpochs", f"{name} has stored {entry}, its epochs are {view.epochs}", view.partition
+                )
 
     def _check_in_sync_replicas(self) -> None:
         """`InSyncReplicasHaveAll`: every member of the ISR in the journal has all committed records, so each of them

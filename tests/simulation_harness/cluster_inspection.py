@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
+from tidelog.log.checkpoints import LEADER_EPOCHS, parse_epochs
 from tidelog.metadata.image import MetadataImage
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.cluster import SimNode
@@ -42,6 +43,8 @@ class ReplicaView(NamedTuple):
     """The partition epoch of `isr`."""
     compacted: bool
     directory: str
+    epochs: tuple[tuple[int, int], ...] | None = None
+    """The leader epochs of the log and their first offsets; None while the log is cut."""
 
 
 class BatchView(NamedTuple):
@@ -92,6 +95,7 @@ def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
             partition_epoch=None if isr is None else isr.partition_epoch,
             compacted=partition.config.compacts,
             directory=log.directory,
+            epochs=None if log.is_being_cut else tuple(log.epochs.entries()),
         )
 
 
@@ -117,6 +121,15 @@ def needs_restart(node: SimNode) -> bool:
     if broker is None or broker._services is None:
         return False
     return broker._failed.done() or broker._services.partitions.offline_count > 0
+
+
+def stored_epochs(medium: Medium, directory: str) -> list[tuple[int, int]]:
+    """Return the leader epochs in the checkpoint file of a log."""
+    path = f"{directory}/{LEADER_EPOCHS}"
+    try:
+        return parse_epochs(bytes(medium.inode(path).cached), path)
+    except OSError:  # it was not written yet
+        return []
 
 
 def batches_of(
