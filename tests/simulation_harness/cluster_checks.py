@@ -58,6 +58,8 @@ class ClusterChecks:
         """The greatest high watermark that any replica of each partition has had."""
         self._places: dict[TopicPartition, dict[Place, None]] = {}
         """The partitions of topics with the same name."""
+        self._start_offsets: dict[TopicPartition, int] = {}
+        """The greatest log start offset that any replica of each partition has had."""
         self._committed: dict[Place, CommittedLog] = {}
         self._checked_images: dict[Process, int] = {}
         self._roles: dict[tuple[int, Place], tuple[object, ...]] = {}
@@ -66,6 +68,7 @@ class ClusterChecks:
         self.on_unclean_election: Callable[[TopicPartition, Callable[[int, bytes], bool]], None] | None = None
         """Called when a leader was elected out of the ISR, with a function that says whether it has a record."""
         ledger.has_been_committed = self.has_been_committed
+        ledger.deleted_before = self.deleted_before
         self._journal.on_unclean_election = self._unclean_election
         self._journal.on_isr_change = self._check_replicas
 
@@ -119,6 +122,11 @@ class ClusterChecks:
     def _committed_end(self, partition: TopicPartition) -> int:
         return max((self._highest.get(place, 0) for place in self._places.get(partition, ())), default=0)
 
+    def deleted_before(self, partition: TopicPartition) -> int:
+        """Return the offset below which records of the partition were deleted: the greatest start of a log."""
+        self.check()
+        return self._start_offsets.get(partition, 0)
+
     def not_converged(self) -> str | None:
         """Return the reason why the cluster has not recovered from all faults; None if it has.
 
@@ -169,6 +177,8 @@ class ClusterChecks:
             raise Violation("HighWatermarkWithinLog", text, view.partition)
         self._high_watermarks[mark] = view.high_watermark
         self._highest[place] = max(self._highest.get(place, 0), view.high_watermark)
+        start_offset = max(self._start_offsets.get(view.partition, 0), view.log_start_offset)
+        self._start_offsets[view.partition] = start_offset
         self._places.setdefault(view.partition, {})[place] = None
         if not view.is_online or place in self._journal.unclean_places:
             return
