@@ -150,7 +150,7 @@ def set_quotas(
 @app.command()
 def remove(
     keys: Annotated[
-        list[str], typer.Argument(metavar="[QUOTA...]", show_default=False, help="Which quotas; default: all.")
+        list[str], typer.Argument(metavar="[QUOTA...]", show_default=False, help="The quotas to remove; default: all.")
     ] = [],  # noqa: B006 - typer copies it
     user: User = None,
     client_id: ClientId = None,

@@ -142,7 +142,8 @@ def check_topic_default(name: str, value: Value) -> None:
 
 def nearest(name: str, known_names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known name that is most similar to `name`; None if no similarity (0 to 1) reaches `cutoff`."""
-    # Imported here, because the import takes longer than that of this whole package, and only wrong names need it.
+    # Imported here, because this import takes longer than the import of this whole package, and only wrong names need
+    # it.
     from difflib import get_close_matches
 
     matches = get_close_matches(name, list(known_names), n=1, cutoff=cutoff)

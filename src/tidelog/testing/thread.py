@@ -70,7 +70,7 @@ class BrokerThread:
 
     def _main(self) -> None:
         try:
-            # Not uvloop: the first loop of libuv in a process opens a pipe that is never closed.
+            # uvloop is not used, because the first loop of libuv in a process opens a pipe that is never closed.
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._run())
         except BaseException as error:
