@@ -1,4 +1,4 @@
-"""Parse the options of a read and of a write. Their names are those of Spark's Kafka source and sink."""
+"""Parse the options of a read and of a write. The names are those of Spark's Kafka source and sink."""
 
 import re
 from collections.abc import Mapping

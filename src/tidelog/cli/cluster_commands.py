@@ -314,9 +314,9 @@ def upgrade(
     """Show the levels of the cluster's features; finalize the newest ones.
 
     A new version of Tidelog may store metadata that older versions cannot
-    read. It does so only after its level is finalized. Finalize the levels
-    when all brokers have the new version, and after a single broker was
-    extended to a cluster. A level cannot be lowered again.
+    read. It stores such metadata only after its level is finalized. Finalize
+    the levels when all brokers have the new version, and after a single
+    broker was extended to a cluster. A level cannot be lowered again.
 
     Examples:
 

@@ -128,7 +128,7 @@ class StartedOperation(Generic[T]):
 
 
 class Client:
-    """A client of one cluster. It must not be used by several threads at once, or after a fork.
+    """A client of one cluster. It must not be used by several threads at the same time, or after a fork.
 
     Methods raise `wire.errors.ApiError` for an error code in a response, and `client.errors.ClientError` for any
     other failure.

@@ -114,7 +114,7 @@ class Backoff(NamedTuple):
 
 
 class FetchLimits(NamedTuple):
-    """Names and meanings are those of Kafka's consumer settings."""
+    """The limits of a fetch, with the names and meanings of Kafka's consumer settings."""
 
     max_wait_ms: int = 500
     min_bytes: int = 1

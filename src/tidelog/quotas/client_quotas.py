@@ -60,7 +60,7 @@ class RateQuota(_Quota[Rate]):
         return throttle_ms if self._throttle_max_ms is None else min(throttle_ms, self._throttle_max_ms)
 
     def burst_max(self, user: str, client_id: str) -> float | None:
-        """Return the largest value that an idle client may use at once within its quota; None without a quota."""
+        """Return the largest value that an idle client may use in one burst within its quota; None without a quota."""
         limit = self._limits.of(user, client_id)
         if limit is None:
             return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Broker", "BrokerFailedError"]
 
 TEST_SETTINGS = {
-    "group.initial.rebalance.delay.ms": "0",  # a group with one consumer starts at once
+    "group.initial.rebalance.delay.ms": "0",  # a group with one consumer starts immediately
     "offsets.topic.num.partitions": "1",
 }
 """Settings that differ from those of `tidelog start`, so that tests do not wait. `settings` takes precedence."""
@@ -260,7 +260,7 @@ class Broker(OwnedByProcess):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # In a forked process the event loop is a copy of the owner's, and nothing may be called on it.
+        # In a forked process the event loop is a copy of the owner's loop, and none of its methods may be called.
         if not self._belongs_to_another_process:
             await run_in_thread(self.stop)
 

@@ -299,7 +299,7 @@ class Cluster(OwnedByProcess):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # In a forked process the event loop is a copy of the owner's, and nothing may be called on it.
+        # In a forked process the event loop is a copy of the owner's loop, and none of its methods may be called.
         if not self._belongs_to_another_process:
             await run_in_thread(self.stop)
 

@@ -68,7 +68,7 @@ def tidelog_broker(tidelog_settings: Mapping[str, object], request: pytest.Fixtu
     """A running broker. `tidelog_broker.bootstrap` is its HOST:PORT; topics are created when they are first used.
 
     Each test gets its own broker, unless the ini option `tidelog_broker_scope` is class, module, package or session.
-    A test whose `tidelog_settings` differ from those of the running broker ends in an error.
+    A test whose `tidelog_settings` differ from the settings of the running broker ends in an error.
     """
     from tidelog.testing import Broker
 
