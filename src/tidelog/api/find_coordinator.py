@@ -3,7 +3,7 @@
 
 Transactions and share groups have no coordinator here yet. The response for a transactional id is
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED, the only error after which every client gives up. After most other errors,
-librdkafka repeats the request for ever.
+librdkafka repeats the request forever.
 """
 
 from contextlib import suppress

@@ -10,8 +10,9 @@ from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitPr
 
 NONE = -1
 WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-"""Errors of the controller that end soon. Producers get COORDINATOR_LOAD_IN_PROGRESS instead, as in Kafka: all of them
-repeat the request after it, and some give up after REQUEST_TIMED_OUT."""
+"""Errors that mean that the controller cannot answer for a short time. As in Kafka, producers get
+COORDINATOR_LOAD_IN_PROGRESS instead: after this error all producers repeat the request, but some give up after
+REQUEST_TIMED_OUT."""
 
 
 async def handle(services: Services, context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
@@ -33,6 +34,6 @@ def _check(request: InitProducerIdRequest) -> None:
     if (request.producer_id == NONE) != (request.producer_epoch == NONE):
         raise ApiError("the request has only one of producer id and epoch", ErrorCode.INVALID_REQUEST)
     if request.transactional_id is not None:
-        # The producers of librdkafka, Java and aiokafka give up immediately after this error, and retry after most
-        # others.
+        # The producers of librdkafka, Java and aiokafka give up immediately after this error, but retry after most
+        # other errors.
         raise ApiError("transactions are not supported yet", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)

@@ -18,6 +18,7 @@ from tidelog.cli.logs import configure_logging
 from tidelog.cli.start import FAILED, Options
 from tidelog.config.broker_config import BrokerConfig, ConfigError
 from tidelog.model.addresses import host_port_text
+from tidelog.runtime.cancelling import cancel_and_wait
 from tidelog.runtime.failures import IN_PYTHON, ON_THE_COMMAND_LINE, explain
 from tidelog.runtime.interfaces import Runtime
 
@@ -125,9 +126,12 @@ async def run_broker(
         stop_task = loop.create_task(stop_requested.wait())
         await asyncio.wait((start_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
         if not start_task.done():
-            # A signal arrived while the broker was recovering its log. Stop without waiting for the end of the
-            # recovery, because the next start can repeat it.
-            start_task.cancel()
+            # A signal arrived while the broker was recovering its log or was waiting for a lease. Stop without waiting
+            # for the end of the start, because the next start can repeat the recovery. But wait until the broker has
+            # released what the start used, because the release needs the runtime.
+            await cancel_and_wait(start_task)
+            if not start_task.cancelled() and start_task.exception() is not None:
+                log.warning("start not undone reason=%s", start_task.exception())
             return 0
         await start_task
         try:
@@ -146,7 +150,7 @@ async def run_broker(
         failure_task.cancel()
     except Exception as error:
         address = host_port_text(config.endpoints[0].host, config.endpoints[0].port)
-        return fail(explain(error, config.data_directory, address, remedies))
+        return fail(explain(error, config.data_directories, address, remedies))
     finally:
         await runtime.close()
         restore_signals()

@@ -96,7 +96,7 @@ def topic_json(
     if offsets is not None:
         for part in partitions:
             partition_offsets = offsets.get((topic.name, part["partition"]))
-            part["offline"] = partition_offsets is None
+            part["offline"] = part["leader"] < 0
             if partition_offsets is not None:
                 part |= {"first_offset": partition_offsets.earliest, "next_offset": partition_offsets.latest}
     for part in partitions:

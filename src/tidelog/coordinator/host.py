@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Runtime
 
 logger = logging.getLogger("tidelog.coordinator")
+
+WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+"""The errors of a change that finds no controller, or one that does not answer in time."""
 C = TypeVar("C", bound="Core")
 
 CACHED_KEYS_MAX = 20_000
@@ -190,12 +193,14 @@ class CoordinatorHost(Generic[C]):
             (topic_result,) = (
                 await self._controller.ensure_topics(EnsureTopics([self.topic], timeout_ms=timeout_ms))
             ).result()
-            refusal = None if topic_result.error is ErrorCode.NONE else topic_result.message or topic_result.error.name
-        except ApiError as error:
-            refusal = error.message
-        if refusal is not None:
-            logger.error("cannot create topic=%s reason=%s", self.topic, refusal)
-            raise CoordinatorNotAvailable(f"cannot create {self.topic}: {refusal}")
+            error, message = topic_result.error, topic_result.message
+        except ApiError as refusal:
+            error, message = refusal.code, refusal.message
+        if error is not ErrorCode.NONE:
+            # The client asks again, and by then the cluster usually has a controller that answers.
+            level = logging.WARNING if error in WITHOUT_CONTROLLER else logging.ERROR
+            logger.log(level, "cannot create topic=%s reason=%s", self.topic, message or error.name)
+            raise CoordinatorNotAvailable(f"cannot create {self.topic}: {message or error.name}")
         await self.wait_for_loads()  # Empty logs load immediately, so the client need not retry.
 
     def address_of(self, key: str, listener: str) -> "tuple[int, Endpoint]":

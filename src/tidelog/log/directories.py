@@ -543,9 +543,11 @@ class DataDirectories:
             self._in_each(lambda directory: directory.write_cleaner_offsets(self._entries_of(directory, offsets)))
         )
 
-    def _entries_of(self, directory: DataDirectory, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _entries_of(
+        self, directory: DataDirectory, offsets: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int]:
         if len(self.online) == 1:
-            return dict(offsets)
+            return offsets
         holders = self._holders
         return {key: offset for key, offset in offsets.items() if directory in holders.get(key, ())[:1]}
 

@@ -23,7 +23,8 @@ from tidelog.log.checkpoints import (
     META_PROPERTIES,
     PARTITION_METADATA,
     RECOVERY_POINTS,
-    format_offsets,
+    CheckpointText,
+    OffsetsCopy,
     format_partition_metadata,
     format_properties,
     read_offsets,
@@ -77,6 +78,8 @@ class DataDirectory:
         The exception is CLEANER_OFFSETS, which then has an empty one."""
         self._latest: dict[str, Mapping[TopicPartition, int]] = {}
         """The newest content of each checkpoint. A full disk may have prevented its write."""
+        self._texts: dict[str, CheckpointText] = {}
+        """The text of the last write of each checkpoint, successful or not."""
         self._recovery_points = self._read(RECOVERY_POINTS)
         self._recovery_points_known = RECOVERY_POINTS in self._checkpoints
         self._start_offsets = self._read(LOG_START_OFFSETS)
@@ -204,6 +207,7 @@ class DataDirectory:
             log_start_offset=self._start_offsets.get(key, 0),
             now_ms=now_ms,
             cache=self._cache,
+            may_have_holes=self.clean_offset(key) is not None,
         )
         if stored_id is None:
             self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
@@ -463,11 +467,9 @@ class DataDirectory:
         """
         for key in [key for key in list(self._preserved) if key in recovery_points]:
             del self._preserved[key]
-        self._write(RECOVERY_POINTS, {**self._preserved_entries(self._recovery_points), **recovery_points})
-        self._write(
-            LOG_START_OFFSETS, self._above_zero({**self._preserved_entries(self._start_offsets), **start_offsets})
-        )
-        self._write(HIGH_WATERMARKS, {**self._preserved_entries(self._high_watermarks), **high_watermarks})
+        self._write(RECOVERY_POINTS, self._with_preserved(recovery_points, self._recovery_points))
+        self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
+        self._write(HIGH_WATERMARKS, self._with_preserved(high_watermarks, self._high_watermarks))
 
     def high_watermark(self, key: TopicPartition) -> int:
         """Return the partition's high watermark, as the checkpoint stated it at the start; 0 if it is unknown."""
@@ -492,9 +494,7 @@ class DataDirectory:
         each log begins with its first file.
         """
         try:
-            self._write(
-                LOG_START_OFFSETS, self._above_zero({**self._preserved_entries(self._start_offsets), **start_offsets})
-            )
+            self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
         except OSError as error:
             if error.errno not in TEMPORARY_ERRORS:
                 raise
@@ -508,21 +508,31 @@ class DataDirectory:
     @property
     def is_behind(self) -> bool:
         """Whether a full disk has prevented a write of a checkpoint, or has caused the removal of one."""
-        return any(self._checkpoints.get(name) != offsets for name, offsets in list(self._latest.items()))
+        return any(
+            (written := self._checkpoints.get(name)) is not offsets and written != offsets
+            for name, offsets in list(self._latest.items())
+        )
 
-    def _preserved_entries(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {key: offsets[key] for key in list(self._preserved) if key in offsets}
-
-    def _above_zero(self, start_offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {key: offset for key, offset in start_offsets.items() if offset > 0}
+    def _with_preserved(
+        self, offsets: Mapping[TopicPartition, int], older: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int]:
+        """Return `offsets`, and the preserved entries of `older`. A mapping that may change later is copied."""
+        preserved = {key: older[key] for key in list(self._preserved) if key in older}
+        return offsets if isinstance(offsets, OffsetsCopy) and not preserved else {**preserved, **offsets}
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        if self._retired:
+        if any(map(offsets.__contains__, self._retired)):
             offsets = {key: offset for key, offset in offsets.items() if key not in self._retired}
         self._latest[name] = offsets
-        if self._checkpoints.get(name) != offsets:
-            self._disk.write_atomic(f"{self.path}/{name}", format_offsets(offsets))
-            self._checkpoints[name] = offsets
+        written = self._checkpoints.get(name)
+        changed = offsets.changes_since(written) if isinstance(offsets, OffsetsCopy) else None
+        if changed is None and written == offsets:
+            return
+        if changed is None or changed:
+            text = self._texts.setdefault(name, CheckpointText())
+            self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
+        # An OffsetsCopy gets here only if the text has its lines: the next copy changes these.
+        self._checkpoints[name] = offsets
 
     # Closing
 
@@ -536,6 +546,12 @@ class DataDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _above_zero(start_offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+    if 0 not in start_offsets.values():
+        return start_offsets
+    return {key: offset for key, offset in start_offsets.items() if offset > 0}
 
 
 def _acquire_lock(disk: "Disk", path: str) -> "Lock":

@@ -41,6 +41,10 @@ class LeaderEpochs:
         """The newest epoch; -1 if the log has no epochs."""
         return self._epochs[-1] if self._epochs else UNDEFINED_EPOCH
 
+    def precedes_all(self, epoch: int) -> bool:
+        """Return whether `epoch` is older than every known one: nothing can be said about its records."""
+        return not self._epochs or epoch < self._epochs[0]
+
     def entries(self) -> list[tuple[int, int]]:
         return list(zip(self._epochs, self._starts, strict=True))
 

@@ -7,6 +7,7 @@ the same code to derive them.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.log.appended import Appended
@@ -121,12 +122,14 @@ class PartitionLog:
         log_start_offset: int,
         now_ms: int,
         cache: IndexCache | None = None,
+        may_have_holes: bool = False,
     ) -> "PartitionLog":
         """Open the log in `directory` (TOPIC-PARTITION), which is created if it is missing. Blocks; thread-safe.
         `clean`: the last process stopped in order. Otherwise all data after `recovery_point` (-1: unknown) is
-        scanned and made durable. All logs of a broker share one `cache`. Raises CorruptLog, OSError.
+        scanned and made durable. All logs of a broker share one `cache`. `may_have_holes`: the log was compacted
+        before. Raises CorruptLog, OSError.
         """
-        opener = LogOpener(disk, directory, config, now_ms)
+        opener = LogOpener(disk, directory, config, now_ms, may_have_holes=may_have_holes)
         opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
         return cls(disk, directory, config, cache or IndexCache(), opened)
 
@@ -237,7 +240,9 @@ class PartitionLog:
             or now_ms > segment.roll_now_ms
         ):
             if limits and append_time_ms < 0 and segment.size and max_timestamp > segment.roll_timestamp:
-                max_timestamp = self._latest_for_roll(segment, batch, header, now_ms, limits)
+                max_timestamp = self.look_up(
+                    partial(latest_for_roll, segment, batch, header, self.config, now_ms, limits)
+                )
             segment = self._prepare(size, max_timestamp, next_offset, now_ms)
             position = segment.size
             if leader_epoch != self._leader_epoch:
@@ -325,11 +330,6 @@ class PartitionLog:
             segment.start_clock(max_timestamp, self.config)
         return segment
 
-    def _latest_for_roll(
-        self, segment: Segment, batch: memoryview, header: BatchHeader, now_ms: int, limits: Limits
-    ) -> int:
-        return self.look_up(lambda: latest_for_roll(segment, batch, header, self.config, now_ms, limits))
-
     def roll(self, now_ms: int) -> None:
         """Begin a new segment, unless the active one is empty. Raises StorageError."""
         if self._segments.active.size:
@@ -377,9 +377,7 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is being truncated, try again")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
-        """Take the log permanently offline, because of damage or a disk `error`. `say`: also write a log line with
-        the reason.
-        """
+        """Take the log offline permanently, because of damage or a disk `error`. `say`: write a log line, too."""
         if self.failure is None:
             self.failure = reason
             if say:
@@ -413,9 +411,7 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return a read that must first run on a thread if `read` would wait for the disk; None if it would not
-        wait.
-        """
+        """Return a read that must run on a thread before `read`, which would wait for the disk; else None."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
@@ -549,9 +545,7 @@ class PartitionLog:
         return count
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
-        """Serve the segment `new`, which contains those records of `old` that compaction kept. `segments_replaced`
-        must follow.
-        """
+        """Serve `new`, which has the records of `old` that compaction kept. `segments_replaced` must follow."""
         self.reader.may_have_holes = True
         self._segments.replace(old, new)
         self.reader.forget_positions()
@@ -579,9 +573,7 @@ class PartitionLog:
     # Durability
 
     def flush_plan(self) -> FlushPlan:
-        """Return a plan that makes all data durable. The caller must run it, then call `flushed`, `put_back` or
-        `fail`.
-        """
+        """Return a plan that makes all data durable. The caller runs it, then calls `flushed`, `put_back` or `fail`."""
         due = self._durability.snapshot_due()
         return self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=due)
 
@@ -598,9 +590,7 @@ class PartitionLog:
         self._durability.settle(self.log_end_offset, self.producers, self.epochs)
 
     def close(self, *, clean: bool = True) -> None:
-        """Close the log. Blocks. `clean`: call `settle` first. If `settle` fails, the error is logged, and the next
-        start recovers this log.
-        """
+        """Close the log. Blocks. `clean`: call `settle` first. If `settle` fails, the next start recovers the log."""
         if clean and self.failure is None:
             try:
                 self.settle()

@@ -25,7 +25,7 @@ from tidelog.log.batch_scan import (
     headers,
     is_unwritten,
 )
-from tidelog.log.checkpoints import LEADER_EPOCHS, LOG_START_OFFSETS, RECOVERY_POINTS, parse_epochs
+from tidelog.log.checkpoints import CLEANER_OFFSETS, LEADER_EPOCHS, LOG_START_OFFSETS, RECOVERY_POINTS, parse_epochs
 from tidelog.log.damage import check_torn_tail
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
@@ -35,7 +35,7 @@ from tidelog.log.producer_state import ProducerState
 from tidelog.log.replay import replay_batch
 from tidelog.log.segment import NO_TIMESTAMP, Segment
 from tidelog.log.segment_list import SegmentList
-from tidelog.log.snapshots import Snapshots, restore_producers
+from tidelog.log.snapshots import Snapshots, load_producers, restore_producers
 from tidelog.wire.batches import LENGTH_END
 from tidelog.wire.checksums import crc32c
 
@@ -68,10 +68,14 @@ class OpenedLog(NamedTuple):
 class LogOpener:
     """Opens the log of one directory, once. Blocks."""
 
-    def __init__(self, disk: "Disk", directory: str, config: "LogConfig", now_ms: int) -> None:
+    def __init__(
+        self, disk: "Disk", directory: str, config: "LogConfig", now_ms: int, *, may_have_holes: bool = False
+    ) -> None:
+        """`may_have_holes`: the log was compacted once, also if its topic is not compacted any more."""
         self._disk = disk
         self._directory = directory
         self._config = config
+        self._may_have_holes = may_have_holes or config.compacts
         self._now_ms = now_ms
         self._segments = SegmentList([])
         self._epochs = LeaderEpochs()
@@ -231,6 +235,9 @@ class LogOpener:
             )
             segment.remove()
         self._add_empty(start_offset)
+        # The batches up to `start_offset` are missing: a producer whose last batches are missing would be refused.
+        self._snapshots.remove_after(-1)
+        self._producers = ProducerState()
 
     # After a clean stop
 
@@ -310,19 +317,16 @@ class LogOpener:
 
     def _recover(self, start_offset: int) -> int:
         """Restore the producers and leader epochs, repair the segments, and return the log's end offset."""
-        snapshot = self._snapshots.load(1 << 63)
-        replay_from = start_offset
-        if snapshot is not None:
-            replay_from = max(start_offset, snapshot[0])
-            self._producers.restore(snapshot[1])
-            self._flushed_end = max(self._flushed_end, snapshot[0])
-        self._replayed_from = replay_from
+        self._producers, snapshot_offset = load_producers(self._snapshots, self._segments, start_offset, 1 << 63)
+        self._flushed_end = max(self._flushed_end, snapshot_offset)
+        self._replayed_from = replay_from = max(start_offset, snapshot_offset)
         # Epochs from here on are read from the batches, because the checkpoint may describe batches that were lost in
         # the crash.
         self._epochs.truncate_from_end(replay_from)
         first = self._segments.floor(replay_from)
-        for segment in self._segments.items[self._segments.floor(start_offset) : first]:
-            self._check_closed(segment)
+        for index in range(self._segments.floor(start_offset), first):
+            end = self._check_closed(self._segments.items[index])
+            self._check_no_flushed_gap(self._segments.items[index + 1], end)
         end = self._segments.items[first].base_offset
         index = first
         while index < len(self._segments.items):
@@ -342,15 +346,15 @@ class LogOpener:
     def _continue_with(self, segment: Segment, index: int, end: int) -> bool:
         """Return True if recovery continues with `segment`. `end` is the offset at which the previous segment ends.
 
-        Between the two segments there may be a gap. It is accepted if the topic is compacted. It is also accepted if
-        it begins in the flushed part, because a crash cannot have caused it; reads report such a gap unless
-        compaction explains it. Any other gap was caused by a crash: then remove `segment` and all later segments,
-        and return False. Raises CorruptLog if `segment` begins below `end`.
+        Between the two segments there may be a gap. It is accepted if compaction explains it. A crash can cause a gap
+        that does not begin in the flushed part: then remove `segment` and all later segments, and return False. Raises
+        CorruptLog for any other gap, because segment files are missing, and if `segment` begins below `end`.
         """
         if segment.base_offset < end:
             reason = f"the segment begins at offset {segment.base_offset}, the segment before it ends at offset {end}"
             raise CorruptLog(segment.path, 0, reason)
-        if segment.base_offset > end and end >= self._flushed_end and not self._config.compacts:
+        self._check_no_flushed_gap(segment, end)
+        if segment.base_offset > end and not self._config.compacts and end >= self._flushed_end:
             previous = self._segments.items[index - 1]
             reason = (
                 f"{previous.path} ends at offset {end}, the next segment begins at offset {segment.base_offset}: "
@@ -360,16 +364,32 @@ class LogOpener:
             return False
         return True
 
-    def _check_closed(self, segment: Segment) -> None:
+    def _check_no_flushed_gap(self, segment: Segment, end: int) -> None:
+        """Raise CorruptLog if flushed offsets between `end`, the end of the previous segment, and `segment` are
+        missing, and compaction does not explain it.
+        """
+        if self._may_have_holes or end >= min(segment.base_offset, self._flushed_end):
+            return
+        raise CorruptLog(
+            segment.path,
+            0,
+            f"offsets {end} to {segment.base_offset - 1} are missing before this segment, although they were on the "
+            "disk; put the missing files back, or, if the log was compacted, or to continue without the missing "
+            f"records, {self._remedy(CLEANER_OFFSETS, self._segments.items[0].base_offset)}",
+        )
+
+    def _check_closed(self, segment: Segment) -> int:
         """Compare the indexes of a closed segment with the end of its log file, because recovery does not scan the
-        segment. Rebuild the indexes if they disagree with the file. Cut off an unwritten end.
+        segment. Rebuild the indexes if they disagree with the file. Cut off an unwritten end. Return the offset at
+        which the segment ends.
 
         Raises CorruptLog if the log file itself is damaged.
         """
         try:
-            self._walk_tail(segment)
+            return self._walk_tail(segment)
         except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
             segment.rebuild_indexes(str(error))
+            return self._walk_tail(segment)
 
     def _recover_segment(self, segment: Segment, index: int, replay_from: int) -> int:
         """Scan one segment from `replay_from` on, and return the offset at which it ends.

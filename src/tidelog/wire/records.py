@@ -144,9 +144,7 @@ def _check_header(header: BatchHeader) -> None:
 
 
 def _decode(header: BatchHeader, data: bytes) -> list[Record]:
-    """Decode the records in the decompressed `data`. Short varints are decoded inline, because nearly all varints
-    are short.
-    """
+    """Decode the records in the decompressed `data`. Nearly all varints are short, so short ones are decoded inline."""
     base_offset = header.base_offset
     base_timestamp = header.base_timestamp
     append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None

@@ -137,8 +137,15 @@ class ConsumerGroup:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the group has no records any more, apart from committed offsets and PARTITION_METADATA."""
-        return not (self.has_epoch or self.members or self.targets or self.resolved or self.target_epoch)
+        """Whether the group has no records any more, apart from committed offsets."""
+        return not (
+            self.has_epoch
+            or self.has_partition_metadata
+            or self.members
+            or self.targets
+            or self.resolved
+            or self.target_epoch
+        )
 
     def owner(self, topic_id: bytes, partition: int) -> str | None:
         """Return the id of the member that has the partition or must give it up; None if no member has it."""

@@ -76,28 +76,25 @@ def _decompress_cut(data: memoryview, limit_bytes: int, reason: str) -> bytes:
         cramjam.zstd.decompress_into(data, buffer)
     content = bytes(buffer)
     if _CUT_SHORT in reason:
-        whole_end = _whole_frames_end(data, RemainingLimits(limit_bytes))
+        whole_end, cut_end = _whole_frames_end(data, RemainingLimits(limit_bytes))
         last_read = (len(data) - 1) // _READ_BYTES * _READ_BYTES
-        if whole_end and (not last_read or last_read < whole_end) and not _lacks_too_much(data, whole_end):
+        lacks_too_much = cut_end is not None and cut_end - len(data) >= (1 << 32) - _ERROR_NUMBERS
+        if whole_end and (not last_read or last_read < whole_end) and not lacks_too_much:
             return content
     raise BrokenStream(f"zstd data: {reason}", content)
 
 
-def _whole_frames_end(data: memoryview, limits: RemainingLimits) -> int:
-    """Return the end of the last complete frame, or 0 if no frame is complete."""
+def _whole_frames_end(data: memoryview, limits: RemainingLimits) -> tuple[int, int | None]:
+    """Return the end of the last complete frame, or 0 if no frame is complete. Also return where the incomplete frame
+    behind it would end, or None if that cannot be determined.
+    """
     whole_end = 0
     while True:
         limits.use_piece()
         end = _frame_end(data, whole_end, limits)
         if end is None or end > len(data):
-            return whole_end
+            return whole_end, end
         whole_end = end
-
-
-def _lacks_too_much(data: memoryview, position: int) -> bool:
-    """Return whether the incomplete frame at `position` lacks so many bytes that Java's reader raises an error."""
-    end = _frame_end(data, position, RemainingLimits(0))
-    return end is not None and end - len(data) >= (1 << 32) - _ERROR_NUMBERS
 
 
 def _frame_end(data: memoryview, position: int, limits: RemainingLimits) -> int | None:
