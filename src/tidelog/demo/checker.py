@@ -1,6 +1,7 @@
-"""The checker reads topics, ledger and Parquet files itself, and compares them. It does not rely on the other parts.
+"""The checker reads topics, ledger and Parquet files itself, and compares them. It does not use results of the other
+parts.
 
-python -m tidelog.demo.checker BOOTSTRAP DIRECTORY    JSON on stdout; exit code 1 if the sources do not agree
+python -m tidelog.demo.checker BOOTSTRAP DIRECTORY JSON on stdout; exit code 1 if the sources do not agree
 """
 
 import json
@@ -22,13 +23,13 @@ class Evidence(NamedTuple):
 
     orders: list[Order]
     outcomes: dict[str, tuple[str, int, str]]
-    """From the ledger: order id -> (product, quantity, outcome)."""
+    """(product, quantity, outcome) by order id, from the ledger."""
     stock: dict[str, tuple[int, int]]
-    """From the ledger: product -> (units at the start, units now)."""
+    """(units at the start, units now) by product, from the ledger."""
     events: list[tuple[int, dict[str, Any]]]
-    """(event id, event). An event that was published again is in the list again."""
+    """(event id, event) pairs. An event that was published again occurs again in the list."""
     sold: dict[str, int] | None
-    """From Parquet: product -> units. None if no pipeline ran."""
+    """Units by product, from Parquet. None if no pipeline ran."""
     readers: dict[str, int]
     """Number of distinct events that each reader group has processed."""
 
@@ -140,7 +141,7 @@ def _units_in_parquet(sales: Path) -> dict[str, int] | None:
 
 
 def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
-    """Yield every record that the topic holds now. Raises RuntimeError if the topic cannot be read."""
+    """Yield every record that is in the topic at present. Raises RuntimeError if the topic cannot be read."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

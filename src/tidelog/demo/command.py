@@ -46,8 +46,9 @@ def flash_sale(
 ) -> None:
     """Run a flash sale: 24,697 real orders in bursts, one worker is killed.
 
-    Nothing is oversold or decided twice: a separate checker verifies this
-    from topics, ledger and Parquet files. The pipeline needs the extra spark.
+    No product is oversold, and no order is decided twice. A separate checker
+    verifies this from topics, ledger and Parquet files. The pipeline needs
+    the extra spark.
 
     Examples:
 
@@ -79,7 +80,7 @@ def flash_sale(
     except SaleFailed as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
-        if directory is None:  # the user neither chose this directory nor saw its name
+        if directory is None:  # the directory is temporary, and the user does not know its name
             shutil.rmtree(target, ignore_errors=True)
         else:
             print(f"stopped; files: {plan.directory}", file=sys.stderr)

@@ -28,8 +28,8 @@ CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value INTEGER NOT NULL
 """
 
 Work = Callable[[dict[str, Any]], str]
-"""A function from an event to a key of the table `results`. The value of this key is increased by one. "" means no
-key."""
+"""A function that returns a key of the table `results` for an event. The value of this key is increased by one. ""
+means that no value is increased."""
 
 
 def message_to_customer(event: dict[str, Any]) -> str:

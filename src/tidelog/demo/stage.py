@@ -27,7 +27,8 @@ QUIET: dict[str, Any] = {"log_level": 0}
 SAMPLE_S = 0.25
 """Time between two samples, in seconds."""
 SALE_TIMEOUT_S = 100
-"""Time limit, in seconds, until every order is settled and its event processed. After it the sale has failed."""
+"""Time limit, in seconds, until every order is settled and every event is processed. After this time the sale has
+failed."""
 KILL_AT_PERCENT = 40
 """The first worker is killed when this percentage of the orders is settled."""
 PART_TIMEOUT_S = 90
@@ -84,11 +85,11 @@ class Display(Protocol):
         """Show a sample; `expected` is the number of all orders."""
 
     def phase(self, name: str) -> None:
-        """Show the name of the present phase, for example "stopping workers". Called repeatedly while it lasts."""
+        """Show the name of the present phase, for example "stopping workers". Called repeatedly during the phase."""
 
 
 class Stage:
-    """The processes of one sale. Those that still run are killed at the end of the `with` block."""
+    """The processes of one sale. At the end of the `with` block, the processes that still run are killed."""
 
     def __init__(self, plan: Plan, bootstrap: str, display: Display) -> None:
         self.plan = plan
@@ -148,7 +149,8 @@ class Stage:
             raise SaleFailed(f"{name} ended with exit code {code}: see {self._log(name)}")
 
     def finish(self, name: str, phase: str, line: str = "", *, codes: tuple[int, ...] = (0,)) -> str:
-        """Write a line to the part's stdin, wait until the part ends, and return its stdout. Show `phase` meanwhile.
+        """Write a line to the part's stdin, wait until the part ends, and return its stdout. During the wait, show
+        `phase`.
 
         Raises SaleFailed if the exit code is not one of `codes`, or if the part takes longer than PART_TIMEOUT_S.
         """
@@ -172,7 +174,7 @@ class Stage:
         return self.plan.directory / "logs" / f"{name}.log"
 
     def check_all(self) -> None:
-        """Raise SaleFailed if a part ended with an error, other than a worker that was killed."""
+        """Raise SaleFailed if a part ended with an error, except a worker that was killed on purpose."""
         for name, process in self._processes.items():
             if self.workers.get(name) != "killed":
                 self.check_exit_code(name, process.poll())

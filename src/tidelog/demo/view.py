@@ -75,7 +75,7 @@ class LiveView:
         sent_per_s, settled_per_s = self._rates(sample)
         bars = Grid.grid(padding=(0, 2))
         bars.add_column(width=7)
-        # the panel's width without the other columns
+        # The width of the panel minus the width of the other columns.
         bars.add_column(width=max(min(self._console.width, PANEL_WIDTH) - 37, 4))
         bars.add_column(justify="right", width=14)
         bars.add_row("sent", ProgressBar(expected, sample.sent, complete_style="cyan"), f"{sample.sent:,}")

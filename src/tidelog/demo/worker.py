@@ -66,7 +66,7 @@ class Worker:
             self._publish()
             if messages:
                 self._commit()
-                # The demonstration limits the pace of a worker, even if the ledger is faster.
+                # The pace of a worker is limited on purpose, even if the ledger is faster.
                 time.sleep(max(0.0, began + len(messages) * self._pace_s - time.monotonic()))
         self._publish()
         self._consumer.close()

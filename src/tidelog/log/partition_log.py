@@ -554,7 +554,9 @@ class PartitionLog:
             segment.retire()
 
     def segments_replaced(self, old: list[Segment], new: Segment, now_ms: int) -> None:
-        """Finish a replacement: the files of `new` have their final names, and those of `old` can be removed later."""
+        """Finish a replacement: the files of `new` have their final names, and the files of `old` can be removed
+        later.
+        """
         new.use_cache(self._cache)
         self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
