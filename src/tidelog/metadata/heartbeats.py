@@ -3,6 +3,7 @@
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.quorum import QuorumState, quorum_state
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, heartbeat, registered_broker
 from tidelog.model.steps import Steps
 
@@ -21,6 +22,9 @@ class Heartbeats:
         self._shutdown_positions: dict[tuple[int, int], int] = {}
         """For each broker in controlled shutdown, by id and epoch: a position after the entry that made other brokers
         the leaders of its partitions."""
+
+    def quorum_state(self, image: MetadataImage) -> QuorumState:
+        return quorum_state(image, self._followed)
 
     def decide(self, image: MetadataImage, request: Heartbeat) -> Steps[JournalDecision[HeartbeatReply]]:
         """Store the position in the heartbeat, and return the decision of `registration.heartbeat`.
