@@ -24,7 +24,7 @@ class Heartbeats:
         the leaders of its partitions."""
 
     def quorum_state(self, image: MetadataImage) -> QuorumState:
-        return quorum_state(image, self._followed)
+        return quorum_state(image, self._followed_positions)
 
     def decide(self, image: MetadataImage, request: Heartbeat) -> Steps[JournalDecision[HeartbeatReply]]:
         """Store the position in the heartbeat, and return the decision of `registration.heartbeat`.
