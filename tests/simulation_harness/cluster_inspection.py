@@ -120,7 +120,11 @@ def needs_restart(node: SimNode) -> bool:
     broker = node.broker
     if broker is None or broker._services is None:
         return False
-    return broker._failed.done() or broker._services.partitions.offline_count > 0
+    if broker._failed.done() or broker._services.partitions.offline_count > 0:
+        return True
+    # With a store of its own, a broker that has lost its lease refuses changes until a restart.
+    has_own_store = not node._cluster.has_several_brokers
+    return has_own_store and broker.controller is not None and broker.controller._refuses_until_restart
 
 
 def stored_epochs(medium: Medium, directory: str) -> list[tuple[int, int]]:
