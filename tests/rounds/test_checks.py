@@ -75,6 +75,15 @@ def test_violations_of_the_log_are_found(
     assert violations_of(log_of(*records), ledger, monkeypatch)[0].startswith(message)
 
 
+def test_repetitions_in_a_new_epoch_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [(KEY, b"0"), (KEY, b"1"), (KEY, b"0"), (KEY, b"1"), (KEY, b"2")]
+    assert len(violations_of(log_of(*records), acknowledged(), monkeypatch)) == 2
+    monkeypatch.setattr(checks, "Consumer", lambda _settings, logger: log_of(*records, (KEY, b"4")))
+    reader = LogReader(cast("Any", SimpleNamespace(client_settings=dict)), acknowledged(), ["writer-1"])
+    assert len(reader.read_on(0.2, ["writer-1"])) == 1, "what is missing is a violation all the same"
+    assert reader.repeated_in_epochs == 2
+
+
 def test_repetitions_without_idempotence_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = log_of((PLAIN, b"0"), (PLAIN, b"2"), (PLAIN, b"1"), (PLAIN, b"2"))
     monkeypatch.setattr(checks, "Consumer", lambda _settings, logger: consumer)

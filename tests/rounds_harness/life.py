@@ -32,8 +32,13 @@ IN_SYNC_S = 120.0
 FLUSH_S = 60.0
 READ_S = 60.0
 GROUPS = {"readers-classic": "classic", "readers-consumer": "consumer"}
-WRITERS = {"writer-1": True, "writer-2": True, "writer-plain": False}
-"""By name: whether the producer is idempotent."""
+WRITERS = {"writer-1": (True, 5), "writer-2": (True, 1), "writer-plain": (False, 1)}
+"""By name: whether the producer is idempotent, and how many requests to a broker may be under way at once.
+
+With several, librdkafka can begin a new epoch when a leader changes, and write records again that a broker has already:
+https://github.com/confluentinc/librdkafka/issues/4953. Such repetitions are counted and are no violations.
+"""
+IDEMPOTENT = [name for name, (is_idempotent, _) in WRITERS.items() if is_idempotent]
 
 
 class Result(NamedTuple):
@@ -73,9 +78,11 @@ class Life:
         self._log_ends = dict.fromkeys(NUMBERS, 0)
         bootstrap = self.brokers.bootstrap
         self._writers = [
-            Writer(name, bootstrap, self.ledger, directory, is_idempotent=is_idempotent)
-            for name, is_idempotent in WRITERS.items()
+            Writer(name, bootstrap, self.ledger, directory, is_idempotent=is_idempotent, in_flight_max=in_flight_max)
+            for name, (is_idempotent, in_flight_max) in WRITERS.items()
         ]
+        self._epochs: dict[str, int] = {}
+        """By producer: how often it had begun a new epoch when the last round was checked."""
         self._readers: list[Reader] = []
         for group, protocol in GROUPS.items():
             ledger = self.ledger.groups[group] = GroupLedger(group)
@@ -141,7 +148,7 @@ class Life:
         violations = []
         try:
             again = self._new_log_reader()
-            violations += shortened(again.read_on(READ_S))
+            violations += shortened(again.read_on(READ_S, self._may_repeat()))
             again.close()
             violations += shortened(self.marks.check())
         except (TimeoutError, KafkaException) as error:
@@ -159,7 +166,15 @@ class Life:
         self.log_reader.close()
 
     def _new_log_reader(self) -> LogReader:
-        return LogReader(self.brokers, self.ledger, [name for name, is_idempotent in WRITERS.items() if is_idempotent])
+        return LogReader(self.brokers, self.ledger, IDEMPOTENT)
+
+    def _may_repeat(self, since: dict[str, int] | None = None) -> set[str]:
+        """Return the idempotent producers that have begun a new epoch, at all or since these numbers of epochs."""
+        return {
+            writer.name
+            for writer in self._writers
+            if WRITERS[writer.name][1] > 1 and writer.new_epochs > (since or {}).get(writer.name, 0)
+        }
 
     def _commits(self) -> int:
         return sum(group.commits for group in self.ledger.groups.values())
@@ -200,7 +215,13 @@ class Life:
     def _check(self, fault: Fault, notes: list[str], last_numbers: dict[bytes, int]) -> list[str]:
         """`last_numbers` are those of the ledger at the time of the fault."""
         known = len(self.log_reader.repeated)
-        violations = shortened(self.log_reader.read_on(READ_S))
+        may_repeat = self._may_repeat(self._epochs)
+        self._epochs = {writer.name: writer.new_epochs for writer in self._writers}
+        repeated_in_epochs = self.log_reader.repeated_in_epochs
+        violations = shortened(self.log_reader.read_on(READ_S, may_repeat))
+        if may_repeat:
+            count = self.log_reader.repeated_in_epochs - repeated_in_epochs
+            notes.append(f"{sorted(may_repeat)} began a new epoch and repeated {count} records")
         log_violations = shortened(self._log_violations(fault, notes))
         repeated = [key for key, number in self.log_reader.repeated[known:] if number > last_numbers.get(key, -1)]
         # A machine that is too busy is a fault, too: brokers lose their leases then.
