@@ -234,7 +234,7 @@ def _nothing(brokers: Brokers, random: Random) -> Victims:
     return set()
 
 
-DISK_ERRORS = re.compile("appends refused|append failed, loading anew|recovery points not written")
+DISK_ERRORS = re.compile("appends refused|append failed, loading again|recovery points not written")
 FAULTS = [
     Fault("none", "no fault, for comparison", SHORT, _nothing),
     Fault("kill-broker", "kill -9 of a broker that is not the controller, started again at once", QUICK, _kill_broker),
