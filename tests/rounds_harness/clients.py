@@ -29,6 +29,7 @@ PRODUCER_SETTINGS: dict[str, object] = {
     "retry.backoff.max.ms": 500,
 }
 COMMIT_PAUSE_S = 0.4
+COMMIT_S = 120.0
 
 
 class _NewEpochs(logging.Handler):
@@ -163,10 +164,14 @@ class Reader(Client):
         self._is_committing = threading.Lock()
 
     def rest(self) -> None:
-        """Commit nothing from now on, until `is_working` is set. A commit under way has ended when this returns."""
+        """Commit nothing from now on, until `is_working` is set. A commit under way has ended when this returns.
+
+        Raises TimeoutError if it does not end: librdkafka has no limit of time for a synchronous commit.
+        """
         self.is_working.clear()
-        with self._is_committing:
-            pass
+        if not self._is_committing.acquire(timeout=COMMIT_S):
+            raise TimeoutError(f"a commit of {self.name} has not ended after {COMMIT_S:g} s")
+        self._is_committing.release()
 
     def run(self) -> None:
         self._consumer.subscribe([TOPIC], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
