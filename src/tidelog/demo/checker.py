@@ -6,6 +6,7 @@ python -m tidelog.demo.checker BOOTSTRAP DIRECTORY JSON on stdout; exit code 1 i
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from tidelog.demo.ledger import ACCEPTED, OUTCOMES, Ledger
 from tidelog.demo.orders import EVENTS, ORDERS, Order
 from tidelog.demo.readers import READERS, event_id, read_events_seen
+
+BATCH_S = 0.2
+"""Time, in seconds, that is spent to fill one batch of records."""
+SILENCE_S = 10
+"""Without a record for this time, in seconds, a topic is considered unreadable."""
 
 
 class Evidence(NamedTuple):
@@ -155,13 +161,16 @@ def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
         ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10) for p in partitions}
         remaining = {p: high for p, (low, high) in ends.items() if high > low}
         consumer.assign([TopicPartition(topic, p, ends[p][0]) for p in remaining])
+        last_arrival = time.monotonic()
         while remaining:
-            messages: list[Message | None] = list(consumer.consume(10_000, 10.0)) or [None]
+            messages = consumer.consume(10_000, BATCH_S)
+            if messages:
+                last_arrival = time.monotonic()
+            elif time.monotonic() - last_arrival > SILENCE_S:
+                raise RuntimeError(f"{topic} cannot be read: no record arrived in {SILENCE_S} s")
             for message in messages:
-                if message is None or message.error() is not None:
-                    raise RuntimeError(
-                        f"{topic} cannot be read: {message.error() if message else 'no record arrived in 10 s'}"
-                    )
+                if message.error() is not None:
+                    raise RuntimeError(f"{topic} cannot be read: {message.error()}")
                 partition, offset = message.partition(), message.offset()
                 assert partition is not None
                 assert offset is not None

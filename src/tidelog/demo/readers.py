@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Consumer, KafkaException, Message
 
 from tidelog.demo.orders import EVENTS
 
@@ -74,9 +74,16 @@ class Reader:
             messages = self._consumer.consume(1000, 0.5)
             if messages:
                 self._process(messages)
-                self._consumer.commit(asynchronous=False)
+                self._commit()
         self._consumer.close()
         self._db.close()
+
+    def _commit(self) -> None:
+        """Commit offsets. If this fails, the events may be delivered again, and are detected by their ids."""
+        try:
+            self._consumer.commit(asynchronous=False)
+        except KafkaException as error:
+            print(f"offsets not committed: {error}", file=sys.stderr)
 
     def _process(self, messages: list[Message]) -> None:
         self._db.execute("BEGIN")
