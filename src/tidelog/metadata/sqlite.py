@@ -1,7 +1,7 @@
 """The default metadata store: one SQLite file in WAL mode, shared by the brokers of one host.
 
 All calls run in order on one thread. A commit is durable when it returns (synchronous=FULL). SQLite does not notify
-a process of another process's commit, so `wait` polls: the state of the write-ahead log often, the store seldom.
+a process of another process's commit, so `wait` watches the write-ahead log (`file_watch.py`), and polls at intervals.
 
 The end of a lease is stored as a time of the monotonic clock. All processes on the machine share this clock until the
 machine is restarted. So the row also names the machine's boot: after a restart, every such lease has ended. The writers
@@ -31,6 +31,8 @@ from tidelog.runtime.interfaces import Clock, Disk, Tasks
 if TYPE_CHECKING:
     import sqlite3
 
+    from tidelog.metadata.file_watch import FileWatch
+
 T = TypeVar("T")
 
 LANE: Final = "metadata"
@@ -41,13 +43,12 @@ BUSY_MS: Final = 5000
 """Longest time that a call waits for another process's commit, in milliseconds."""
 WAL_ATTEMPTS: Final = 20
 """Upper bound on the attempts to switch a file to WAL mode while other processes do the same."""
-LOOK_S: Final = 0.02
-"""Interval at which `wait` compares the state of the write-ahead log, in seconds. This costs some microseconds."""
 COMMIT_S: Final = 0.01
 """Usual time, in seconds, from the first write to the write-ahead log until the commit can be read."""
-POLL_S: Final = 0.25
-"""Interval at which `wait` reads the store, in seconds. Two writes within one tick of the file system's clock may leave
-the same state of the write-ahead log."""
+POLL_MIN_S: Final = 0.01
+POLL_MAX_S: Final = 0.25
+WATCHED_POLL_MAX_S: Final = 1.0
+"""POLL_MAX_S while writes to the file are reported to this process."""
 NO_LIMIT: Final = -1
 """Means "no limit" in SQLite's LIMIT clause."""
 
@@ -79,6 +80,8 @@ class SqliteStore:
         self._disk = disk
         self._connection: sqlite3.Connection | None = None
         self._boot_id: str | None = None
+        self._watch: FileWatch | None = None
+        self._can_watch = True
 
     async def inspect(self) -> StoredJournal | None:
         return await self._tasks.run_blocking(self._inspect, lane=LANE)
@@ -90,38 +93,43 @@ class SqliteStore:
         return await self._run(self._read, start, limit)
 
     async def wait(self, position: int) -> None:
-        delay_s = POLL_S
+        delay_s = POLL_MIN_S
         while True:
-            before = self._log_state()
+            watch = self._watch_log()
+            seen = 0 if watch is None else watch.writes
             if await self._run(self._next_position) > position:
                 return
             # A commit is written to the log before other processes can read it, so the next reads follow soon.
-            is_written = await self._wait_for_write(before, delay_s)
-            delay_s = LOOK_S if is_written else min(2 * delay_s, POLL_S)
+            is_written = await self._wait_for_write(watch, seen, delay_s)
+            delay_max_s = POLL_MAX_S if watch is None else WATCHED_POLL_MAX_S
+            delay_s = POLL_MIN_S if is_written else min(2 * delay_s, delay_max_s)
 
     async def wait_for_write(self, limit_s: float) -> None:
-        await self._wait_for_write(self._log_state(), limit_s)
+        watch = self._watch_log()
+        await self._wait_for_write(watch, 0 if watch is None else watch.writes, limit_s)
 
-    async def _wait_for_write(self, before: tuple[int, int], limit_s: float) -> bool:
-        """Wait until the write-ahead log has another state than `before` and the commit can usually be read, at most
-        for `limit_s`. Returns whether the log was written to.
+    async def _wait_for_write(self, watch: "FileWatch | None", seen: int, limit_s: float) -> bool:
+        """Wait until the write-ahead log was written to since `watch.writes` was `seen` and the commit can usually be
+        read, at most for `limit_s`. Returns whether the log was written to.
         """
-        remaining_s = limit_s
-        while self._log_state() == before:
-            if remaining_s <= 0:
-                return False
-            await self._tasks.sleep(min(LOOK_S, remaining_s))
-            remaining_s -= LOOK_S
+        if watch is None:
+            await self._tasks.sleep(limit_s)
+            return False
+        if not await watch.wait(seen, limit_s):
+            return False
         await self._tasks.sleep(COMMIT_S)
         return True
 
-    def _log_state(self) -> tuple[int, int]:
-        """Return the size and the time of the last write of the write-ahead log; zeros if it does not exist."""
-        try:
-            state = os.stat(f"{self.path}-wal")  # noqa: PTH116 - 50 times a second, and a Path costs more
-        except OSError:
-            return 0, 0
-        return state.st_size, state.st_mtime_ns
+    def _watch_log(self) -> "FileWatch | None":
+        """Return the watch of the write-ahead log. None if there is no such file yet, or no way to watch it."""
+        if self._watch is None and self._can_watch:
+            from tidelog.metadata.file_watch import open_watch  # imported late: a broker that is alone needs no watch
+
+            log_path = f"{self.path}-wal"
+            if os.path.exists(log_path):  # noqa: PTH110
+                self._watch = open_watch(log_path)
+                self._can_watch = self._watch is not None
+        return self._watch
 
     async def snapshot(self) -> Snapshot | None:
         return await self._run(self._snapshot)
@@ -142,6 +150,9 @@ class SqliteStore:
         return await self._run(self._held_leases, prefix)
 
     async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch, self._can_watch = None, False
         await self._tasks.run_blocking(self._close, lane=LANE)
 
     # The methods below run on the store's thread
