@@ -1,7 +1,7 @@
 """The default metadata store: one SQLite file in WAL mode, shared by the brokers of one host.
 
 All calls run in order on one thread. A commit is durable when it returns (synchronous=FULL). SQLite does not notify
-a process of another process's commit, so `wait` watches the write-ahead log (`file_watch.py`), and polls at intervals.
+a process of another process's commit, so `wait` watches the write-ahead log (`runtime/file_watch.py`), and polls.
 
 The end of a lease is stored as a time of the monotonic clock. All processes on the machine share this clock until the
 machine is restarted. So the row also names the machine's boot: after a restart, every such lease has ended. The writers
@@ -31,7 +31,7 @@ from tidelog.runtime.interfaces import Clock, Disk, Tasks
 if TYPE_CHECKING:
     import sqlite3
 
-    from tidelog.metadata.file_watch import FileWatch
+    from tidelog.runtime.file_watch import FileWatch
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class SqliteStore:
     def _watch_log(self) -> "FileWatch | None":
         """Return the watch of the write-ahead log. None if there is no such file yet, or no way to watch it."""
         if self._watch is None and self._can_watch:
-            from tidelog.metadata.file_watch import open_watch  # imported late: a broker that is alone needs no watch
+            from tidelog.runtime.file_watch import open_watch  # imported late: a broker that is alone needs no watch
 
             log_path = f"{self.path}-wal"
             if os.path.exists(log_path):  # noqa: PTH110
