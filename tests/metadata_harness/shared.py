@@ -105,6 +105,9 @@ class FaultyStore:
     async def held_leases(self, prefix: str) -> list[Lease]:
         return await self._call(lambda: self._store.held_leases(prefix))
 
+    async def wait_for_write(self, limit_s: float) -> None:
+        await self._store.wait_for_write(limit_s)
+
     async def close(self) -> None:
         await self._store.close()
 

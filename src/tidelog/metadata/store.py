@@ -155,6 +155,11 @@ class Store(Protocol):
         A lease that has expired may still be listed for some time. A lease that was released is not listed.
         """
 
+    async def wait_for_write(self, limit_s: float) -> None:
+        """Wait until the store may have been written to, or for `limit_s`, whichever comes first. A store may always
+        wait for `limit_s`. Never raises because of the store.
+        """
+
     async def close(self) -> None: ...
 
 

@@ -486,7 +486,7 @@ class Partition:
         """Raise StorageError if the partition is offline or being deleted, and NotLeaderOrFollower if this broker does
         not lead it.
         """
-        if not self.is_served:
+        if self.deleted or self.log.failure is not None or not self.replica.leads:  # as `is_served`, without a call
             raise self._refusal()
 
     def check_log(self) -> None:
