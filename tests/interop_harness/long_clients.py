@@ -30,7 +30,7 @@ LOG.addHandler(logging.NullHandler())
 METADATA_MS = 3000
 """Time after which aiokafka and kafka-python refresh their metadata. With `client_rack` they do not do so by themselves
 when a leader sends them to a replica on a broker that they do not know yet, and the default is 5 minutes (GAPS.md,
-F18)."""
+F19)."""
 
 HARMLESS = (KafkaError._TRANSPORT, KafkaError._RESOLVE)
 """Codes of librdkafka's error callback that only say that one connection ended."""
