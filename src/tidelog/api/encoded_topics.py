@@ -84,24 +84,28 @@ class TopicsOfVersion:
             self._topics[topic.name] = topic, encoded
 
 
-def encode_topic(topic: MetadataResponseTopic, version: int) -> Steps[bytes]:
-    """Encode one element of the array `topics` of a response."""
-    pieces = yield from _stepwise_encoder(version)(MetadataResponse(topics=[topic]))
+def encode_topics(topics: list[MetadataResponseTopic], version: int) -> Steps[bytes]:
+    """Encode elements of the array `topics` of a response, without their number."""
+    pieces = yield from _stepwise_encoder(version)(MetadataResponse(topics=topics))
     data = b"".join(pieces)  # type: ignore[arg-type]  # a response without records has no file regions
     start, end_bytes = _place_of_topics(version)
+    start += len(_encoded_count(len(topics), version)) - len(_encoded_count(1, version))
     return data[start : len(data) - end_bytes]
 
 
-def join_topics(response: MetadataResponse, topics: list[bytes], version: int) -> bytes:
-    """Return the encoded `response` with these encoded topics. `response` itself has no topics."""
+def join_topics(response: MetadataResponse, count: int, topics: list[bytes], version: int) -> bytes:
+    """Return the encoded `response` with `count` encoded topics. `response` itself has no topics, and each element of
+    `topics` contains one or several.
+    """
     data = response.encode(version)
     _, end_bytes = _place_of_topics(version)
     end = len(data) - end_bytes
-    if version >= FLEXIBLE_FROM:
-        count_bytes, count = 1, _varint(len(topics) + 1)
-    else:
-        count_bytes, count = 4, len(topics).to_bytes(4, "big")
-    return b"".join((data[: end - count_bytes], count, *topics, data[end:]))
+    start = end - len(_encoded_count(0, version))
+    return b"".join((data[:start], _encoded_count(count, version), *topics, data[end:]))
+
+
+def _encoded_count(count: int, version: int) -> bytes:
+    return _varint(count + 1) if version >= FLEXIBLE_FROM else count.to_bytes(4, "big")
 
 
 def _varint(number: int) -> bytes:
