@@ -376,7 +376,9 @@ class ToolReader:
         ran = self._tool.stop()
         if ran.code != 0:
             self._errors.append(f"ended with exit code {ran.code}: {ran.err[-500:]}")
-        if "Exception" in ran.err or "ERROR" in ran.err:
+        # The client logs each attempt that it repeats as a warning, with the name of Java's exception.
+        lines = [line for line in ran.err.splitlines() if " WARN " not in line and " INFO " not in line]
+        if any("Exception" in line or "ERROR" in line for line in lines):
             self._errors.append(f"stderr: {ran.err[-2000:]}")
 
 
