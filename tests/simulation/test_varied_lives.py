@@ -20,7 +20,7 @@ from tidelog.replication.partitions import Partitions
 
 BROKERS = 3
 MINUTES = amount(18, 60) / 60
-VARIED_SEEDS, UNCLEAN_SEEDS = amount(20, 100), amount(8, 60)
+VARIED_SEEDS, UNCLEAN_SEEDS = amount(28, 100), amount(8, 60)
 """At least the number of kinds of faults of each profile."""
 VARIED_EVENTS = (
     "added partitions",
