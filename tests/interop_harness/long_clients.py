@@ -382,6 +382,20 @@ class ToolReader:
             self._errors.append(f"stderr: {ran.err[-2000:]}")
 
 
+def watched(reader: ToolReader, take: Callable[[dict[str, Any]], None], errors: list[str]) -> Worker:
+    """Return a worker that passes the tool's events to `take`, and stops the tool at its own end."""
+
+    def work(worker: Worker) -> None:
+        while not worker.stopping.wait(0.2):
+            for event in reader.new_events():
+                take(event)
+        reader.stop()
+        for event in reader.new_events():
+            take(event)
+
+    return Worker(work, errors)
+
+
 class JavaProducer(LongProducer):
     """kafka-verifiable-producer with the client's own defaults. (The tool itself switches retries off.)"""
 
@@ -394,21 +408,13 @@ class JavaProducer(LongProducer):
             *("--bootstrap-server", bootstrap, "--topic", topic, "--acks", -1, "--throughput", RATE),
             *("--repeating-keys", KEYS, "--command-config", settings),
         )
-        self._reader = ToolReader(tool, self.errors)
-        self._worker = Worker(self._work, self.errors)
+        self._worker = watched(ToolReader(tool, self.errors), self._take, self.errors)
 
-    def _work(self, worker: Worker) -> None:
-        while not worker.stopping.wait(0.2):
-            self._read()
-        self._reader.stop()
-        self._read()
-
-    def _read(self) -> None:
-        for event in self._reader.new_events():
-            if event["name"] == "producer_send_success":
-                self.acknowledged[int(event["value"])] = Place(event["partition"], event["offset"])
-            elif event["name"] == "producer_send_error":
-                self.errors.append(f"record {event['value']}: {event['exception']} {event['message']}")
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["name"] == "producer_send_success":
+            self.acknowledged[int(event["value"])] = Place(event["partition"], event["offset"])
+        elif event["name"] == "producer_send_error":
+            self.errors.append(f"record {event['value']}: {event['exception']} {event['message']}")
 
     def stop(self) -> None:
         self._worker.stop()
@@ -428,22 +434,14 @@ class JavaConsumer(LongConsumer):
             *("--bootstrap-server", bootstrap, "--topic", topic, "--group-id", group, "--group-protocol", protocol),
             *("--verbose", "--command-config", settings),
         )
-        self._reader = ToolReader(tool, self.errors)
-        self._worker = Worker(self._work, self.errors)
+        self._worker = watched(ToolReader(tool, self.errors), self._take, self.errors)
 
-    def _work(self, worker: Worker) -> None:
-        while not worker.stopping.wait(0.2):
-            self._read()
-        self._reader.stop()
-        self._read()
-
-    def _read(self) -> None:
-        for event in self._reader.new_events():
-            if event["name"] == "record_data":
-                place = Place(event["partition"], event["offset"])
-                self.records.append(Consumed(place, event["key"], int(event["value"])))
-            elif event["name"] == "offsets_committed" and not event["success"]:
-                self.errors.append(f"commit: {event['error']}")
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["name"] == "record_data":
+            place = Place(event["partition"], event["offset"])
+            self.records.append(Consumed(place, event["key"], int(event["value"])))
+        elif event["name"] == "offsets_committed" and not event["success"]:
+            self.errors.append(f"commit: {event['error']}")
 
     def stop(self) -> None:
         self._worker.stop()

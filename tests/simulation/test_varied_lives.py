@@ -11,11 +11,10 @@ import pytest
 
 from process_harness import amount
 from simulation_harness.cluster_profiles import PROFILES, Profile
-from simulation_harness.lives import check_is_found, check_lives
+from simulation_harness.lives import check_is_found, check_lives, serve_reads_above_the_high_watermark
 from tidelog.log.cleaner.offset_map import OffsetMap
 from tidelog.log.partition_log import PartitionLog
 from tidelog.metadata import elections
-from tidelog.replication.partition import Partition
 from tidelog.replication.partitions import Partitions
 
 BROKERS = 3
@@ -55,18 +54,7 @@ def test_unclean_elections_lose_only_what_the_new_leader_lacks() -> None:
 
 def show_uncommitted_records_of_followers(patch: pytest.MonkeyPatch) -> None:
     """A follower shows consumers all that it has."""
-    read = Partition.read
-
-    def planted(partition: Partition, *arguments: int) -> object:
-        real = partition.replica.high_watermark
-        if not partition.replica.leads:
-            partition.replica.high_watermark = partition.log_end_offset
-        try:
-            return read(partition, *arguments)
-        finally:
-            partition.replica.high_watermark = real
-
-    patch.setattr(Partition, "read", planted)
+    serve_reads_above_the_high_watermark(patch, on_leaders=False)
 
 
 def delete_more_than_was_asked(patch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from tidelog.metadata.image import MetadataImage, TopicImage
 from tidelog.model.steps import Steps
 from tidelog.wire.message import StepwiseEncoder
 from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseTopic
+from tidelog.wire.primitives import uvarint
 
 BYTES_MAX: Final = 16 << 20
 """Upper bound on all stored topics, in bytes: some 300,000 partitions in one version."""
@@ -105,16 +106,7 @@ def join_topics(response: MetadataResponse, count: int, topics: list[bytes], ver
 
 
 def _encoded_count(count: int, version: int) -> bytes:
-    return _varint(count + 1) if version >= FLEXIBLE_FROM else count.to_bytes(4, "big")
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    return uvarint(count + 1) if version >= FLEXIBLE_FROM else count.to_bytes(4, "big")
 
 
 @cache

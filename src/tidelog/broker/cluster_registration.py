@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from tidelog.broker.last_run import (
     LastRun,
     directory_ids,
-    read_boot_id,
     read_last_run,
     write_last_run,
     write_synced_mark,
 )
 from tidelog.replication.synced_mark import SyncedMark
+from tidelog.runtime.boot import read_boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

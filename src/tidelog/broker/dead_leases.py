@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.broker.last_run import directory_ids, read_boot_id, read_last_run
+from tidelog.broker.last_run import directory_ids, read_last_run
 from tidelog.broker.metadata_store import make_store
 from tidelog.metadata.leadership import CONTROLLER_LEASE, controller_holder, holding_broker
 from tidelog.metadata.registration import broker_lease
@@ -54,8 +54,7 @@ class BrokerLeases:
         store = self._open()
         try:
             run_blocking, disk = self._runtime.tasks.run_blocking, self._runtime.disk
-            boot_id = await run_blocking(read_boot_id, disk)
-            run = await run_blocking(read_last_run, disk, directories, boot_id)
+            run = await run_blocking(read_last_run, disk, directories)
             holders = {broker_lease(number): run.incarnation}
             for directory in (await run_blocking(directory_ids, disk, directories))[:1]:
                 holders[CONTROLLER_LEASE] = controller_holder(number, uuid_text(directory))

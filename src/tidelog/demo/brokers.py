@@ -59,11 +59,8 @@ class BrokerFault:
     @property
     def is_over(self) -> bool:
         """Whether the broker was killed and works again, or there is one broker."""
-        return self._cluster is None or (self.takeover is not None and len(self._cluster.running) == self._count)
-
-    @property
-    def _count(self) -> int:
-        return len(self._cluster.numbers) if self._cluster else 1
+        cluster = self._cluster
+        return cluster is None or (self.takeover is not None and len(cluster.running) == len(cluster.numbers))
 
     def states(self) -> dict[str, str]:
         """Return "works" or "killed" for each broker of a cluster, by its number."""

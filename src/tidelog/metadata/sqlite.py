@@ -9,7 +9,6 @@ of entries and the ends of leases are in separate tables, so that older versions
 tables, can still use the file.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -26,6 +25,7 @@ from tidelog.metadata.store import (
     StoreUnavailable,
     lease_lost,
 )
+from tidelog.runtime.boot import read_boot_id
 from tidelog.runtime.interfaces import Clock, Disk, Tasks
 
 if TYPE_CHECKING:
@@ -64,8 +64,6 @@ CREATE TABLE IF NOT EXISTS lease_terms (name TEXT PRIMARY KEY, epoch INTEGER NOT
 """
 """Tables that do not exist in a file of an older Tidelog. `leases.expires_ms` only says whether the lease can expire;
 `lease_terms` contains its end, in milliseconds of the monotonic clock."""
-BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-"""The file from which Linux processes can read the id of the current boot."""
 
 
 class SqliteStore:
@@ -126,7 +124,7 @@ class SqliteStore:
             from tidelog.runtime.file_watch import open_watch  # imported late: a broker that is alone needs no watch
 
             log_path = f"{self.path}-wal"
-            if os.path.exists(log_path):  # noqa: PTH110
+            if self._disk.exists(log_path):
                 self._watch = open_watch(log_path)
                 self._can_watch = self._watch is not None
         return self._watch
@@ -353,10 +351,7 @@ class SqliteStore:
     def _boot(self) -> str:
         """Return the id of the machine's current boot, or "" if the system has no boot ids."""
         if self._boot_id is None:
-            try:
-                self._boot_id = self._disk.read(BOOT_ID).decode().strip()
-            except OSError:
-                self._boot_id = ""
+            self._boot_id = read_boot_id(self._disk)
         return self._boot_id
 
     def _close(self) -> None:

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from tidelog.runtime.boot import BOOT_ID
 from tidelog.runtime.interfaces import Buffer
 from tidelog.simulation.medium import Directory, Inode, Medium, PowerCutOdds
 from tidelog.simulation.tasks import ProcessGone
 from tidelog.simulation.trace import Trace
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
-"""The file from which Linux processes can read the id of the current boot."""
 BIG_DISK_BYTES = 1 << 40
 NAME_BYTES_MAX = 255
 NOT_OPENED = (errno.EMFILE, errno.ENFILE)
