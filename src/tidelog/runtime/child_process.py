@@ -31,7 +31,9 @@ END_S = 5.0
 
 
 class ChildProcess:
-    """The child process. `kill` is thread-safe. `call` and `end` block; while calls are possible, both run in LANE."""
+    """The child process. `kill` is thread-safe. `call` and `end` block, so both run in LANE. Only after the last call
+    may `end` run elsewhere.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

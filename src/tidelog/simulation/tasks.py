@@ -126,10 +126,10 @@ class SimTasks:
     async def close(self) -> None:
         await asyncio.sleep(0)
         current = asyncio.current_task()
-        while others := [task for task in self._running if task is not current]:
-            for task in others:
+        while other_tasks := [task for task in self._running if task is not current]:
+            for task in other_tasks:
                 task.cancel()
-            await asyncio.wait(others)
+            await asyncio.wait(other_tasks)
         if self._blocking:
             self._idle = self._loop.create_future()
             await self._idle
