@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Cut:
-    """The removal of every batch that contains `offset` or a later one."""
+    """The removal of every batch that contains `offset` or a later offset."""
 
     __slots__ = (
         "_directory",

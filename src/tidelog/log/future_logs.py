@@ -1,7 +1,7 @@
 """The files of a partition that is being moved to another data directory (KIP-113).
 
     1. TARGET/TOPIC-N.RANDOM-future/   the copy grows until it has all records
-    2. TARGET/TOPIC-N/                 the copy, with the mark `takes-over` in it, is renamed and then made durable
+    2. TARGET/TOPIC-N/ the copy, with the mark `takes-over` in it, is renamed, durably
     3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed; when that is durable, the mark is removed
 
 Records that are appended between step 2 and the end of step 3 are not acknowledged. If a crash leaves two logs of

@@ -199,7 +199,7 @@ class ProducerState:
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset of the oldest transaction that is open, or whose marker is not below the high
-        watermark yet; None if there is none.
+        watermark yet; None if there is no such transaction.
         """
         waiting = self._replicating
         if waiting and waiting[0].last_offset < high_watermark:

@@ -37,9 +37,9 @@ AHEAD_MS = 3_600_000
 """How far a header's timestamp may be in the future, in ms. This is Kafka's default of
 message.timestamp.after.max.ms."""
 INLINE_RECORDS_MAX = 4000
+"""Maximum number of records of a batch whose records are read on the event loop or while a log is opened."""
 INLINE_BYTES_MAX = 1 << 20
-"""Size limit of a batch whose records are read on the event loop or while a log is opened, in bytes. Reading them
-takes some ms."""
+"""Maximum size of such a batch, in bytes. Reading its records takes some ms."""
 
 
 def contradicts_itself(header: BatchHeader) -> bool:

@@ -10,9 +10,9 @@ The start offset is durable before the first file is removed. So if the first se
 its files were lost in another way.
 
 The age of a segment counts from its largest record timestamp, or from the last change of its file if no record has a
-timestamp. The headers of the segment's batches state this timestamp. The headers are trusted if they keep the
-segment, or if they agree with the time of the last change. Otherwise the records are read before any segment is
-deleted.
+timestamp. The headers of the segment's batches state this timestamp. The headers are trusted if their timestamp is
+recent enough to keep the segment, or if it agrees with the time of the last change. Otherwise the records are read
+before any segment is deleted.
 """
 
 from enum import Enum

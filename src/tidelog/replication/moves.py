@@ -70,6 +70,7 @@ class Move:
         self.cancelled = False
         self.future_log: PartitionLog | None = None
         self.path = ""
+        """The directory of the copy; "" until it is chosen."""
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -88,7 +89,7 @@ class MoveAbandoned(Exception):
 
 
 class SourceFailed(Exception):
-    """The partition's own files cannot be read."""
+    """The files of the log that is being moved cannot be read."""
 
 
 class Moves:
@@ -129,7 +130,7 @@ class Moves:
         move.task = self._runtime.tasks.spawn(self._run(move, previous_task), name="move-partition")
 
     async def resume(self, interrupted: list[UnfinishedCopy]) -> None:
-        """Restart moves that were unfinished at the last stop. Their old copies are not used."""
+        """Restart moves that were unfinished at the last stop. Their old copies are removed."""
         for unfinished in interrupted:
             try:
                 await self._runtime.tasks.run_blocking(self._runtime.disk.remove_tree, unfinished.path)

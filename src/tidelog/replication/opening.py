@@ -34,7 +34,7 @@ class Opening(NamedTuple):
     config: "LogConfig"
     directory: "DataDirectory"
     new: bool
-    """Whether the topic is being created now."""
+    """Whether the partition is new on this broker, so that its log does not exist yet."""
 
     @property
     def key(self) -> TopicPartition:

@@ -92,8 +92,8 @@ class Reconciler:
                         self._apply_role(changed, state)
 
     def apply_roles_again(self) -> None:
-        """Set the role of every open partition from the newest image again, after the broker has stopped leading on its
-        own.
+        """Set the role of every open partition from the newest image again, after the broker has stopped leading
+        partitions although the metadata had not changed.
         """
         for partition in self._partitions:
             topic = self._image.topics.get(partition.topic)

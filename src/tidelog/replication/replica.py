@@ -42,7 +42,8 @@ metadata."""
 
 class Role(Enum):
     OFFLINE = "offline"
-    """This broker neither leads nor follows the partition: it has no leader, or this broker has no replica of it."""
+    """This broker neither leads nor follows the partition: the partition has no leader, or no replica on this broker.
+    """
     FOLLOWER = "follower"
     LEADER = "leader"
 

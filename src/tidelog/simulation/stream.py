@@ -244,7 +244,9 @@ class SimStream:
         network.loop.call_system_at(self._last_arrival, self._arrive)
 
     def _arrive(self) -> None:
-        """Deliver the items whose time of arrival has come, unless the link is blocked or the other host has no power."""
+        """Deliver the items whose time of arrival has come, unless the link is blocked or the other host is without
+        power.
+        """
         network = self._network
         while self._on_wire and self._on_wire[0][0] <= network.loop.time():
             if self._stalled:
