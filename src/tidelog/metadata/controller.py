@@ -39,8 +39,8 @@ REPEATED_TOPIC = "the request has this topic more than once"
 
 
 ReservePartitions = Callable[[int], bool]
-"""A function that is called with a number of partitions. If so many partitions may be created or deleted now, it counts
-them towards the quota (KIP-599) and returns True. Otherwise it returns False."""
+"""A function that is called with a number of partitions. If this number of partitions may be created or deleted now,
+the function counts them towards the quota (KIP-599) and returns True. Otherwise it returns False."""
 
 
 def unlimited(count: int) -> bool:
@@ -48,6 +48,8 @@ def unlimited(count: int) -> bool:
 
 
 class JournalDecision(NamedTuple, Generic[R]):
+    """The result of one decision of the controller."""
+
     records: list[JournalRecord]
     """Records to append to the journal. Either all of them are appended, or none."""
     reply: R

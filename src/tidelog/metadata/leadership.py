@@ -37,8 +37,8 @@ RETRY_S: Final = 0.2
 
 def controller_holder(node_id: int, identity: str) -> str:
     """Return the text that a broker uses as holder of the controller lease, if other processes can reach its store.
-    `identity` distinguishes it from another process with the same node id: it is the id of the broker's first data
-    directory, or the id of the run.
+    `identity` distinguishes this process from another process with the same node id. It is the id of the broker's first
+    data directory, or the id of the run.
     """
     return f"{_HOLDER_START}{node_id}/{identity}"
 

@@ -96,7 +96,9 @@ class LocalController:
     # Begin and end of being the controller
 
     def activate(self, lease: HeldLease) -> None:
-        """Begin to decide changes. The journal and the image must contain this controller's claim already."""
+        """Begin to decide changes. The journal and the image must already contain the record `ControllerElected` of
+        this lease.
+        """
         self._heartbeats = Heartbeats(self._config)
         self._lease = lease
 
@@ -205,16 +207,16 @@ class LocalController:
         self, image: MetadataImage, request: link.EnsureTopics, reserve: controller.ReservePartitions
     ) -> Steps[JournalDecision[list[TopicResult]]]:
         missing: dict[str, NewTopic] = {}
-        present: list[TopicResult] = []
+        existing: list[TopicResult] = []
         for name in request.names:
             yield
             if name in image.topics:
-                present.append(TopicResult(name, image.topics[name].topic_id))
+                existing.append(TopicResult(name, image.topics[name].topic_id))
             elif name not in missing:
                 missing[name] = internal_topic(name, self._config, len(image.brokers)) or NewTopic(name)
         topics = list(missing.values())
         decision = yield from controller.create_topics(image, topics, self._config, self._new_topic_id, reserve=reserve)
-        return JournalDecision(decision.records, present + decision.reply)
+        return JournalDecision(decision.records, existing + decision.reply)
 
     # Deciding and appending
 

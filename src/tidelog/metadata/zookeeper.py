@@ -288,8 +288,8 @@ class ZooKeeperStore(RemoteStore):
         self._check_length(ttl_ms)
         node = _escaped(name)
         for _ in range(TRIES):
-            # The three requests are one round trip: the servers answer the requests of a session in order. The lease
-            # counts from here, so a long acquisition would leave little of its term.
+            # The three requests are one round trip: the servers answer the requests of a session in order. The term of
+            # the lease begins here, so a long acquisition would leave little of the term.
             sent_s = self._clock.monotonic()
             client = self._session.client
             sync = client.sync_async(self._root)
