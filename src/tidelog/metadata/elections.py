@@ -35,6 +35,7 @@ REBALANCED_PARTITIONS_MAX: Final = 1000
 """Upper bound on the elections of one automatic rebalance of leaders, as in Kafka."""
 
 PARTITIONS_PER_STEP = 100
+"""Partitions of one topic that are examined in one step."""
 
 IsActive = Callable[[int], bool]
 """Called with a broker id. Returns whether the broker may lead partitions."""
@@ -289,7 +290,7 @@ def elect_leaders(
     """Elect leaders on an administrator's request (ElectLeaders).
 
     A preferred election makes the first replica the leader if it is in sync. An unclean election lets any active
-    replica lead a partition that has no leader. If `partitions` is None, all partitions are elected, and as in Kafka
+    replica lead a partition that has no leader. If `partitions` is None, all partitions are examined, and as in Kafka
     the results contain only the partitions that need an election. Raises ApiError (INVALID_REQUEST) if the type is
     unknown.
     """

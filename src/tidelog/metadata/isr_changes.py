@@ -20,7 +20,7 @@ from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 ANY_BROKER_EPOCH = -1
-"""Used as broker epoch of a member if the leader does not know it. This value is not compared."""
+"""Stands for the broker epoch of a member if the leader does not know this epoch. This value is not compared."""
 
 
 class IsrProposal(NamedTuple):

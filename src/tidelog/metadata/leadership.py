@@ -29,6 +29,7 @@ CONTROLLER_LEASE: Final = "controller"
 _HOLDER_START: Final = "broker-"
 NOT_RENEWED: Final = "the lease was not renewed in time"
 RENEWALS_PER_LEASE: Final = 3
+"""Number of attempts to renew a lease before it would expire."""
 SETTLE_S: Final = 10.0
 """Longest time, in seconds, that an append under a lease that does not expire waits for its outcome."""
 RETRY_S: Final = 0.2

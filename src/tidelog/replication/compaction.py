@@ -1,5 +1,5 @@
-"""Compact this broker's partitions, one at a time, the dirtiest first. A child process reads and writes the
-segments.
+"""Compact this broker's partitions, one at a time, the dirtiest first. A pass compacts one partition. A child process
+reads and writes the segments.
 
 The event loop only chooses the partition and swaps finished segments in. The clean offset of a partition is the end of
 the part of its log that was compacted. A partition whose log cannot be decoded is not compacted again before the next

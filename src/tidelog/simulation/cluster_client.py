@@ -17,6 +17,7 @@ REQUEST_TIMEOUT_MS = 3_000
 """Time limit of one request and of one attempt to connect, in milliseconds. It is shorter than many faults, so that
 answers are lost and requests are repeated."""
 BACKOFF = Backoff(50, 1000)
+"""First and longest pause between two attempts of an operation, in milliseconds."""
 JITTER = 0.2
 """Each pause is multiplied by a random factor between 1 - JITTER and 1 + JITTER."""
 
