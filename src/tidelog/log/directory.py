@@ -1,7 +1,7 @@
 """One data directory of a broker: its lock, whether its last stop was clean, its checkpoints, its partitions.
 
-Every method blocks. While the broker runs, the methods are thread-safe. (`open`, `inspect`, `lock` and `begin` are
-called before that time, and `close_clean` after it.) But methods that write checkpoints (`write_...`, `retire`,
+Every method blocks. `open`, `inspect`, `lock` and `begin` are called before the broker runs, and `close_clean` after it
+has stopped. All other methods are thread-safe. But methods that write checkpoints (`write_...`, `retire`,
 `remove_retired`, `give_up`, `make_way`, `register_incoming`) must be called one at a time.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tidelog.wire.batches import BatchHeader
 
 BATCHES_MAX = 5
+"""Number of last batches that are stored for each producer, as in Kafka. A batch that is sent again is recognized if it
+is one of them."""
 SEQUENCE_MAX = (1 << 31) - 1
 NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000

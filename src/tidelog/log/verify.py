@@ -466,8 +466,8 @@ class _Verifier:
                         next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
                     return
                 except CorruptLog as error:
-                    # Fewer zeros than LENGTH_END may also be the beginning of a batch. They are unwritten if no record
-                    # is missing.
+                    # Fewer zeros than LENGTH_END may also be the beginning of a batch. These bytes count as unwritten
+                    # if no record is missing.
                     next_base = self._next_base_offsets.get(path, next_offset)
                     is_complete = end - error.position >= LENGTH_END or next_base == next_offset
                     if is_complete and is_unwritten(file, error.position, end):

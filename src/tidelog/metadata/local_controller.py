@@ -200,7 +200,9 @@ class LocalController:
                 return lambda image: JournalDecision([], self._heartbeats.quorum_state(image))
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
-        """Make a change that the controller itself has initiated. It is decided from the image at that time."""
+        """Make a change that the controller itself has initiated. Changes are made one after another, and `decide` gets
+        the image after all earlier changes.
+        """
         return await self._commit(decide, None)
 
     def _ensure_topics(
@@ -244,7 +246,8 @@ class LocalController:
                 decided = decide(self._journal.image)
                 decision = decided if isinstance(decided, JournalDecision) else await self._runtime.turns.run(decided)
                 if not decision.records:
-                    # The answer is based only on the image. It is the newest image only if the lease is still valid.
+                    # The answer is based only on the image. This image is the newest one only if the lease is still
+                    # valid.
                     self._valid_lease()
                     return Answer(decision.reply, position=self._journal.image.position)
                 published = await self._append_and_publish(lease, decision.records)

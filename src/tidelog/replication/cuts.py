@@ -1,5 +1,5 @@
 """Cut the logs of followers where they differ from the leader's log. If the whole log of a follower is before the start
-of the leader's log, it is made empty instead.
+of the leader's log, the follower's log is made empty instead.
 
 No flush, retention, compaction or move of the same log may run during a cut. Its steps are:
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 UNKNOWN = -1
 """An offset or a broker epoch that is not known yet."""
 NEVER_CAUGHT_UP_MS = -(1 << 62)
+"""The time at which a follower caught up last, if it has never caught up."""
 
 
 def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:

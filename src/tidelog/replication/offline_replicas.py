@@ -37,6 +37,7 @@ REPLICAS_MAX: Final = 1000
 """Upper bound on the replicas of one report. The controller appends the changes of one report as one entry of the
 journal."""
 TIMEOUT_MS: Final = 10_000
+"""Longest time that one report waits for the controller's answer, in milliseconds."""
 SPACE_PAUSE_S: Final = 1.0
 """For this time, in seconds, a leader on a full disk waits for space before another broker leads."""
 PAUSE_S: Final = 1.0

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Clock, Runtime
 
 DISK_THREADS = 4
+"""Number of threads that open or close logs."""
 WAIT_S = 0.001
 """If opening one log takes longer than this time on average, in seconds, the disk is the bottleneck. Opening a log from
 the page cache takes a third of this time."""

@@ -21,6 +21,7 @@ IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "arm64": 30}
 IOPRIO_IDLE = 3 << 13
 """The class "idle", as ioprio_set expects it: disk time is used only when no other process needs it."""
 PR_SET_PDEATHSIG = 1
+"""Option of prctl(): the kernel sends this process a signal when its parent ends."""
 CALL_BYTES_MAX = REQUEST_BYTES_MAX + 1024
 """Upper bound on the content of a call, in bytes: the name of the function and the request."""
 
