@@ -204,9 +204,8 @@ class PartitionLog:
     ) -> Appended:
         """Append one batch as the leader. Base offset and leader epoch are written into `batch`. A batch that repeats
         one of its producer's last five is not appended: the result of the first append is returned. `limits`: how to
-        check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response, StorageError
-        when the log is offline or goes offline, and NotInline when the records must be examined; after NotInline,
-        nothing was appended.
+        check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response, StorageError if
+        the log is offline or goes offline, or NotInline, before the append, if records must be examined.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -542,9 +541,7 @@ class PartitionLog:
         return count
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
-        """Replace the segments `old` by `new`, which has the records that compaction kept. Then call
-        `segments_replaced`.
-        """
+        """Replace `old` by `new`, which has the records that compaction kept. Then call `segments_replaced`."""
         self.reader.may_have_holes = True
         self._segments.replace(old, new)
         self.reader.forget_positions()
