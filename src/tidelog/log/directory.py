@@ -319,10 +319,10 @@ class DataDirectory:
 
     def _put_aside(self, key: TopicPartition, topic_id: bytes, *, is_open: bool) -> str | None:
         """Rename the directory of a deleted partition. Returns the new path, or None if the directory must not be
-        removed. Raises OSError.
+        removed.
 
-        There are two such cases. A directory that belongs to another topic is not renamed. A directory with an
-        unreadable topic id is renamed to `-stray`.
+        It must not be removed in two cases. A directory that belongs to another topic is not renamed. A directory with
+        an unreadable topic id is renamed to `-stray`. Raises OSError.
         """
         path = f"{self.path}/{key}"
         suffix = DELETE_SUFFIX

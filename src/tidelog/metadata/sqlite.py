@@ -108,8 +108,8 @@ class SqliteStore:
         await self._wait_for_write(watch, 0 if watch is None else watch.writes, limit_s)
 
     async def _wait_for_write(self, watch: "FileWatch | None", seen: int, limit_s: float) -> bool:
-        """Wait until the write-ahead log is written to after `watch.writes` was `seen`, at most for `limit_s`, and then
-        until the commit can usually be read. Returns whether the log was written to.
+        """Wait until `watch.writes` differs from `seen`, but at most for `limit_s`. After a write to the log, also wait
+        for the usual time until the commit can be read. Returns whether the log was written to.
         """
         if watch is None:
             await self._tasks.sleep(limit_s)

@@ -191,9 +191,7 @@ class MarksMoved(NamedTuple):
 
 
 class FailWaiters(NamedTuple):
-    """A leader epoch has ended: answer the requests that began to wait before `leader_epoch` with
-    NOT_LEADER_OR_FOLLOWER.
-    """
+    """A leader epoch has ended: requests that began to wait before `leader_epoch` get NOT_LEADER_OR_FOLLOWER."""
 
     leader_epoch: int
 

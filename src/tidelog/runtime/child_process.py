@@ -32,8 +32,8 @@ END_S = 5.0
 
 
 class ChildProcess:
-    """The child process. `kill` is thread-safe. `call` and `end` block, so both run in LANE. Only after the last call
-    may `end` run elsewhere.
+    """The child process. `kill` is thread-safe. `call` and `end` block, so both run in LANE. After the last call, `end`
+    may also run on another thread.
     """
 
     def __init__(self) -> None:
