@@ -1,8 +1,8 @@
 """Read the timestamps of the records themselves, in cases in which a batch's header cannot be trusted.
 
-Kafka computes the largest timestamp of every batch from its records. Tidelog does so in two cases: if the header
-contradicts itself, and before an action that depends on the header's timestamp (such as a deletion or a roll).
-`docs/conformance.md` says when the header is trusted.
+Kafka computes the largest timestamp of every batch from its records. Tidelog does so in three cases: if the header
+contradicts itself, before an action that depends on the header's timestamp (such as a deletion or a roll), and if the
+records are examined for another reason (see `validation`). `docs/conformance.md` says when the header is trusted.
 """
 
 import json
@@ -187,6 +187,9 @@ def latest_timestamp_of(batch: "Buffer", fields: Fields) -> int:
 
 
 def _header_is_wrong(fields: Fields) -> bool:
+    """Return whether the header of a stored batch must be wrong: its largest timestamp is before its base timestamp, or
+    is 0 although the base timestamp is missing.
+    """
     stated = fields[MAX_TIMESTAMP]
     return (
         (stated < fields[BASE_TIMESTAMP] or (stated == 0 and fields[BASE_TIMESTAMP] < 0))

@@ -37,8 +37,8 @@ T = TypeVar("T")
 logger = logging.getLogger("tidelog.partitions")
 
 WAKE_BUDGET_PER_TURN = 1000
-"""Maximum work for parked fetches in one turn of the event loop, in the units that `ParkedFetch.wake` returns. It
-takes some ms."""
+"""Maximum work for parked fetches in one turn of the event loop, in the units that `ParkedFetch.wake` returns. This
+amount of work takes some ms."""
 
 
 class ParkedFetch(Protocol):

@@ -156,6 +156,7 @@ class Reconciler:
                         removed.setdefault(config.file_delete_delay_ms, []).append((topic, index))
                 elif partition is None:
                     if not (was_here and (name, index) in self._partitions.unopened):
+                        # At the start, `old` is empty, so it does not say which partitions are new on this broker.
                         to_open.append((topic, index, config, old.position > 0 and not was_here))
                     elif (name, index) in self.to_reopen:
                         self.to_reopen[name, index] = config

@@ -21,7 +21,7 @@ from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import ChildWork, WorkEnded
 
 FRAME = Struct(">cI")
-"""Head of a message: its kind, which is one of the next four constants, and the length of its content."""
+"""Head of a frame: its kind, which is one of the next four constants, and the length of its content."""
 CALL, RESULT, DONE, FAILED = b"C", b"R", b"D", b"F"
 REQUEST_BYTES_MAX = 64 << 20
 RESULT_BYTES_MAX = 1 << 20

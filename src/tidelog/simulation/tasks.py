@@ -39,7 +39,9 @@ class SimTasks:
         self._trace = trace
         self._running: dict[asyncio.Task[Any], None] = {}
         self._lane_free_at: dict[str, float] = {}
+        """For each lane, the virtual time at which its last call ends."""
         self._blocking = 0
+        """Number of blocking calls that have not ended."""
         self._idle: asyncio.Future[None] | None = None
         self.alive = True
 

@@ -48,7 +48,8 @@ class Step:
         """Write the changes of a member, and begin a new group epoch if the subscription or the subscribed topics
         changed.
 
-        Returns whether the member subscribes to other topics than before.
+        See `update_pattern` for `pattern_changed` and `pattern_is_ready`. Returns whether the member subscribes to
+        other topics than before.
         """
         group = self.group
         names_changed = False
