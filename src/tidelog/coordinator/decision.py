@@ -44,12 +44,12 @@ class Decision:
         self.records: list[CoordinatorRecord] = []
         """Appended as one batch, then replayed into the core."""
         self.batch: bytearray | None = None
-        """The encoded batch of `records` if the records were encoded in advance, in several steps, as for a commit;
-        else None."""
+        """The batch of `records`, if it was encoded in advance, as for a commit of offsets; None if it is not encoded
+        yet."""
         self.replies: list[tuple[Reply, Any]] = []
         """Sent when `records` and all records below `reply_offset` are committed."""
         self.lines: list[LogLine] = []
-        """Written once the records are replayed."""
+        """Written after the records have been replayed."""
         self.reply_offset = 0
         """The replies also depend on the log below this offset, which earlier decisions appended (exclusive end)."""
 

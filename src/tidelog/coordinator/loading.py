@@ -43,8 +43,9 @@ logger = logging.getLogger("tidelog.coordinator")
 READ_BYTES_MAX = 1 << 20
 """Upper bound on the size of one read, in bytes. A batch that is larger is still read as a whole."""
 RECORDS_PER_TURN = 200
-"""The loader yields to the event loop each time after this many records."""
+"""The loader yields to the event loop after every group of this many records."""
 COMMIT_MARKER = 1
+"""The type of a control record that commits a transaction. The other type aborts it."""
 
 
 class Loader:
@@ -61,6 +62,7 @@ class Loader:
         self._tasks = tasks
         self._latest_records: dict[bytes, StoredRecord] = {}
         self._open_transactions: dict[int, list[StoredRecord]] = {}
+        """Records of the transactions whose end has not been read yet, by producer id."""
         self._records_in_turn = 0
         self.records = 0
         """Number of records read so far."""

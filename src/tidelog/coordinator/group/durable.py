@@ -44,6 +44,7 @@ class DurableGroups:
     def __init__(self) -> None:
         self.by_id: dict[str, DurableGroup] = {}
         self._last_removal_offset = 0
+        """Exclusive end of the last batch that removed a group; 0 if no batch did."""
 
     def replay(self, record: AnyRecord, next_offset: int) -> None:
         """Apply one record of the batch that ends before `next_offset`.
