@@ -231,8 +231,8 @@ class Fetch:
         )
 
     def _read(self, item: FetchItem) -> None:
-        """Read `item` within the remaining limits of the request. The caller must have discarded the data of an earlier
-        read. All other results of an earlier read are replaced.
+        """Read `item` within the remaining limits of the request. If `item` was read before, the caller must have
+        discarded its data; this method replaces all other results of the earlier read.
         """
         cached_partition = item.partition
         for results in (self._special_data, self._aborted, self._unknown_ranks):
@@ -248,8 +248,8 @@ class Fetch:
             if self._rack and self._name_preferred_replica(partition, item):
                 return
             bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)
-            from_follower = self._context.api_version >= RACK_SINCE
-            batches = partition.read(item.fetch_offset, bytes_left, self._isolation, from_follower)
+            allows_follower = self._context.api_version >= RACK_SINCE
+            batches = partition.read(item.fetch_offset, bytes_left, self._isolation, allows_follower)
             # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
             size = batches.size
             fits = size > 0 and (size <= bytes_left or not self.found_bytes)
@@ -490,7 +490,7 @@ class Fetch:
             None,
             None if self._isolation == READ_UNCOMMITTED else self._aborted.get(item, []),
             -1,
-            _EMPTY if batches is None else FileRegion(batches.file, batches.position, batches.size),  # type: ignore[arg-type]  # it has a size
+            _EMPTY if batches is None else FileRegion(batches.file, batches.position, batches.size),  # type: ignore[arg-type]  # a region has a size
         )
 
 

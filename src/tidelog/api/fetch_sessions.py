@@ -75,7 +75,7 @@ class FetchItem:
         self.bytes_max = requested.partition_max_bytes
 
     def is_up_to_date(self, partition: "Partition") -> bool:
-        """Return whether the client knows the present state of `partition`, apart from its records."""
+        """Return whether the client knows the current state of `partition`, apart from its records."""
         return (
             self.high_watermark == partition.high_watermark
             and self.log_start_offset == partition.log.log_start_offset
@@ -105,7 +105,7 @@ class FetchSession:
         self.items = items
         self.used_at = now_s
         self.idle: IdlePartitions | None = None
-        """On the session of a follower: which partitions have no news."""
+        """The partitions that have no news for the follower; None unless a follower uses the session."""
 
     def active_items(self) -> list[FetchItem]:
         """Return the partitions that an incremental request has to serve."""

@@ -22,9 +22,10 @@ UNKNOWN_LEADER = (NO_LEADER, -1)
 def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int, int]:
     """Return the leader and the leader epoch of a partition; UNKNOWN_LEADER if there is no such partition.
 
-    If this broker has a replica of the partition, the leader is read from the replica, which knows a new leader earlier
-    than the image from which requests are answered. But after the lease of this broker has ended, the replicas that it
-    leads have no leader, and only the image names it. Clients log a warning if an answer names no leader.
+    If this broker has a replica whose leader epoch differs from the epoch in the image, the replica's leader is
+    returned: replicas are notified of a new leader before requests are answered from the new image. If both epochs
+    are equal, the image's leader is returned. After the lease of this broker has ended, the replicas that it led have
+    no leader, but the image still names one. Clients log a warning if an answer names no leader.
     """
     image = services.metadata.image.topics.get(topic or "")
     state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None

@@ -57,6 +57,8 @@ class Identity(NamedTuple):
 
 
 class FoundPartition(NamedTuple):
+    """One partition of Kafka, as its directory describes it."""
+
     topic_id: TopicId
     """NO_TOPIC_ID if the directory has no id, as before Kafka 2.8."""
     last_leader_epoch: int
@@ -73,6 +75,8 @@ class FoundPartitions(NamedTuple):
 
 
 class Adoption(NamedTuple):
+    """The result of `adopt`."""
+
     records: list[JournalRecord]
     notices: list[str]
     """Lines for the broker's log."""

@@ -68,8 +68,8 @@ class ClusterRegistration:
             )
         )
         assert metadata.lifecycle is not None
-        # Synced records remain synced while no partition is open. With another default of `durability`, the mark would
-        # be withdrawn at once.
+        # Synced records remain synced while no partition is open. If the default of `durability` is not fsync, the
+        # mark would be withdrawn as soon as partitions are open.
         keeps_mark = is_synced and not logs_are_open and self._config.get("durability") == "fsync"
         run = LastRun(registration.incarnation, metadata.lifecycle.broker_epoch, self._boot_id, keeps_mark)
         await run_blocking(write_last_run, disk, self._paths, run)

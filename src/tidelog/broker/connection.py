@@ -47,8 +47,8 @@ _FLEXIBLE_RESPONSE = Struct(">iix")
 HEADER_BYTES = 10
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
-"""Upper bound on the size of all requests except produce requests, which contain records. No common client sends longer
-requests."""
+"""Upper bound on the size of a request that is not a produce request. No common client sends longer requests. Produce
+requests contain records, so only `socket.request.max.bytes` bounds them."""
 PIPELINED_MAX = 1000
 """Upper bound on the waiting (unacknowledged) produce requests of one connection. At the limit, reading pauses."""
 BACKLOG_BYTES_MAX = 1 << 20
@@ -56,8 +56,9 @@ BACKLOG_BYTES_MAX = 1 << 20
 WIDE_REQUEST_BYTES = 16 << 10
 """A longer request may contain thousands of items, so it is decoded, handled and encoded in steps."""
 WIDE_PRODUCE_BYTES = 100 << 10
-"""A longer produce request is processed in steps. Its limit is higher, since it consists mostly of records. A request
-of this size contains at most about 1,500 batches, which take 10 ms."""
+"""A longer produce request is processed in steps. This limit is higher than WIDE_REQUEST_BYTES, since a produce
+request consists mostly of records. A request of this size contains at most about 1,500 batches, which take 10 ms to
+handle."""
 
 
 class ServerConnection:
@@ -231,7 +232,9 @@ class ServerConnection:
             self._end_if_done()
 
     def mute(self, delay_s: float, on_end: Callable[[], object] | None = None) -> None:
-        """Stop reading and handling requests for `delay_s` seconds. After this time continue, or call `on_end`."""
+        """Stop reading and handling requests for `delay_s` seconds. After this time, call `on_end`; if it is None,
+        continue.
+        """
         if not self.open or self.is_disconnected:
             return
         if self._mute_timer is not None:
@@ -336,7 +339,9 @@ class ServerConnection:
             self._listener.reserve(self, len(self._held_buffer))
 
     def _hold_buffer(self, buffer: bytearray) -> None:
-        """Reserve `buffer` for a request that is processed in steps. No other code may write to it during this time."""
+        """Store `buffer` until its request, which is processed in steps, has ended. No other code may write to it
+        until then.
+        """
         self._held_buffer = buffer
         self._listener.hold(buffer)
         self._reserve(0)
@@ -365,7 +370,7 @@ class ServerConnection:
         buffer = frames.obj
         assert isinstance(buffer, bytearray)
         if buffer is self._listener.buffer.obj or len(buffer) > 2 * len(frames):
-            # Copy rarely: frames in a private buffer are copied only after half of it was processed.
+            # Copy rarely: frames in a private buffer are copied only after half of the buffer was processed.
             frames = memoryview(bytearray(frames))  # writable like every frame, since offsets are written into batches
         self._stash = frames
         self._pause()
