@@ -59,8 +59,8 @@ class ClientConnection:
         return self._greeting(ApiVersionsRequest.max_version)
 
     def continue_greeting(self, frame: Buffer) -> "list[Piece] | None":
-        """Process the response to the greeting. Return None if the versions are known now. Otherwise return the
-        frame of another greeting; the caller passes the response to it to this method again.
+        """Process the response to the greeting. Return None if the versions are known now. Otherwise return the frame
+        of another greeting. The caller sends this frame, and calls this method again with the response.
 
         Raises ApiError if the broker rejects the greeting, and BrokenProtocol.
         """

@@ -320,7 +320,7 @@ class _Failures:
         return [cast(M, a) for a in answers if not isinstance(a, ClientError)]
 
     def add_if_error(self, partition: TopicPartition, code: int, message: str | None = None) -> bool:
-        """Store the error of a partition, if `code` is one, and return whether it is."""
+        """Store the error of a partition if `code` is the code of an error. Return whether it is."""
         if code == ErrorCode.NONE:
             return False
         self._errors.append(error_for(code, f"{partition}: {message or error_name(code)}"))
@@ -447,7 +447,9 @@ def _produce_request(
 
 
 def _produce_message(item: PartitionProduceResponse) -> str | None:
-    """Return the broker's message about the batch and about the first rejected record; None if it sent none."""
+    """Return the broker's message about the batch and about the first rejected record; None if the broker sent no
+    message.
+    """
     details = [item.error_message, *(e.batch_index_error_message for e in item.record_errors[:1])]
     return "; ".join(filter(None, details)) or None
 

@@ -141,7 +141,7 @@ class BrokerConfig:
 
     def __init__(self, static: Mapping[str, Setting] = {}) -> None:
         """`static` must contain only known names. Raises ConfigError for a value that is not accepted, or that
-        contradicts another one.
+        contradicts the value of another setting.
         """
         self.static = {name: setting.text for name, setting in static.items()}
         """The texts of the settings that were set at the start, and the node id of `use_node_id`."""

@@ -77,8 +77,8 @@ def default_text(key: Key, config: BrokerConfig) -> str | None:
 
 
 class TopicSettings:
-    """The current settings of topics, as mappings by Kafka's names that their logs use. Topics with equal own
-    settings share one mapping.
+    """The current settings of topics, for their logs. The settings of one topic are a mapping from Kafka's names to
+    values. Topics with equal own settings share one mapping.
 
     A mapping also contains the broker's `producer.id.expiration.ms`. If `internal.segment.bytes` is set, it replaces
     `segment.bytes`. The items of lists are joined by commas.

@@ -93,7 +93,8 @@ class _Source:
         self.flush_run()
         head = ["def encode(m0):", "    try:"]
         if self.stepwise:
-            # The condition is never true. Its yield makes the encoder of a message without arrays a generator, too.
+            # The condition is never true, but the `yield` makes the encoder of a message without arrays a generator,
+            # too.
             head += [f"        left = {STEP_ITEMS}", "        if not left:", "            yield"]
         if self.in_pieces:
             self.write_parts()
@@ -149,7 +150,9 @@ class _Source:
             self.parts.append(f"({short} if {compact} < 128 else {fixed} + uvarint({compact}))")
 
     def write_parts(self) -> None:
-        """Write the pending values and parts into `out`. Call it before a loop or branch begins, and before it ends."""
+        """Write the pending values and parts into `out`. This must happen before a loop or branch begins, and again
+        before the loop or branch ends.
+        """
         self.flush_run()
         self.out_is_used |= self.out == "out"
         if len(self.parts) == 1:

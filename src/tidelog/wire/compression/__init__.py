@@ -2,7 +2,7 @@
 
 Each codec has one module for both directions. Every part of Tidelog that needs the records of a compressed batch
 calls `decompress`: validation of produced batches, recompression, look-ups by time, compaction, `tidelog log`, the
-Spark source. It accepts and refuses the same streams as the readers of Kafka 4.3.1:
+Spark source. `decompress` accepts and refuses the same streams as the readers of Kafka 4.3.1:
 
     gzip     one or several members; bytes after a member that do not begin another member are ignored
     snappy   bare, or xerial's framing, whose header may repeat; up to three bytes after the last chunk are ignored
