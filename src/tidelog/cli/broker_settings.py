@@ -33,7 +33,7 @@ default."""
 SET, DELETE = 0, 1
 """Operations of IncrementalAlterConfigs."""
 ALL_BROKERS = ""
-"""Resource name that stands for all brokers together."""
+"""Resource name that means all brokers together."""
 NO_EFFECT = "No effect yet."
 """Words in the documentation of settings that Tidelog stores but does not use yet."""
 SET_AT_START = " Set at the start by "
@@ -65,7 +65,7 @@ class BrokerSetting(NamedTuple):
     origin: str
     is_default: bool
     read_only: bool
-    """A change needs a restart."""
+    """Whether a change needs a restart."""
     sensitive: bool
     effect: bool
     """False if the broker stores the setting but does not use it yet."""

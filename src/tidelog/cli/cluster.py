@@ -213,7 +213,7 @@ def delete_topics(client: "Client", names: Sequence[str]) -> dict[str, CommandEr
 
 
 def set_partitions(client: "Client", topic: str, count: int) -> None:
-    """Raise the topic's number of partitions to `count`. Raises CommandError."""
+    """Increase the topic's number of partitions to `count`. Raises CommandError."""
     from tidelog.wire.messages.create_partitions import (
         CreatePartitionsRequest,
         CreatePartitionsResponse,
@@ -331,7 +331,7 @@ def settings(client: "Client", topic: str) -> list[Setting]:
 def change_settings(client: "Client", topic: str, changes: Mapping[str, str], unset: Iterable[str]) -> None:
     """Set the settings in `changes` and remove the settings in `unset`.
 
-    Raises CommandError if the broker refuses one of them; then nothing is changed.
+    Raises CommandError if the broker refuses one of these changes. In this case, nothing is changed.
     """
     from tidelog.wire.messages.incremental_alter_configs import (
         AlterableConfig,

@@ -162,18 +162,18 @@ def read_partitions(client: "Client", topics: Sequence[str] = ()) -> list[Partit
 
     Raises CommandError for a topic that does not exist.
     """
-    found = _described(client, topics)
-    min_isr = _min_isr(client, dict.fromkeys(part.topic for part in found))
+    partitions = _describe_partitions(client, topics)
+    min_isr = _min_isr(client, dict.fromkeys(part.topic for part in partitions))
     moves = read_moves(client)
     return [
         part._replace(
             min_isr=min(min_isr.get(part.topic, 1), len(part.replicas)), move=moves.get((part.topic, part.partition))
         )
-        for part in found
+        for part in partitions
     ]
 
 
-def _described(client: "Client", topics: Sequence[str]) -> list[PartitionReplicas]:
+def _describe_partitions(client: "Client", topics: Sequence[str]) -> list[PartitionReplicas]:
     from tidelog.client.errors import ApiNotSupported
     from tidelog.wire.messages.describe_topic_partitions import (
         DescribeTopicPartitionsRequest,
@@ -181,7 +181,7 @@ def _described(client: "Client", topics: Sequence[str]) -> list[PartitionReplica
         TopicRequest,
     )
 
-    found: list[PartitionReplicas] = []
+    partitions: list[PartitionReplicas] = []
     cursor: Cursor | None = None
     names = [TopicRequest(name) for name in sorted(set(topics))]
     while True:
@@ -191,10 +191,10 @@ def _described(client: "Client", topics: Sequence[str]) -> list[PartitionReplica
         except ApiNotSupported:
             return _from_metadata(client, topics)
         for topic in answer.topics:
-            found += _partitions_of(client, topic)
+            partitions += _partitions_of(client, topic)
         cursor = answer.next_cursor
         if cursor is None:
-            return sorted(found, key=lambda part: (part.topic, part.partition))
+            return sorted(partitions, key=lambda part: (part.topic, part.partition))
 
 
 def _partitions_of(client: "Client", topic: "DescribeTopicPartitionsResponseTopic") -> list[PartitionReplicas]:
@@ -220,11 +220,11 @@ def _from_metadata(client: "Client", topics: Sequence[str]) -> list[PartitionRep
 
     names = [MetadataRequestTopic(name=name) for name in sorted(set(topics))] or None
     answer = ask_any(client, MetadataRequest(topics=names, allow_auto_topic_creation=False), MetadataResponse)
-    found = []
+    partitions = []
     for topic in answer.topics:
         _check_topic(client, topic.name or "", topic.error_code)
         for part in topic.partitions:
-            found.append(
+            partitions.append(
                 PartitionReplicas(
                     topic.name or "",
                     part.partition_index,
@@ -234,7 +234,7 @@ def _from_metadata(client: "Client", topics: Sequence[str]) -> list[PartitionRep
                     offline=part.offline_replicas,
                 )
             )
-    return sorted(found, key=lambda part: (part.topic, part.partition))
+    return sorted(partitions, key=lambda part: (part.topic, part.partition))
 
 
 def _check_topic(client: "Client", name: str, code: int) -> None:

@@ -205,7 +205,7 @@ def check_reachable(bootstrap: str) -> None:
 
 
 def host_ports(bootstrap: str) -> list[tuple[str, int]]:
-    """Split addresses separated by commas. Raises UsageError for a malformed address, and if there is none."""
+    """Split addresses separated by commas. Raises UsageError for a malformed address, and if there is no address."""
     parts = [part for part in map(str.strip, bootstrap.split(",")) if part]
     try:
         if not parts:

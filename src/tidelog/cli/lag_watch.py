@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REDRAW_S = 0.5
-"""Interval in which the duration of an outage is updated, as in "No answer from HOST:9092 for 5 s; still trying."."""
+"""Time in seconds after which the duration of an outage is updated, as in "No answer from HOST:9092 for 5 s; still
+trying."."""
 FIXED_LINES = 6
 """Number of lines besides the rows: title, column titles, two horizontal lines, the total, and the cursor's line."""
 
@@ -256,8 +257,8 @@ def whole_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress]) -
 
 
 def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, height: int) -> Table:
-    """Return a table with at most `height` lines when it is drawn `width` cells wide. It always has at least one
-    row, the total and the other FIXED_LINES.
+    """Return a table with at most `height` lines when it is drawn `width` cells wide. It always has at least one row
+    and the FIXED_LINES, which include the total.
 
     If all rows have the same group or topic, its name is in the title instead of a column. If the table is too wide,
     the committed offsets and the ends are omitted first, then names are shortened (`cli.table_fit`). If not all rows
@@ -307,8 +308,9 @@ def split_to_fit(lags: Sequence[Lag], rows_max: int) -> tuple[list[Lag], list[La
     """Split the partitions into those that have rows of their own, and those that share one row. Both lists are in
     the given order. The second list is empty if all partitions fit.
 
-    Partitions get rows of their own in this order: first those with the largest lags; then those with an unknown
-    lag, which mostly have no commit, the highest end offset first; and last those without lag.
+    Partitions get rows of their own in this order: first the partitions with the largest lags; then the partitions
+    with an unknown lag (most of them have no commit), starting with the highest end offset; last the partitions
+    without lag.
     """
     if len(lags) <= rows_max:
         return list(lags), []

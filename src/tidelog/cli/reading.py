@@ -31,7 +31,8 @@ HINT_AFTER_S = 2.0
 OFFLINE_CHECK_S = 5.0
 """After this many seconds without a record, the reader checks whether partitions have gone offline."""
 JOINING_NOTICE_S = 0.5
-"""After this many seconds of waiting for partitions of a group, a message on the terminal says so."""
+"""After this many seconds without an assignment from the group, a message on the terminal says that the command waits
+for it."""
 FETCH_BYTES_MAX = 16 << 20
 """Upper bound on the bytes of records in a fetch response."""
 PARTITION_BYTES_MAX = 1 << 20

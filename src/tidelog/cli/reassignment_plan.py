@@ -37,7 +37,7 @@ class PlannedMove(NamedTuple):
 
 
 class _Placement:
-    """The replicas of all partitions at the present stage of the plan."""
+    """The replicas of all partitions at the current stage of the plan."""
 
     def __init__(self, replicas: list[list[int]], brokers: Sequence[int], racks: Mapping[int, str | None]) -> None:
         self.replicas = replicas
@@ -217,8 +217,8 @@ def plan_document(moves: Iterable[PlannedMove], *, before: bool = False) -> dict
 
 
 def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) -> list[PlannedMove]:
-    """Return the moves of a plan that differ from the present replicas. Raises UsageError for a malformed plan."""
-    present = {(part.topic, part.partition): part.replicas for part in partitions}
+    """Return the moves of a plan that differ from the current replicas. Raises UsageError for a malformed plan."""
+    current = {(part.topic, part.partition): part.replicas for part in partitions}
     try:
         if document["version"] != KAFKA_VERSION:
             raise UsageError(f"the plan has version {document['version']!r}, not {KAFKA_VERSION}")
@@ -232,10 +232,10 @@ def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) 
     for topic, partition, replicas in entries:
         if not all(isinstance(broker, int) for broker in replicas) or len(set(replicas)) != len(replicas):
             raise UsageError(f"the plan for {topic}-{partition} needs different brokers' numbers, not {replicas}")
-        if (topic, partition) not in present:
+        if (topic, partition) not in current:
             raise CommandError(
                 f"there is no partition {topic}-{partition}; tidelog topic describe shows the partitions"
             )
-        if present[topic, partition] != replicas:
-            moves.append(PlannedMove(topic, partition, present[topic, partition], replicas))
+        if current[topic, partition] != replicas:
+            moves.append(PlannedMove(topic, partition, current[topic, partition], replicas))
     return moves

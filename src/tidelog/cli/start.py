@@ -42,7 +42,7 @@ FOREIGN_OPTIONS = {
     **dict.fromkeys(("--nodes", "--replicas", "-n"), "--brokers"),
     "-c": "--config",
 }
-"""Our flag with the same meaning as an option of another broker or another command, by this option."""
+"""For each of these options of other brokers and other commands: our flag with the same meaning."""
 
 
 class MisusedError(Exception):

@@ -28,7 +28,7 @@ class PollResult(NamedTuple, Generic[T]):
 
 
 class NoAnswerPeriod(NamedTuple):
-    """A period in which the cluster does not answer: the last call failed, or the present call has been running for
+    """A period in which the cluster does not answer: the last call failed, or the current call has been running for
     too long.
     """
 
@@ -94,7 +94,7 @@ class Poller(Generic[T]):
         return None
 
     def outage(self) -> NoAnswerPeriod | None:
-        """Return the present outage. None if the cluster answers, and before the first result."""
+        """Return the current outage. None if the cluster answers, and before the first result."""
         if self._last_success_s is None:
             return None
         started_s = self._call_started_s
