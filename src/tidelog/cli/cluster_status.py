@@ -114,7 +114,7 @@ def print_line(text: str, style: str) -> None:
 
 
 def brokers_table(state: ClusterState, *, with_bars: bool = False) -> Table:
-    """Return the brokers with their numbers of leaders and replicas. `with_bars`: the numbers are also drawn as bars."""
+    """Return the brokers with their numbers of leaders and replicas. `with_bars` says whether to draw bars, too."""
     leaders = Counter(part.leader for part in state.partitions)
     replicas = Counter(broker for part in state.partitions for broker in part.replicas)
     out_of_sync = Counter(broker for part in state.partitions for broker in part.out_of_sync)

@@ -19,7 +19,7 @@ from tidelog.demo.orders import EVENTS, ORDERS, Order
 from tidelog.demo.readers import READERS, event_id, read_events_seen
 
 BATCH_S = 0.2
-"""Time, in seconds, that is spent to fill one batch of records."""
+"""Longest time, in seconds, for which one batch of records is collected."""
 SILENCE_S = 10
 """Without a record for this time, in seconds, a topic is considered unreadable."""
 
@@ -147,7 +147,7 @@ def _units_in_parquet(sales: Path) -> dict[str, int] | None:
 
 
 def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
-    """Yield every record that is in the topic at present. Raises RuntimeError if the topic cannot be read."""
+    """Yield every record that is in the topic now. Raises RuntimeError if the topic cannot be read."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

@@ -22,7 +22,8 @@ TEST_SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",  # a group with one consumer starts immediately
     "offsets.topic.num.partitions": "1",
 }
-"""Settings that differ from those of `tidelog start`, so that tests do not wait. `settings` takes precedence."""
+"""Settings that differ from those of `tidelog start`, so that tests do not wait. The parameter `settings` takes
+precedence."""
 
 
 class RunningBroker(Protocol):
@@ -33,7 +34,7 @@ class RunningBroker(Protocol):
     pid: int
 
     def stop(self) -> None:
-        """Stop the broker in order, and wait until it has released all its resources."""
+        """Stop the broker cleanly, and wait until it has released all its resources."""
 
     def kill(self) -> None:
         """End the broker as kill -9 does. Raises RuntimeError if that is not possible."""
@@ -160,7 +161,7 @@ class Broker(OwnedByProcess):
             raise BrokerFailedError(str(error)) from error
 
     def stop(self) -> None:
-        """Stop the broker in order if it runs, and delete a temporary data directory.
+        """Stop the broker cleanly if it runs, and delete a temporary data directory.
 
         Does nothing in a process that was forked from the owner: the owner's broker continues to serve. Raises
         BrokerFailedError if the broker had already ended by itself, or if it ended with an error.
@@ -187,7 +188,7 @@ class Broker(OwnedByProcess):
         self._clear_owner()
 
     def restart(self) -> None:
-        """Stop the broker in order, unless it was killed, and start it again with the same data and port.
+        """Stop the broker cleanly, unless it was killed, and start it again with the same data and port.
 
         Raises the errors of `stop` and `start`, and RuntimeError if the broker belongs to another process.
         """
