@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 NOT_HOSTED = "This server does not host this topic-partition."
 NODES_SINCE = 2
+"""The first version whose response contains directory ids and the addresses of the nodes."""
 TIMEOUT_MS = 10_000
-"""Longest time that the request waits for the controller."""
+"""Longest time, in milliseconds, that the request waits for the controller."""
 
 
 def handle(

@@ -200,7 +200,7 @@ class Fetch:
         return reads
 
     def begin_warmed(self, cold: list["ColdRead"]) -> Pending[FetchResponse]:
-        """Read the `cold_reads` into the page cache on a thread, then do the same as `begin`."""
+        """Read the `cold_reads` into the page cache on a thread, then run `begin`."""
         pending: Pending[FetchResponse] = Pending(on_abandon=self.abandon)
         self._services.runtime.tasks.spawn(self._warm(cold, pending), name="fetch-cold-read")
         return pending
@@ -453,7 +453,7 @@ class Fetch:
         last_topic: str | bytes | None = None
         if items is None:
             items = fetch_context.items
-        if self._unknown_ranks:  # unknown topics come after the others, as in Kafka
+        if self._unknown_ranks:  # unknown topics come after all other topics, as in Kafka
             items = sorted(items, key=lambda item: self._unknown_ranks.get(item, 0))
         for item in items:
             data = self._special_data.get(item)

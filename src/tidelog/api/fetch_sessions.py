@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.fetch import FetchPartition, FetchRequest
 
 NO_SESSION = 0
+"""The session id of a request or response without a session."""
 INITIAL_EPOCH = 0
+"""A request with this epoch asks for a new session."""
 FINAL_EPOCH = -1
+"""A request with this epoch ends its session."""
 EVICTABLE_AFTER_S = 120.0
+"""A session that was not used for this time, in seconds, may be replaced by a new session."""
 PARTITIONS_MAX = 1_000_000
 """Bound on the partitions of all sessions together, which limits their memory to some hundred MB."""
 INT32_MAX = 2**31 - 1

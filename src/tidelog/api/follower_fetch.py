@@ -73,8 +73,8 @@ def handle(
 ) -> "Outcome[FetchResponse] | None":
     """Answer a follower's request, as `fetch.handle` answers a consumer's request.
 
-    Returns None if the request does not name another registered broker, if it names an older registration of that
-    broker, or if that broker has not sent it. Raises the session errors of KIP-227.
+    Returns None if the follower's id is not the id of a registered broker, if that broker has not sent the request,
+    or if the request names an older registration of that broker. Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)

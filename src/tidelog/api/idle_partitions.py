@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 ABANDONED_MS: Final = 60_000
-"""If the session has had no request for this time, in milliseconds, the next event makes all its partitions active,
-so that none of them is watched any longer. The follower may have restarted, for example."""
+"""If the session has had no request for this time, in milliseconds, the next event ends the watching: all partitions
+of the session become active. The follower may have restarted, for example."""
 
 
 class CurrentFetch(Protocol):

@@ -117,7 +117,7 @@ def _respond(
         encoded.append(data)
     if errors:
         encoded.append((yield from encode_topics(errors, version)))
-        del errors  # its elements are freed in steps, with those of `topics`
+        del errors  # its elements are freed in steps, with the elements of `topics`
     data = join_topics(_response(services, context, image, request, []), len(topics), encoded, version)
     while topics:
         del topics[-STORED_TOPICS_PER_STEP:]

@@ -40,9 +40,9 @@ logger = logging.getLogger("tidelog.connection")
 
 _SIZE = Struct(">i")
 _PRODUCE_KEY_BYTES = PRODUCE_KEY.to_bytes(2, "big")
-_HEADER = Struct(">hhih")
-_RESPONSE = Struct(">ii")
-_FLEXIBLE_RESPONSE = Struct(">iix")
+_HEADER = Struct(">hhih")  # API key, version, correlation id, length of the client id
+_RESPONSE = Struct(">ii")  # size, correlation id
+_FLEXIBLE_RESPONSE = Struct(">iix")  # size, correlation id, no tagged fields
 
 HEADER_BYTES = 10
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""

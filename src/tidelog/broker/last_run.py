@@ -1,9 +1,9 @@
 """A file in each data directory of a cluster's broker. It names the run of the broker that used the directory last.
 
-When the next run has locked the directory, it knows that the named run has ended, and does not have to wait for the end
-of the lease. This conclusion is valid only for the same directory on the same machine without a reboot: a copy of the
-directory may still be in use on another machine. The file also tells the controller whether the directory may lack
-records that the registered run has acknowledged (KIP-966).
+When the next run has locked the directory, the named run has certainly ended. So the next run does not have to wait
+for the end of that run's lease. This conclusion is valid only for the same directory on the same machine without a
+reboot: a copy of the directory may still be in use on another machine. The file also tells the controller whether the
+directory may lack records that the registered run has acknowledged (KIP-966).
 
 The file also has the mark of `replication/synced_mark.py`: whether every acknowledged record of the run is synced.
 """

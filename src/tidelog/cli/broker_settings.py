@@ -80,7 +80,9 @@ class BrokerSetting(NamedTuple):
 
     @property
     def effective(self) -> str | None:
-        """The value of this setting. If it has none, the value of its replacement in the unit of this setting."""
+        """The value of this setting. If the setting has no value: the value of its replacement, in the unit of this
+        setting.
+        """
         if self.value is not None or self.replaced_by is None:
             return self.value
         return convert_value(self.name, self.replaced_by.name, self.replaced_by.value)
@@ -240,7 +242,7 @@ def alter(
 ) -> None:
     """Set the settings that have a value, and unset those with None.
 
-    If the broker refuses one of the changes, none is made, and RefusedError is raised.
+    If the broker refuses one of the changes, no change is made, and RefusedError is raised.
     """
     configs = [
         AlterableConfig(name=name, config_operation=DELETE if value is None else SET, value=value)

@@ -228,7 +228,8 @@ def set_partitions(client: "Client", topic: str, count: int) -> None:
 
 
 def ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
-    """Send the request to the broker that the cluster reports as its controller, or to any broker if it reports none.
+    """Send the request to the broker that the cluster reports as its controller, or to any broker if it reports no
+    controller.
 
     In a cluster with separate controllers, the reported broker forwards the request to the controller.
     """

@@ -24,7 +24,7 @@ class FeatureLevel(NamedTuple):
 
     feature: str
     level: int
-    """The finalized level; 0 if none is finalized."""
+    """The finalized level; 0 if no level is finalized."""
     newest: int
     """The highest level that the broker supports to which the request was sent."""
 
@@ -43,7 +43,7 @@ def read_levels(client: "Client") -> list[FeatureLevel]:
 
 
 def upgrade(client: "Client", *, execute: bool, json: bool) -> int:
-    """Show the levels. With `execute`, first finalize the newest ones. Raises CommandError if the cluster refuses
+    """Show the levels. With `execute`, first finalize the newest levels. Raises CommandError if the cluster refuses
     that.
     """
     levels = read_levels(client)

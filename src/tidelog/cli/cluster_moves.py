@@ -167,7 +167,7 @@ def report(failures: Mapping[Partition, CommandError]) -> None:
 
 
 def show_moves(client: "Client", topics: Sequence[str], json: bool, *, watch: bool) -> int:
-    """List the unfinished moves, or wait until there are none."""
+    """List the unfinished moves, or wait until all of them have ended."""
     moves = select_moves(read_moves(client), topics)
     if watch:
         wait_for(client, set(moves), quiet=json)

@@ -32,7 +32,7 @@ class Election(NamedTuple):
 def elect_leaders(client: "Client", partitions: Mapping[str, Sequence[int]] | None, *, unclean: bool) -> list[Election]:
     """Elect leaders for these partitions, by topic, or for all partitions. Raises CommandError.
 
-    For all partitions, the brokers report only those that needed an election.
+    For all partitions, the brokers report only the partitions that needed an election.
     """
     from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import ErrorCode

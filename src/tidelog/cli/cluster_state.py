@@ -113,7 +113,7 @@ def read_state(client: "Client") -> ClusterState:
 
 
 def read_brokers(client: "Client") -> tuple[str, int, list[ClusterBroker]]:
-    """Return the cluster's id, its controller (it may be UNKNOWN), and its brokers, fenced ones included."""
+    """Return the cluster's id, its controller (it may be UNKNOWN), and its brokers, including fenced brokers."""
     answer = _describe_cluster(client)
     raise_for_code(answer.error_code, answer.error_message)
     brokers = [

@@ -109,7 +109,7 @@ class ConnectionOptions(NamedTuple):
         return Consumer(self.configuration({"check.crcs": True, **settings}))
 
     def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration of a librdkafka client. The user's settings override the given ones."""
+        """Return the configuration of a librdkafka client. The user's settings override `settings`."""
         return {
             "bootstrap.servers": self.bootstrap,
             "client.id": CLIENT_ID,
@@ -313,8 +313,8 @@ def client_error(error: "Failure", subject: str = "", *, topic: str = "") -> Com
 def invalid_topic_text(topic: str, answer: str = "") -> str:
     """Return the reason for the code INVALID_TOPIC_EXCEPTION.
 
-    Brokers use this code for illegal names, for names that are too similar to another topic's, and for internal topics.
-    `answer` is the reason in the broker's answer; empty if it has none.
+    Brokers use this code for illegal names, for names that are too similar to another topic's, and for internal
+    topics. `answer` is the reason in the broker's answer; empty if the answer has no reason.
     """
     from tidelog.metadata.image import INTERNAL_TOPICS
     from tidelog.metadata.topic_names import name_refusal

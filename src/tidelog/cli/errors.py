@@ -16,7 +16,7 @@ class UsageError(CommandError):
 
 
 def raise_together(failures: Iterable[CommandError]) -> None:
-    """Raise the failures as one CommandError; do nothing if there are none.
+    """Raise the failures as one CommandError; do nothing if there are no failures.
 
     Commands call this function at their end, after they have printed all successful results.
     """

@@ -341,7 +341,7 @@ def offsets_at_time(
 ) -> dict[TopicAndPartition, int]:
     """Return, for each partition, the offset of the first record whose timestamp is not before `when`.
 
-    It is the log's end if there is no such record. Raises UsageError if `when` is not a time.
+    If there is no such record, the result is the log's end. Raises UsageError if `when` is not a time.
     """
     try:
         timestamp_ms = parse_time_ms(when, datetime.now())

@@ -204,7 +204,7 @@ def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Par
 
 
 class Writer:
-    """Passes records to librdkafka, counts the acknowledged ones, and shows the progress."""
+    """Passes records to librdkafka, counts the acknowledged records, and shows the progress."""
 
     def __init__(
         self,

@@ -46,8 +46,8 @@ class RecordSink(Protocol):
 
 
 class TopicReader:
-    """Prints records of one topic until Ctrl-C, until the maximum number of records, or with `until_end` until the end
-    offsets that the partitions had at the start.
+    """Prints records of one topic until Ctrl-C, or until the maximum number of records. With `until_end`, stops at
+    the end offsets that the partitions had at the start.
     """
 
     def __init__(

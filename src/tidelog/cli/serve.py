@@ -193,14 +193,14 @@ def handle_stop_signals(
 
 
 def ready_line(broker: RunningBroker, config: BrokerConfig) -> str:
-    """Return the one line on stdout. Programs parse HOST:PORT after "listening on "."""
+    """Return the only line that is printed on stdout. Programs parse HOST:PORT after "listening on "."""
     address = host_port_text(broker.host, broker.port)
     directories = ", ".join(config.data_directories)
     return f"Tidelog {__version__} listening on {address} (data {directories}, cluster ID {broker.cluster_id})"
 
 
 def ready_json(broker: RunningBroker, config: BrokerConfig) -> str:
-    """Return the one line on stdout as JSON."""
+    """Return the only line on stdout as JSON."""
     import json
 
     facts = {

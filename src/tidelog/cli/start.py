@@ -1,7 +1,7 @@
 """`tidelog start`: run one broker, or with --brokers a cluster of brokers on this machine, in the foreground.
 
 To start fast, this module does not import typer, rich, argparse or librdkafka. `cli/start_help.py` prints the help of
-the command and has the same flags except `--parent-pipe`.
+the command and has the same flags except HIDDEN_FLAGS.
 """
 
 import os

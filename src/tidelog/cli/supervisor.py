@@ -113,7 +113,7 @@ async def run_supervisor(options: Options, config: "BrokerConfig", plans: Sequen
 
 
 def busy_addresses(plans: Sequence[BrokerPlan]) -> str | None:
-    """Return an error that names the addresses that other programs use; None if there are none.
+    """Return an error that names the addresses that other programs use; None if all addresses are free.
 
     Other problems of an address are reported by the broker that listens there.
     """
@@ -264,9 +264,7 @@ class Supervisor:
         return time.monotonic()
 
     def _no_broker_works(self) -> bool:
-        """Return whether all brokers have ended and none of them has ever served. Each broker has reported the
-        reason.
-        """
+        """Return whether all brokers have ended and no broker has ever served. Each broker has reported the reason."""
         return all(child.serving is None and child.ends_in_a_row > 0 for child in self._children)
 
     # The end

@@ -76,7 +76,8 @@ class Poller(Generic[T]):
         self._stop.set()
 
     def next(self, timeout_s: float) -> PollResult[T] | None:
-        """Return a new result; None if none arrives within the timeout, or if a call failed because of the cluster.
+        """Return a new result; None if no result arrives within the timeout, or if a call failed because of the
+        cluster.
 
         Raises any error before the first result, and any error that is not an error of the cluster.
         """

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
 SIZE_BYTES = 4
+"""Length of the field before a frame that states the frame's size."""
 BETWEEN_BROKERS = (58,)
 """The keys of the APIs (Envelope) that brokers serve only to other brokers, and do not offer to clients."""
 NEWEST = 32767

@@ -422,7 +422,7 @@ def _fetch_request(cluster: Cluster, partition: TopicPartition, offset: int, lim
 
 
 def fetched_from(item: PartitionData) -> Fetched:
-    """Convert one partition of a response. It must not have an error."""
+    """Convert one partition of a response. The partition must not have an error."""
     aborted = [(a.producer_id, a.first_offset) for a in item.aborted_transactions or ()]
     records = memoryview(item.records or b"")  # type: ignore[arg-type]  # decoded: always a view
     return Fetched(records, item.high_watermark, item.last_stable_offset, item.log_start_offset, aborted)

@@ -65,7 +65,7 @@ def fetch(
 ) -> Operation[Results[TopicPartition, Fetched]]:
     """Fetch record batches of each partition from its offset on, in one attempt.
 
-    If `limits` are too small for all partitions, a broker returns records of those that are listed first in
+    If `limits` are too small for all partitions, a broker returns records of the partitions that are listed first in
     `positions`.
     """
     results: Results[TopicPartition, Fetched] = {}

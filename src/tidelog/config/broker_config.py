@@ -429,8 +429,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Setting
 
 
 def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
-    """Set both `broker.id` and `node.id` to the value of the one that is set, because they are two names of one
-    setting.
+    """If `broker.id` or `node.id` is set, set both to this value, because they are two names of one setting.
 
     A `broker.id` of -1 means that it is not set. Raises ConfigError if the two values differ.
     """

@@ -58,8 +58,8 @@ def topic_value(name: str, overrides: Mapping[str, str], config: BrokerConfig) -
 
 
 def default_for_topics(key: Key, config: BrokerConfig) -> Value:
-    """Return the value of `key` for a topic that does not set it. This is the value of the first broker setting in
-    the key's synonyms that has a value; if none has one, the built-in default.
+    """Return the value of `key` for a topic that does not set it. The result is the value of the first broker setting
+    in the key's synonyms that has a value. If no such setting has a value, the result is the built-in default.
     """
     for name, factor in key.synonyms:
         value: Value = config.get(name)

@@ -82,7 +82,7 @@ class Worker:
             print(f"offsets not committed: {error}", file=sys.stderr)
 
     def _publish(self) -> None:
-        """Publish the events of the outbox, and mark those that the broker has acknowledged."""
+        """Publish the events of the outbox, and mark the events that the broker has acknowledged."""
         events = self._ledger.unpublished(self._name, now_ms())
         if not events:
             return

@@ -24,7 +24,8 @@ def build_encoders(message: type[Message], version: int, *, any_text: bool = Fal
     """Return the functions that `message.encoder` and `message.pieces_encoder` return for `version`. Raises
     VersionNotInMessage.
 
-    With `any_text`, strings may hold lone surrogates, which stand for bytes that are not UTF-8 ("surrogateescape").
+    With `any_text`, strings may contain lone surrogates, which represent bytes that are not UTF-8
+    ("surrogateescape").
     """
     source = _Source(message, version, stepwise=False, any_text=any_text)
     encode = _compile(source)
