@@ -78,7 +78,7 @@ def default_text(key: Key, config: BrokerConfig) -> str | None:
 
 class TopicSettings:
     """The current settings of topics, for their logs. The settings of one topic are a mapping from Kafka's names to
-    values. Topics with equal own settings share one mapping.
+    values. Topics that set the same values share one mapping.
 
     A mapping also contains the broker's `producer.id.expiration.ms`. If `internal.segment.bytes` is set, it replaces
     `segment.bytes`. The items of lists are joined by commas.
@@ -90,7 +90,7 @@ class TopicSettings:
         self._cached: dict[tuple[tuple[str, str], ...], Mapping[str, Value]] = {}
 
     def of(self, overrides: Mapping[str, str]) -> Mapping[str, Value]:
-        """Return the current settings of a topic with the own settings `overrides`."""
+        """Return the current settings of a topic that sets `overrides`."""
         if self._generation != self._config.generation or len(self._cached) >= CACHED_SETTINGS_MAX:
             self._cached.clear()
             self._generation = self._config.generation
@@ -110,8 +110,8 @@ class TopicSettings:
 
 
 def topic_settings_without_effect(overrides: Mapping[str, str]) -> list[str]:
-    """Return the names of the topic's own settings that have no effect in Tidelog yet and differ from the default.
-    The broker warns about them.
+    """Return the names of settings in `overrides` that have no effect in Tidelog yet and differ from the default. The
+    broker warns about them.
     """
     return [
         name

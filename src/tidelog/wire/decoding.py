@@ -48,7 +48,7 @@ def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDeco
 def _compile(source: "_Source") -> Any:
     codec_name = "stepwise decoder" if source.stepwise else "decoder"
     code = compile(source.text(), f"<{source.message.__name__} v{source.version} {codec_name}>", "exec")
-    exec(code, source.names)  # noqa: S102  # own source
+    exec(code, source.names)  # noqa: S102  # the source is generated above
     return source.names["decode"]
 
 

@@ -42,7 +42,7 @@ def build_stepwise_encoder(message: type[Message], version: int) -> StepwiseEnco
 def _compile(source: "_Source") -> Any:
     codec_name = "stepwise encoder" if source.stepwise else "encoder"
     code = compile(source.text(), f"<{source.message.__name__} v{source.version} {codec_name}>", "exec")
-    exec(code, source.names)  # noqa: S102  # own source
+    exec(code, source.names)  # noqa: S102  # the source is generated above
     return source.names["encode"]
 
 
