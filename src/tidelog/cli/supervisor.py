@@ -63,7 +63,8 @@ class Child:
         self.serving: ServingBroker | None = None
         """The address and the process of the last run that served; None if no run has served yet."""
         self.ends_in_a_row = 0
-        """Number of times in a row that the process has ended without having served for HEALTHY_S."""
+        """Number of ends of the process since it last served for HEALTHY_S. It determines the pause before the next
+        start."""
         self.exit_code: int | None = None
         """The exit code of the last run that has ended."""
 
@@ -283,7 +284,7 @@ class Supervisor:
                 continue
             logger.info("broker stopping node=%d pid=%d", child.plan.number, process.pid)
             send_signal(process, signal.SIGTERM)
-            send_signal(process, signal.SIGCONT)  # it may have been paused
+            send_signal(process, signal.SIGCONT)  # the broker may have been paused
             try:
                 await asyncio.wait_for(process.wait(), STOP_S)
             except TimeoutError:

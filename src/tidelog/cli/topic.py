@@ -143,8 +143,8 @@ def topic_differences(
 ) -> tuple[list[str], list[str]]:
     """Return the differences from the request, and commands that would remove them.
 
-    No command changes the number of replicas or removes partitions. None in `partitions` or `replicas` means that
-    nothing was requested.
+    No command is returned for a different number of replicas, or if the topic has more partitions than requested.
+    None in `partitions` or `replicas` means that nothing was requested.
     """
     differences, remedies = [], []
     count = len(topic.partitions)

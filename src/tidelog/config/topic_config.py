@@ -1,5 +1,5 @@
-"""The values of a topic's settings. The first one that is set is used: the topic's own value, the broker's default
-for topics, the built-in default.
+"""The values of a topic's settings. A setting has the value that is set on the topic, or else the broker's default
+for topics, or else the built-in default.
 """
 
 from collections.abc import Mapping
