@@ -115,7 +115,7 @@ def _topic(
             # of data (KIP-966).
             elr = last_known_elr = state.isr
         partition.eligible_leader_replicas, partition.last_known_elr = list(elr), list(last_known_elr)
-        # As in Kafka, this API returns no error for a partition without a leader. (Metadata returns one.)
+        # As in Kafka, this API returns no error for a partition without a leader. (Metadata returns an error.)
         partition.error_code = ErrorCode.NONE
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,

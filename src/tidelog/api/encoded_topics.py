@@ -97,7 +97,7 @@ def encode_topics(topics: list[MetadataResponseTopic], version: int) -> Steps[by
 
 def join_topics(response: MetadataResponse, count: int, topics: list[bytes], version: int) -> bytes:
     """Return the encoded `response` with `count` encoded topics. `response` itself has no topics, and each element of
-    `topics` contains one or several.
+    `topics` contains one or several topics.
     """
     data = response.encode(version)
     _, end_bytes = _place_of_topics(version)

@@ -171,7 +171,7 @@ class Fetch:
         self._readable_bytes = 0
 
     def begin(self) -> FetchResponse | Pending[FetchResponse]:
-        """Read all partitions. Returns the response, or a pending one."""
+        """Read all partitions. Returns the response, or a pending response."""
         for item in self._fetch_context.items:
             self._read(item)
         if self.is_satisfied or self._max_wait_ms <= 0:
@@ -309,8 +309,8 @@ class Fetch:
         return True
 
     def _report_divergence(self, partition: Partition, item: FetchItem) -> bool:
-        """Return whether the client's log differs from this log before the fetch offset. If so, add the epoch and end
-        offset from which both logs may differ to the response (KIP-595).
+        """Return whether the client's log differs from this log before the fetch offset. If so, add to the response
+        the epoch and end offset from which both logs may differ (KIP-595).
         """
         epoch, end_offset = partition.end_offset_for(item.last_fetched_epoch)
         if end_offset < 0:

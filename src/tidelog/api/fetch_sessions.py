@@ -2,8 +2,8 @@
 request needs to name only changes.
 
 Every client that sends the id of a session may use it. The cache is bounded. If it is full, a new session replaces
-the least recently used one, provided that it was not used for two minutes. Otherwise the client gets no session and
-continues with full requests.
+the least recently used session, provided that the old session was not used for two minutes. Otherwise the client gets
+no session and continues with full requests.
 """
 
 from collections import OrderedDict

@@ -221,7 +221,7 @@ class FollowerFetch(_ReadsForFollower):
     _watched: "dict[Partition, FetchItem]"
 
     def begin(self) -> "FetchResponse | Pending[FetchResponse]":
-        """Read all partitions. Returns the response, or a pending one."""
+        """Read all partitions. Returns the response, or a pending response."""
         for item in self._fetch_context.items:
             self._read(item)
         self._reports_offsets = False

@@ -104,7 +104,7 @@ class IdlePartitions:
                 partition.watch(self)
 
     def moved(self, partition: "Partition") -> None:
-        """Make the partition active if it is idle. This is called within an append."""
+        """Make the partition active if it is idle. This may be called within an append."""
         item = self._idle.get(partition)
         if item is None:
             return

@@ -38,7 +38,7 @@ class WideFetch(Fetch):
     __slots__ = ("_by_partition", "_is_first_reading", "_is_rereading")
 
     def steps(self) -> "Steps[Outcome[FetchResponse]]":
-        """Run the fetch. Returns the response, or a pending one."""
+        """Run the fetch. Returns the response, or a pending response."""
         self._by_partition: dict[Partition, list[FetchItem]] = {}
         self._is_first_reading = True
         self._is_rereading = False

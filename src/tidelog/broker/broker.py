@@ -225,8 +225,8 @@ class BrokerServer:
         self._warn_of_settings()
 
     async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
-        """Create the `Peers` object, if other brokers can use the metadata store. It must exist before the partitions
-        get their roles.
+        """Create the `Peers` object, if other brokers can use the metadata store. This must happen before the
+        partitions get their roles.
         """
         if self.peer_connections is None:
             return

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
 SHARED_BUFFER_BYTES = 64 << 10
-"""Initial size, in bytes, of the buffer that is shared by the responses read with `reuse`."""
+"""Initial size, in bytes, of the buffer for all responses that are read with `reuse` (see `Link.answer`)."""
 PIECES_MAX = 64
 """Upper bound on the buffers in one sendmsg call. Linux and macOS accept 1024 (IOV_MAX)."""
 

@@ -308,7 +308,7 @@ def produce(
 
 
 class _Failures:
-    """Collects the errors of one round of responses. If there are final and retriable errors, a final one is raised."""
+    """Collects the errors of one round of responses. A final error takes precedence over retriable errors."""
 
     def __init__(self) -> None:
         self._errors: list[ApiError | ClientError] = []
@@ -320,7 +320,7 @@ class _Failures:
         return [cast(M, a) for a in answers if not isinstance(a, ClientError)]
 
     def add_if_error(self, partition: TopicPartition, code: int, message: str | None = None) -> bool:
-        """Store the error of a partition if `code` is the code of an error. Return whether it is."""
+        """If `code` is the code of an error, store the error of the partition, and return True."""
         if code == ErrorCode.NONE:
             return False
         self._errors.append(error_for(code, f"{partition}: {message or error_name(code)}"))

@@ -56,9 +56,9 @@ class ChangeMode(Enum):
     AT_RESTART = "restart"
     LIVE = "live"
     LIVE_FOR_ONE_BROKER = "live, of one broker"
-    """It can be changed for single brokers, but not for all brokers together."""
+    """The setting can be changed for single brokers, but not for all brokers together."""
     LIVE_FOR_ONE_LISTENER = "live, of one listener"
-    """It can be changed only under a name that begins with `listener.name.NAME.`."""
+    """The setting can be changed only under a name that begins with `listener.name.NAME.`."""
 
 
 _SINGLE_BROKER_SETTINGS = ("cordoned.log.dirs", "principal.builder.class")

@@ -25,8 +25,8 @@ BATCH = 100
 IDLE_S = 0.2
 """Longest wait for orders, in seconds, before the outbox is checked again."""
 SESSION_MS = 2500
-"""Session timeout. After this time the partitions of a killed worker move to other workers. The broker's
-group.min.session.timeout.ms must not be larger."""
+"""Session timeout, in milliseconds. After this time the partitions of a killed worker move to other workers. The
+broker's setting group.min.session.timeout.ms must not exceed this value."""
 
 
 class Worker:

@@ -53,9 +53,9 @@ class Broker(OwnedByProcess):
     `settings` has Kafka's names (`{"num.partitions": 3}`). The environment's TIDELOG_ variables are ignored, so that
     a test gets the same broker everywhere.
 
-    Without `process`, the broker runs its own event loop in its own thread. It changes no signal handler, no logging
-    and no loop policy, and any number of brokers can run at the same time. With `process=True` it is a child
-    process, which always ends when this process ends, even if this process is killed.
+    Without `process`, the broker runs its own event loop in its own thread. It does not change signal handlers, the
+    configuration of logging or the loop policy, and any number of brokers can run at the same time. With
+    `process=True` it is a child process, which always ends when this process ends, even if this process is killed.
 
     A running broker belongs to the process that started it. A process that is forked from this process may be a
     client, through `bootstrap`, and may start brokers of its own. In the forked process, `stop` and the end of the

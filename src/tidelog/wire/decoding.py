@@ -1,9 +1,9 @@
 """Generate the decoder of one message in one version as straight-line Python source, compiled once.
 
 The source calls no function for single fields or structs. Neighbouring fields of fixed size, and a length that
-follows them, are read by one `struct` unpack. Nested structs are loops in the same function. Slices are not checked
-one by one: the position only increases, so the next read, or one comparison at the end, detects a slice beyond the
-end of the buffer.
+follows them, are read by one `struct` unpack. Nested structs are decoded in the same function, and arrays of structs
+in its loops. Slices are not checked one by one: the position only increases, so the next read, or one comparison at
+the end, detects a slice beyond the end of the buffer.
 """
 
 import struct
@@ -237,7 +237,7 @@ class _Source:
     def nested(self, struct_class: type[Struct], field: Field, target: str, nullable: bool) -> None:
         inner = self.temporary("m")
         if nullable:
-            # Null is -1, but 0 inside a tagged field.
+            # Null is encoded as -1, but as 0 inside a tagged field.
             present = self.temporary("n")
             self.run.append(("b", present))
             self.flush()

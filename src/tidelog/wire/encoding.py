@@ -236,7 +236,7 @@ class _Source:
         if not nullable:
             self.struct(struct_named(struct_class, field.type), inner)
             return
-        # Null is -1, but 0 inside a tagged field.
+        # Null is encoded as -1, but as 0 inside a tagged field.
         self.write_parts()
         self.emit(f"if {inner} is None:")
         null = b"\xff" if field.tag is None else b"\x00"
