@@ -13,7 +13,8 @@ from tidelog.cli.tables import comma_separated
 from tidelog.client.blocking import Client
 
 ONLY_PER_BROKER = "cluster level"
-"""Words in Kafka's error message for a setting that cannot be set for all brokers together, only for a single one."""
+"""Words in Kafka's error message for a setting that cannot be set for all brokers together, only for a single broker.
+"""
 
 
 class ChangeTarget:

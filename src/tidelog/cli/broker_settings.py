@@ -71,11 +71,12 @@ class BrokerSetting(NamedTuple):
     """False if the broker stores the setting but does not use it yet."""
     layers: list[Layer]
     replaced_by: Layer | None
-    """Another setting that the broker uses instead of this one, with its value; None if it uses this one."""
+    """Another setting that the broker uses instead of this setting, with the value of the other; None if there is no
+    such setting."""
 
     @property
     def in_force(self) -> Layer:
-        """The setting that the broker uses: this one or its replacement."""
+        """The setting that the broker uses: this setting or its replacement."""
         return self.replaced_by or Layer(self.name, self.value, self.origin)
 
     @property
@@ -137,7 +138,7 @@ def describe_settings(client: Client, address: Address, resource: str, names: Se
 
 def setting_from(entry: DescribeConfigsResourceResult, start_places: Mapping[str, str]) -> BrokerSetting:
     """Decode one setting. `start_places` contains, by name, the places where settings were set at the start; "" if
-    the broker does not say it.
+    the broker does not report the place.
     """
 
     def place(name: str, source: int) -> str:

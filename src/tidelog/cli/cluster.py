@@ -199,7 +199,7 @@ def create_topic(
 
 
 def delete_topics(client: "Client", names: Sequence[str]) -> dict[str, CommandError | None]:
-    """Delete the topics and return the error of each one, None if it was deleted."""
+    """Delete the topics and return the error of each topic; None if the topic was deleted."""
     from tidelog.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 
     request = DeleteTopicsRequest(topics=[DeleteTopicState(name) for name in names], timeout_ms=ANSWER_MS)

@@ -37,7 +37,7 @@ class Execution(NamedTuple):
     throttle: int | None
     """Limit of the traffic in bytes per second; None for no limit."""
     undo: str
-    """File to which the plan is written that reverses the moves; empty if it is not written."""
+    """File for the plan that reverses the moves; empty if this plan is not written."""
     json: bool
 
 

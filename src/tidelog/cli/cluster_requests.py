@@ -24,7 +24,7 @@ class Election(NamedTuple):
     topic: str
     partition: int
     error: str
-    """The reason why no leader was elected; empty if one was elected, or if the preferred leader already leads."""
+    """The reason why no leader was elected; empty if a leader was elected, or if the preferred leader already leads."""
     is_new: bool
     """Whether a leader was elected."""
 

@@ -183,8 +183,8 @@ def connect(bootstrap: str, client: Iterable[str]) -> ConnectionOptions:
 def check_reachable(bootstrap: str) -> None:
     """Check that one of the addresses accepts a connection. The connection is closed again.
 
-    Raises NoAnswerError if no address accepts one. Without this check, librdkafka would retry for a long time and
-    report fewer details of the reason.
+    Raises NoAnswerError if no address accepts a connection. Without this check, librdkafka would retry for a long
+    time and report fewer details of the reason.
     """
     reasons = []
     for host, port in host_ports(bootstrap):

@@ -492,7 +492,10 @@ def apply_plan(
 
 
 def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> None:
-    """Commit the new offsets. Raises CommandError for the first partition that fails; others may be committed."""
+    """Commit the new offsets.
+
+    Raises CommandError for the first partition that fails. Offsets of other partitions may be committed.
+    """
     from tidelog.model.ids import TopicPartition
 
     offsets = {TopicPartition(change.topic, change.partition): change.after for change in changes}

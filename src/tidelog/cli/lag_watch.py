@@ -124,7 +124,7 @@ class LagSnapshot(NamedTuple):
 
 
 def take_snapshot(source: LagSource) -> LagSnapshot:
-    """Measure once, and return the result with all messages, including those about groups that the user named."""
+    """Measure once. Return the result with all messages, including the messages about groups that the user named."""
     lags = source()
     return LagSnapshot(lags, source.offline, source.problems + [str(failure) for failure in source.failures.values()])
 
@@ -242,8 +242,8 @@ def rates_between(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -
 
 
 def growth(before: int | None, after: int | None) -> int:
-    """Return the difference. If it is negative, return 0, because an offset may have been reset to a lower one. None
-    counts as 0.
+    """Return the difference. If it is negative, return 0, because an offset may have been reset to a lower offset.
+    None counts as 0.
     """
     return max((after or 0) - (before or 0), 0)
 

@@ -279,7 +279,7 @@ def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -
 
 
 class ThroughputMeter:
-    """Collects the points of a throughput curve, and passes each to `show` as it is added."""
+    """Collects the points of a throughput curve, and passes each point to `show` as it is added."""
 
     def __init__(self, record_bytes: int, show: ShowPoint) -> None:
         self.record_bytes = record_bytes

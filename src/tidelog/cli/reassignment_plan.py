@@ -78,8 +78,8 @@ class _Placement:
         self.counts[target] += 1
 
     def balance(self) -> None:
-        """Move replicas from the broker with the most replicas to one with fewer, as long as this makes the numbers
-        more equal.
+        """Move replicas from the broker with the most replicas to a broker with fewer, as long as this makes the
+        numbers more equal.
         """
         is_improving = True
         while is_improving:
@@ -91,7 +91,7 @@ class _Placement:
                     is_improving = self._move_many(source, target) or is_improving
 
     def _move_many(self, source: int, target: int) -> bool:
-        """Move replicas until the two brokers have about the same number. Return whether one was moved."""
+        """Move replicas until the two brokers have about the same number. Return whether a replica was moved."""
         has_moved = False
         for index, replicas in enumerate(self.replicas):
             if self.counts[source] - self.counts[target] < 2:

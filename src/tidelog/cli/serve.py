@@ -25,7 +25,7 @@ from tidelog.runtime.interfaces import Runtime
 log = logging.getLogger("tidelog.cli")
 
 ORPHAN_GRACE_S = 5.0
-"""Time in seconds that a broker has for an orderly stop after its parent has ended."""
+"""Time in seconds that a broker has for a clean stop after its parent has ended."""
 SWITCH_INTERVAL_S = 0.0005
 """The interpreter's thread switch interval, in seconds. The event loop waits at most this long for a thread that
 computes (for example one that makes a checkpoint of 10,000 partitions). Python's default of 5 ms would increase the
@@ -66,7 +66,7 @@ def serve(options: Options) -> int:
     from tidelog.runtime.real import real_runtime
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    raise_descriptor_limit()  # each connection needs one, and the usual soft limit is 1,024
+    raise_descriptor_limit()  # each connection needs a descriptor, and the usual soft limit is 1,024
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(run_broker(config, BrokerServer, real_runtime, options))
 
@@ -161,8 +161,8 @@ def handle_stop_signals(
     stop_requested: asyncio.Event, log: logging.Logger, before_exit: Callable[[], None] | None = None
 ) -> Callable[[], None]:
     """Handle the signals that stop the broker: the first one sets `stop_requested`, and the second one calls
-    `before_exit` and ends the process immediately. Return a function that restores the former handlers. Call this
-    function on the running loop.
+    `before_exit` and ends the process immediately. Return a function that restores the former handlers.
+    `handle_stop_signals` must be called on the running loop.
     """
     loop = asyncio.get_running_loop()
 

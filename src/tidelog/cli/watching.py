@@ -45,7 +45,9 @@ class NoAnswerPeriod(NamedTuple):
 
 
 class Poller(Generic[T]):
-    """Calls `request` repeatedly. Each call begins `interval_s` after the previous one. The results are queued."""
+    """Calls `request` repeatedly. Each call begins `interval_s` seconds after the end of the previous call. The
+    results are queued.
+    """
 
     def __init__(self, request: Callable[[], T], interval_s: float) -> None:
         self._request = request

@@ -1,7 +1,9 @@
 """The checker reads topics, ledger and Parquet files itself, and compares them. It does not use results of the other
 parts.
 
-python -m tidelog.demo.checker BOOTSTRAP DIRECTORY JSON on stdout; exit code 1 if the sources do not agree
+python -m tidelog.demo.checker BOOTSTRAP DIRECTORY
+
+The result is JSON on stdout. The exit code is 1 if the sources do not agree.
 """
 
 import json
