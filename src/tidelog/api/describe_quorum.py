@@ -2,8 +2,8 @@
 
 Tidelog has no quorum of controllers: the metadata store decides which broker is the controller. In the response, the
 leader is the controller, and the leader epoch is the epoch of the controller. Offsets are positions in the journal.
-The voters are the brokers that are not fenced, since each of them can become the controller. The response does not
-contain the times of the voters' last fetches, which are not known.
+The voters are the brokers that are not fenced, since each of them can become the controller. The times of the voters'
+last fetches are not known, so they are omitted from the response.
 """
 
 from typing import TYPE_CHECKING

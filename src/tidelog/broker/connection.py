@@ -57,8 +57,7 @@ WIDE_REQUEST_BYTES = 16 << 10
 """A longer request may contain thousands of items, so it is decoded, handled and encoded in steps."""
 WIDE_PRODUCE_BYTES = 100 << 10
 """A longer produce request is processed in steps. This limit is higher than WIDE_REQUEST_BYTES, since a produce
-request consists mostly of records. A request of this size contains at most about 1,500 batches, which take 10 ms to
-handle."""
+request consists mostly of records. A request of this size contains at most about 1,500 batches, which take 10 ms."""
 
 
 class ServerConnection:
@@ -113,7 +112,7 @@ class ServerConnection:
         self._mute_timer: TimerHandle | None = None  # while set, the client is throttled by a quota
         self._halted = False  # draining or muted
         self._waiting: deque[Slot] = deque()
-        self._combined: list[Piece] | None = None
+        self._combined: list[Piece] | None = None  # while set, responses are collected here and sent with one write
         # The generation of the quotas, the client id, and whether this client has a quota.
         self._cached_quota: tuple[int, str, bool] | None = None
         self._prefix_end = 0  # end of the prefix of this client's produce requests; see `ProduceTemplates`
@@ -212,9 +211,9 @@ class ServerConnection:
     def silent_s(self, now_s: float) -> float:
         """Return for how many seconds the client has neither sent nor read any bytes.
 
-        The result is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending side
-        and so may have disconnected. This must be called regularly, since only these calls notice that the client
-        reads.
+        The result is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending
+        side and so may have disconnected. `silent_s` must be called regularly, since only these calls notice that the
+        client reads.
         """
         if self._waiting and not self._input_ended:
             return 0
@@ -232,9 +231,7 @@ class ServerConnection:
             self._end_if_done()
 
     def mute(self, delay_s: float, on_end: Callable[[], object] | None = None) -> None:
-        """Stop reading and handling requests for `delay_s` seconds. After this time, call `on_end`; if it is None,
-        continue.
-        """
+        """Stop reading and handling requests for `delay_s` seconds. Then call `on_end`; if it is None, continue."""
         if not self.open or self.is_disconnected:
             return
         if self._mute_timer is not None:
@@ -339,9 +336,7 @@ class ServerConnection:
             self._listener.reserve(self, len(self._held_buffer))
 
     def _hold_buffer(self, buffer: bytearray) -> None:
-        """Store `buffer` until its request, which is processed in steps, has ended. No other code may write to it
-        until then.
-        """
+        """Keep `buffer` unchanged until its request, which is processed in steps, has ended."""
         self._held_buffer = buffer
         self._listener.hold(buffer)
         self._reserve(0)

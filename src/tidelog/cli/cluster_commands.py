@@ -248,9 +248,7 @@ def reassign(
     """
     makes_plan = bool(to_brokers or replicas or plan)
     if sum((makes_plan, cancel, clear_throttle)) > 1:
-        raise UsageError(
-            "a plan (--brokers, --replicas, --plan), --cancel and --clear-throttle cannot be used together"
-        )
+        raise UsageError("a plan (--brokers, --replicas, --plan), --cancel and --clear-throttle cannot be combined")
     if plan and (to_brokers or topics or replicas):
         raise UsageError("--plan already says which partitions move: leave out --brokers, --topics and --replicas")
     if not makes_plan and (execute or throttle):

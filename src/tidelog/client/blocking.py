@@ -40,8 +40,8 @@ Ticket: TypeAlias = tuple[Link, int] | ClientError
 """A sent request (its link and number), or the reason why it could not be sent."""
 
 OUTAGE_NOTICE_AFTER_S = 5.0
-"""After a call has taken this many seconds and its last attempt reached no broker, the client reports this to its
-caller once, and the call continues to try. The restart of a broker takes less time."""
+"""If a call has taken this many seconds, and the last attempt reached no broker, the client reports the outage once.
+The call continues to try. The restart of a broker takes less time."""
 JITTER = 0.2
 """Pauses vary randomly by this fraction in both directions, so that clients that failed at the same time do not
 retry at the same time."""

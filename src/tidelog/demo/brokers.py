@@ -39,7 +39,7 @@ class Takeover(NamedTuple):
 
 
 def brokers_of(count: int, directory: Path, settings: dict[str, object]) -> Broker | Cluster:
-    """Return one broker, or a cluster, with its data in `directory`. It is not started yet."""
+    """Return one broker, or a cluster, with the data in `directory`. Nothing is started yet."""
     if count == 1:
         return Broker(process=True, data=directory / "broker", settings=settings)
     return Cluster(count, data=directory / "cluster", settings=settings | {"broker.session.timeout.ms": SESSION_MS})

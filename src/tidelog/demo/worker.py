@@ -75,7 +75,9 @@ class Worker:
         self._ledger.close()
 
     def _commit(self) -> None:
-        """Commit offsets. If a rebalance has revoked partitions, their new owner reads these orders again."""
+        """Commit offsets. If a rebalance has revoked partitions, this fails for their offsets, and the new owners
+        read the orders again.
+        """
         try:
             self._consumer.commit(asynchronous=False)
         except KafkaException as error:
