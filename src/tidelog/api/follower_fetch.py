@@ -108,7 +108,7 @@ def handle(
 
 class _ReadsForFollower(Fetch):
     """Reads partitions up to the ends of their logs. When a partition is read for the first time, the follower's
-    offsets are reported to its replica.
+    offsets are reported to this broker's replica of the partition.
     """
 
     def __init__(

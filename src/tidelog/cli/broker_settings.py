@@ -187,8 +187,8 @@ def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) 
 def convert_value(name: str, other: str, value: str | None) -> str | None:
     """Convert `value` from the unit of the setting `other` to the unit of the setting `name`.
 
-    The value is returned unchanged if the units are not known, if the result is not an integer, or if it is negative
-    ("no limit").
+    The value is returned unchanged if the units are not known, if the value is negative ("no limit"), or if the
+    result is not an integer.
     """
     factors = next((dict(key.synonyms) for key in TOPIC_KEYS.values() if name in dict(key.synonyms)), {})
     try:

@@ -120,12 +120,12 @@ def elect(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> int:
-    """Elect leaders: the preferred ones, or with --unclean any.
+    """Elect preferred leaders; with --unclean, any live replicas.
 
-    The first replica of a partition is its preferred leader. After a broker
-    was down, other brokers lead its partitions. This command makes it their
-    leader again, and no record is lost. Brokers with
-    auto.leader.rebalance.enable do the same after some minutes.
+    The first replica of a partition is its preferred leader. While a broker
+    is down, other brokers lead its partitions. When it is back, this command
+    makes it the leader of these partitions again, and no record is lost.
+    Brokers with auto.leader.rebalance.enable do the same after some minutes.
 
     With --unclean, a partition without a leader gets a live replica as its
     leader, even if this replica lacks acknowledged records. These records

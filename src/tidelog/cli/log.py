@@ -132,9 +132,9 @@ def verify(
 
     Checks batches and their CRC, every record, indexes, snapshots and
     checkpoints. The exit code is 1 if there is damage; notes are not damage.
-    If a broker has several data directories, name all of them. Only the one
-    with the metadata shows that all of them belong to Tidelog, and a missing
-    segment is damage only in a directory of Tidelog.
+    If a broker has several data directories, name all of them. Only the
+    directory with the metadata shows that all of them belong to Tidelog, and
+    a missing segment is damage only in a directory of Tidelog.
 
     Similar findings in a file, and similar notes in a partition, are printed
     as one line with their number. Notes are printed before damage. --json
@@ -183,9 +183,9 @@ def verify(
 def group_similar(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
     """Group similar findings in each file, and similar notes in each partition.
 
-    Return for each group its first finding, the number of its other findings, and the position of the last one. Groups
-    of notes are before groups of damage. Findings are similar if their reasons differ only in numbers. They are grouped
-    because one cause may lead to thousands of findings.
+    Return for each group the first finding, the number of the other findings, and the position of the last finding.
+    Groups of notes are before groups of damage. Findings are similar if their reasons differ only in numbers. They
+    are grouped because one cause may lead to thousands of findings.
     """
     from tidelog.log.file_kinds import partition_of
     from tidelog.log.verify import NOTE

@@ -182,7 +182,7 @@ def plan_drain(
         if broker not in part.replicas:
             continue
         placement.fill(index, len(part.replicas))
-        # The new broker has the position of the old one in the list. It may thus become the preferred leader.
+        # The new broker gets the old broker's position in the list, so it may become the preferred leader.
         replicas = placement.replicas[index]
         replicas.insert(part.replicas.index(broker), replicas.pop())
     return _changes(partitions, placement)

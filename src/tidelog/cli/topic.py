@@ -417,8 +417,8 @@ def add_partitions(
 
     Existing records remain in their partitions. New records of a key may
     be written to another partition than existing records of the same key.
-    In an internal topic, brokers do not find their existing state in that
-    case, so its partitions are changed only with --internal.
+    After the change, brokers do not find their existing state in an internal
+    topic, so its partitions are changed only with --internal.
 
     Examples:
 

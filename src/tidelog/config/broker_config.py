@@ -298,7 +298,7 @@ class BrokerConfig:
     @property
     def controller_listeners(self) -> list[str]:
         """The addresses in `listeners` that Tidelog does not open. In Kafka, a node that is both broker and
-        controller uses them for its controller.
+        controller uses these addresses for the controller.
         """
         return [text.strip() for text in self.get("listeners") if self._is_controller_listener(text)]
 

@@ -174,5 +174,5 @@ def _synonyms() -> dict[str, tuple[str, ...]]:
 _SYNONYMS = _synonyms()
 """For each broker setting with synonyms: the result of `broker_synonyms`."""
 _TOPIC_DEFAULTS = {name: (key, factor) for key in topic_keys.KEYS for name, factor in key.synonyms}
-"""For each broker setting that is the default of a topic setting: the topic setting, and the factor that converts
-the value to its unit."""
+"""For each broker setting that is the default of a topic setting: the topic setting, and the factor that converts the
+broker setting's value to the unit of the topic setting."""

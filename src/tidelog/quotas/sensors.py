@@ -1,4 +1,6 @@
-"""Sensors that record each client's usage. Their number is bounded; the least recently used one is dropped first."""
+"""Sensors that record each client's usage. The number of sensors is bounded; the least recently used sensor is
+dropped first.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable

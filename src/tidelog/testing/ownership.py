@@ -32,7 +32,7 @@ class OwnedByProcess(ABC):
 
     @property
     def _belongs_to_another_process(self) -> bool:
-        """Whether this process was forked from the process that started it."""
+        """Whether this process is a fork of the process that started the object."""
         return self._owner_pid not in (None, os.getpid())
 
     @abstractmethod

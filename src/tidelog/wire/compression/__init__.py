@@ -7,7 +7,7 @@ Spark source. `decompress` accepts and refuses the same streams as the readers o
     gzip     one or several members; bytes after a member that do not begin another member are ignored
     snappy   bare, or xerial's framing, whose header may repeat; up to three bytes after the last chunk are ignored
     lz4      one frame of independent blocks; bytes after the frame are ignored; content checksums are not compared
-    zstd     one or several frames, also skippable ones; an incomplete last frame is ignored if it yields no bytes
+    zstd     one or several frames, skippable or not; an incomplete last frame is ignored if it yields no bytes
 
 Decompression stops at a size limit in bytes, because a few KB may decompress to gigabytes. The size that the stream
 states is not trusted.

@@ -87,8 +87,8 @@ def _decompress_cut(data: memoryview, limit_bytes: int, reason: str) -> bytes:
 
 
 def _whole_frames_end(data: memoryview, limits: RemainingLimits) -> tuple[int, int | None]:
-    """Return the end of the last complete frame, or 0 if no frame is complete. Also return where the incomplete frame
-    behind it would end, or None if that cannot be determined.
+    """Return the end of the last complete frame, or 0 if no frame is complete. Also return the position where the
+    incomplete frame that follows would end, or None if this position cannot be determined.
     """
     whole_end = 0
     while True:
