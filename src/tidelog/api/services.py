@@ -65,7 +65,8 @@ class Services:
         self.fetch_sessions = fetch_sessions
         self.encoded_topics = EncodedTopics()
         self.followers: Followers | None = None
-        """The followers of this broker's partitions. If None, the broker has no followers and refuses their fetches."""
+        """The followers of this broker's partitions. If None, the broker has no followers and refuses fetches of
+        followers."""
         self.selects_replicas = False
         """Whether consumers that name their rack are sent to followers in that rack (`replica.selector.class`)."""
         self.peer_brokers: PeerBrokers | None = None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 BEGINNING, END = ("beginning", "earliest"), ("end", "latest")
-"""Words that --offset accepts instead of a number. Kafka's tools use the first word of each pair, and its clients
-the second one."""
+"""Words that --offset accepts instead of a number. Kafka's tools use the first word of each pair, and Kafka's clients
+use the second word."""
 
 
 class Start(NamedTuple):
@@ -195,7 +195,7 @@ class Sink:
 def escape_for_terminal(line: bytes, encoding: str = "utf-8") -> bytes:
     """Escape control characters, bytes that are not UTF-8, and characters that the terminal's encoding lacks.
 
-    Tabs and line breaks stay as they are.
+    Tabs and line breaks are not changed.
     """
     return escape_unprintable(line.decode("utf-8", "surrogateescape"), encoding, "\t\n").encode(encoding)
 

@@ -91,7 +91,9 @@ class Rate:
 
 
 class TokenBucket:
-    """A bucket that gains `rate` tokens per second, up to `rate` times the window's length. It may go into debt."""
+    """A bucket that gains `rate` tokens per second, up to `rate` times the window's length. The number of tokens may
+    become negative (debt).
+    """
 
     __slots__ = ("_tokens", "_updated_ms")
 
