@@ -27,7 +27,7 @@ def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int,
     If the leader epoch of this broker's replica differs from the epoch in the image, the replica's leader is
     returned. (Replicas are notified of a new leader before requests are answered from the new image.) Otherwise the
     image's leader is returned. After the lease of this broker has ended, the replicas that it led have no leader, but
-    the image still names one. Clients log a warning if an answer names no leader.
+    the image still names this broker. Clients log a warning if an answer names no leader.
     """
     image = services.metadata.image.topics.get(topic or "")
     state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None

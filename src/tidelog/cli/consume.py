@@ -76,7 +76,7 @@ def consume(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    r"""Print the records of a topic, one per line: new ones, or from a given start.
+    r"""Print new records of a topic, or all records from a given start, one per line.
 
     A format has the fields {topic} {partition} {offset} {timestamp}
     {timestamp_ms} {key} {value} {headers}, and \t and \n and %%.

@@ -347,7 +347,7 @@ class Writer:
     def write_directly(self, record: OutgoingRecord, partition: int) -> None:
         """Write one record with Tidelog's own client.
 
-        Before this, wait until librdkafka has written all its records, so that the order of the records is preserved.
+        First wait until librdkafka has written all its records, so that the order of the records is preserved.
         """
         from tidelog.client.errors import ClientError
         from tidelog.wire.errors import ApiError, ErrorCode

@@ -218,8 +218,8 @@ def all_topics(cluster: Cluster, backoff: Backoff) -> Operation[dict[str, Topic]
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[dict[TopicPartition, ListedOffset]]:
-    """Return one offset for each partition: the first offset whose timestamp is at least the requested one (in ms),
-    or the offset that EARLIEST or LATEST means.
+    """Return one offset for each partition: the first offset whose timestamp is at least the requested timestamp (in
+    ms), or the offset that EARLIEST or LATEST means.
     """
     offsets: dict[TopicPartition, ListedOffset] = {}
 

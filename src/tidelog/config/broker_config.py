@@ -216,8 +216,9 @@ class BrokerConfig:
         return default_value(key)
 
     def apply_dynamic(self, cluster: Mapping[str, str], broker_settings: Mapping[str, str]) -> None:
-        """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`broker_settings`). The latter
-        have precedence over the former, and both have precedence over the settings from the start.
+        """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`broker_settings`). The settings
+        of this broker have precedence over the settings of all brokers, and both have precedence over the settings
+        from the start.
         """
         if cluster != self.dynamic_cluster or broker_settings != self.dynamic_own:
             self.dynamic_cluster = cluster
