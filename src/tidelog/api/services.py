@@ -91,7 +91,6 @@ class Peer:
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port
-        self.listener = listener
         self.name = f"{client_host}:{client_port}"
         self.broker: PeerBroker | None = None
         """The broker that has proved its identity on this connection; None for a client."""
