@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidelog.config.endpoints import Endpoint
-    from tidelog.coordinator.runtime import CoordinatorPartition, Core
+    from tidelog.coordinator.runtime import CoordinatorPartition, Core, Perform
     from tidelog.metadata.image import MetadataImage
     from tidelog.metadata.link import ControllerLink
     from tidelog.metadata.publisher import MetadataCache
@@ -49,10 +49,13 @@ class CoordinatorHost(Generic[C]):
         new_core: Callable[[], C],
         commit_timeout_ms: int,
         incarnation: str | None,
+        perform: "Perform | None" = None,
     ) -> None:
-        """`incarnation` identifies this run of one of several brokers. Until the metadata says that this run is
-        registered, no partition is served: the leader epochs of the metadata may be those of the broker's last run.
-        None: the metadata store belongs to this broker alone, so every leader epoch is its own.
+        """`perform` carries out the effects of the cores' decisions, if they have any.
+
+        `incarnation` identifies this run of one of several brokers. Until the metadata says that this run is registered, no partition is served: the
+        leader epochs of the metadata may be those of the broker's last run. None: the metadata store belongs to this
+        broker alone, so every leader epoch is its own.
         """
         self.topic = topic
         self._runtime = runtime
@@ -62,6 +65,7 @@ class CoordinatorHost(Generic[C]):
         self._controller = controller
         self._new_core = new_core
         self._commit_timeout_ms = commit_timeout_ms
+        self._perform = perform
         self._incarnation = incarnation
         self._is_registered = incarnation is None
         self._is_closed = False
@@ -121,7 +125,7 @@ class CoordinatorHost(Generic[C]):
             from tidelog.coordinator.runtime import CoordinatorPartition
 
             coordinator = CoordinatorPartition(
-                partition, self._new_core, self._runtime, self._group_log, self._commit_timeout_ms
+                partition, self._new_core, self._runtime, self._group_log, self._commit_timeout_ms, self._perform
             )
             self._coordinators[index] = coordinator
             coordinator.load()

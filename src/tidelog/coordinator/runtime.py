@@ -22,7 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.loading import Loader
@@ -96,6 +96,8 @@ SLOW_LOAD_S = 0.1
 
 
 C = TypeVar("C", bound="Core")
+Perform: TypeAlias = Callable[["CoordinatorPartition[Any]", Any], None]
+"""Begins to carry out an effect of a decision of this coordinator. It must not raise."""
 
 
 class CoordinatorPartition(Generic[C]):
@@ -108,7 +110,9 @@ class CoordinatorPartition(Generic[C]):
         runtime: "Runtime",
         group_log: "GroupLog",
         commit_timeout_ms: int,
+        perform: "Perform | None" = None,
     ) -> None:
+        """`perform` carries out the effects of decisions. None: the core's decisions have no effects."""
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self.name = f"{partition.topic}-{partition.index}"
@@ -118,6 +122,7 @@ class CoordinatorPartition(Generic[C]):
         self._turns = runtime.turns
         self._group_log = group_log
         self._commit_timeout_s = commit_timeout_ms / 1000
+        self._perform = perform
         self._core: C | None = None
         self._is_closed = False
         self._refusal: ApiError | None = None
@@ -235,8 +240,25 @@ class CoordinatorPartition(Generic[C]):
         self.arm()
         if decision.lines:
             self._group_log.write(decision.lines)
+        if decision.effects:
+            self._perform_when_committed(decision.effects, reply_offset)
         if decision.replies:
             self._answer(decision.replies, reply_offset)
+
+    def _perform_when_committed(self, effects: list[Any], reply_offset: int) -> None:
+        perform, core = self._perform, self._core
+        assert perform is not None, "a decision of this core has no effects"
+
+        def begin(error: ApiError | None) -> None:
+            if error is None and self._core is core:  # otherwise the next core decides about the effects again
+                for effect in effects:
+                    perform(self, effect)
+
+        reply_offset = max(reply_offset, self._load_end)
+        if self.partition.is_committed(reply_offset):
+            begin(None)
+        else:
+            self.partition.when_committed(reply_offset, begin)
 
     def answer(self, reply: Reply, answer: Any, reply_offset: int) -> None:
         """Send an answer that is based on the log below `reply_offset`, when that part of the log is committed."""

@@ -1,0 +1,18 @@
+"""Settings of the transaction coordinator."""
+
+from typing import NamedTuple
+
+TRANSACTIONAL_IDS_MAX = 200_000
+"""Maximum number of transactional ids in one partition of `__transaction_state`. A producer with a new id is refused
+beyond it, so that clients with random ids cannot fill the memory."""
+PARTITIONS_MAX = 100_000
+"""Maximum number of partitions in one transaction."""
+
+
+class TransactionSettings(NamedTuple):
+    """All times are in ms."""
+
+    timeout_max_ms: int
+    """transaction.max.timeout.ms"""
+    id_expiration_ms: int
+    """transactional.id.expiration.ms: a transactional id that was not used for this time is forgotten."""
