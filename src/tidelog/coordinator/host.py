@@ -53,9 +53,9 @@ class CoordinatorHost(Generic[C]):
     ) -> None:
         """`perform` carries out the effects of the cores' decisions, if they have any.
 
-        `incarnation` identifies this run of one of several brokers. Until the metadata says that this run is registered, no partition is served: the
-        leader epochs of the metadata may be those of the broker's last run. None: the metadata store belongs to this
-        broker alone, so every leader epoch is its own.
+        `incarnation` identifies this run of one of several brokers. Until the metadata says that this run is
+        registered, no partition is served: the leader epochs of the metadata may be those of the broker's last run.
+        None: the metadata store belongs to this broker alone, so every leader epoch is its own.
         """
         self.topic = topic
         self._runtime = runtime

@@ -38,6 +38,10 @@ METADATA_FEATURE: Final = "tidelog.metadata.version"
 """The feature whose level says which kinds of journal records all brokers can read. Level 1: all kinds."""
 ELR_FEATURE: Final = "eligible.leader.replicas.version"
 """Kafka's feature for eligible leader replicas (KIP-966)."""
+TRANSACTION_FEATURE: Final = "transaction.version"
+"""The protocol of transactions (KIP-890): with level 2, each end of a transaction increments the producer's epoch."""
+TRANSACTION_VERSION_DEFAULT: Final = 2
+"""The level of TRANSACTION_FEATURE if the journal does not say it."""
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
@@ -174,6 +178,11 @@ class MetadataImage:
         records of a cluster.
         """
         return self.feature_levels.get(METADATA_FEATURE, 0) > 0
+
+    @property
+    def transaction_version(self) -> int:
+        """The finalized level of TRANSACTION_FEATURE."""
+        return self.feature_levels.get(TRANSACTION_FEATURE, TRANSACTION_VERSION_DEFAULT)
 
     def reported_controller(self, node_id: int) -> int:
         """Return the broker that clients send their requests for the controller to; -1 if there is none.
