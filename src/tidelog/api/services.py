@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tidelog.api.peer_brokers import PeerBroker, PeerBrokers, PendingClaim
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.coordinator.groups import GroupCoordinators
+    from tidelog.coordinator.transactions import TransactionCoordinators
     from tidelog.metadata.link import ControllerLink, Requester
     from tidelog.metadata.producer_ids import ProducerIds
     from tidelog.metadata.publisher import MetadataCache
@@ -35,6 +36,7 @@ class Services:
         "quotas",
         "runtime",
         "selects_replicas",
+        "transactions",
         "turns",
     )
 
@@ -47,6 +49,7 @@ class Services:
         controller: "ControllerLink",
         partitions: "Partitions",
         groups: "GroupCoordinators",
+        transactions: "TransactionCoordinators",
         producer_ids: "ProducerIds",
         fetch_sessions: "FetchSessions",
         quotas: "ClientQuotas",
@@ -58,6 +61,7 @@ class Services:
         self.controller = controller
         self.partitions = partitions
         self.groups = groups
+        self.transactions = transactions
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
         self.followers: Followers | None = None

@@ -36,13 +36,15 @@ class LogLine(NamedTuple):
 class Decision:
     """The outcome of one request, timer or sweep. It changes durable state only when its `records` are replayed."""
 
-    __slots__ = ("batch", "effects", "lines", "records", "replies", "reply_offset")
+    __slots__ = ("batch", "effects", "lines", "producer_id", "records", "replies", "reply_offset")
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []
         """Appended as one batch, then replayed into the core."""
         self.batch: bytearray | None = None
         """The encoded batch of `records` if it was encoded in steps before the decision, as for a commit; else None."""
+        self.producer_id: int | None = None
+        """The producer in whose open transaction `records` are; then `batch` is set. None: they take effect at once."""
         self.replies: list[tuple[Reply, Any]] = []
         """Sent when `records` and all records below `reply_offset` are committed."""
         self.effects: list[Any] = []

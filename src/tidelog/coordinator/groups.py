@@ -267,6 +267,15 @@ class GroupCoordinators:
         coordinator = self.host.coordinator(commit.group_id)
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
+    def end_transaction(
+        self, index: int, marker: bytearray, producer_id: int, *, is_commit: bool, reply: "Reply"
+    ) -> None:
+        """Append a marker to a partition of `__consumer_offsets`, and commit or drop the transaction's offsets.
+
+        The reply is None or an ApiError. Raises ApiError if nothing was appended.
+        """
+        self.host.coordinator_of(index).end_transaction(marker, producer_id, reply, is_commit=is_commit)
+
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
         """Delete a group in steps. The reply is None; it is sent when all records of the group are deleted.
 

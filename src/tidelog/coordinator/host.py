@@ -161,6 +161,13 @@ class CoordinatorHost(Generic[C]):
             raise NotCoordinator  # without a message, as Kafka
         return coordinator
 
+    def coordinator_of(self, index: int) -> "CoordinatorPartition[C]":
+        """Return the coordinator of a partition. Raises NotCoordinator if it is not on this broker."""
+        coordinator = self._coordinators.get(index)
+        if coordinator is None:
+            raise NotCoordinator
+        return coordinator
+
     def coordinators(self) -> "list[CoordinatorPartition[C]]":
         return list(self._coordinators.values())
 
@@ -181,6 +188,12 @@ class CoordinatorHost(Generic[C]):
     def has_topic(self) -> bool:
         """Whether the topic exists. Without it no key has a coordinator."""
         return self.topic in self._metadata.image.topics
+
+    def partition_index(self, key: str) -> int:
+        """Return the partition to which the key belongs. Raises CoordinatorNotAvailable if there is no topic."""
+        if not self._partition_count:
+            raise CoordinatorNotAvailable(f"{self.topic} does not exist yet")
+        return self._partition_index(key, self._partition_count)
 
     async def make_topic(self) -> None:
         """Create the topic, when it is needed for the first time. Raises CoordinatorNotAvailable."""

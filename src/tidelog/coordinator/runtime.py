@@ -81,6 +81,14 @@ if TYPE_CHECKING:
 
         def decode(self, key: bytes, value: bytes | None) -> Any: ...
         def replay(self, record: Any, next_offset: int) -> None: ...
+        def replay_pending(
+            self, record: Any, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+        ) -> None:
+            """Replay a record of a transaction that is open."""
+
+        def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+            """Replay the marker that ends a producer's transaction."""
+
         def loaded(self, now: Moment) -> Decision: ...
         def next_deadline_ms(self) -> int | None: ...
         def expire(self, now: Moment) -> Iterator[Decision]: ...
@@ -164,6 +172,11 @@ class CoordinatorPartition(Generic[C]):
         return self._core is not None and self.partition.log.failure is None
 
     @property
+    def is_open(self) -> bool:
+        """Whether the leader epoch has not ended. The core may be loaded again while it lasts."""
+        return not self._is_closed
+
+    @property
     def is_loading(self) -> bool:
         return self._core is None and isinstance(self._unavailable_error(), CoordinatorLoadInProgress)
 
@@ -232,8 +245,7 @@ class CoordinatorPartition(Generic[C]):
                 return
             reply_offset = appended.next_offset
             try:
-                for record in decision.records:
-                    core.replay(record, reply_offset)
+                self._replay(core, decision, appended)
             except Exception as error:
                 self._replace_failed_core(decision.replies, error)
                 return
@@ -244,6 +256,29 @@ class CoordinatorPartition(Generic[C]):
             self._perform_when_committed(decision.effects, reply_offset)
         if decision.replies:
             self._answer(decision.replies, reply_offset)
+
+    def _replay(self, core: C, decision: Decision, appended: "Appended") -> None:
+        producer_id, next_offset = decision.producer_id, appended.next_offset
+        if producer_id is None:
+            for record in decision.records:
+                core.replay(record, next_offset)
+            return
+        for record_offset, record in enumerate(decision.records, appended.base_offset):
+            core.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=False)
+
+    def end_transaction(self, marker: bytearray, producer_id: int, reply: Reply, *, is_commit: bool) -> None:
+        """Append the marker that ends a producer's transaction in this partition. The reply is None.
+
+        Raises ApiError if nothing was appended.
+        """
+        core = self.core
+        appended = self.partition.append_batch(marker, self.leader_epoch)
+        try:
+            core.end_transaction(producer_id, appended.next_offset, is_commit=is_commit)
+        except Exception as error:
+            self._replace_failed_core([(reply, None)], error)
+            return
+        self._answer([(reply, None)], appended.next_offset)
 
     def _perform_when_committed(self, effects: list[Any], reply_offset: int) -> None:
         perform, core = self._perform, self._core

@@ -105,7 +105,8 @@ class ProducerState:
         epoch = header.producer_epoch
         first = header.base_sequence
         if epoch == entry.epoch:
-            if first != entry.next_sequence:
+            # Offsets that a transaction commits have no sequence: the coordinator of the group numbers no batches.
+            if first != entry.next_sequence and first != NO_SEQUENCE:
                 repeated = _find_repeated(entry, first, advance_sequence(first, header.last_offset_delta))
                 if repeated is not None:
                     return repeated
@@ -116,7 +117,7 @@ class ProducerState:
             raise InvalidProducerEpoch(
                 f"producer {header.producer_id} sent epoch {epoch}, the partition has seen epoch {entry.epoch}"
             )
-        elif first:
+        elif first > 0:
             raise OutOfOrderSequenceNumber(
                 f"producer {header.producer_id} began epoch {epoch} with sequence {first}, it must begin with 0"
             )
@@ -142,6 +143,19 @@ class ProducerState:
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
             )
 
+    def check_epoch_of_v2_marker(self, producer_id: int, producer_epoch: int) -> None:
+        """Raise InvalidProducerEpoch if a marker of transaction version 2 has the epoch of the open transaction.
+
+        Such a marker always has a higher epoch than the records of its transaction, so this one belongs to an earlier
+        transaction (KIP-1228). A marker that is repeated finds no open transaction.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is not None and entry.transaction_start >= 0 and producer_epoch <= entry.epoch:
+            raise InvalidProducerEpoch(
+                f"a marker for producer {producer_id} has epoch {producer_epoch}, as the records of the open "
+                "transaction; with transaction version 2 it must be higher"
+            )
+
     def appended(
         self,
         producer_id: int,
@@ -163,6 +177,8 @@ class ProducerState:
         last_sequence = base_sequence + last_offset_delta
         if last_sequence > SEQUENCE_MAX:
             last_sequence -= SEQUENCE_MAX + 1
+        elif base_sequence < 0:
+            last_sequence = NO_SEQUENCE
         entry.add(ProducedBatch(base_sequence, last_sequence, base_offset, base_offset + last_offset_delta, timestamp))
         if attributes & TRANSACTIONAL_BIT and entry.transaction_start < 0 and not attributes & CONTROL_BIT:
             entry.transaction_start = base_offset

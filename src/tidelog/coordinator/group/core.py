@@ -15,6 +15,7 @@ from tidelog.coordinator.group.deletion import check_deletable, check_offsets_de
 from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
 from tidelog.coordinator.group.members import ClassicMember
 from tidelog.coordinator.group.offsets import OffsetCommit, PreparedCommit, expired_offsets, prepare_commit
+from tidelog.coordinator.group.pending_offsets import OffsetKey
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.coordinator.group.records import AnyRecord, GroupRecord, OffsetRecord, decode_record
 from tidelog.coordinator.group.settings import GROUPS_MAX, GroupSettings
@@ -74,6 +75,15 @@ class GroupCore:
 
     def replay(self, record: AnyRecord, next_offset: int) -> None:
         self.durable.replay(record, next_offset)
+
+    def replay_pending(
+        self, record: AnyRecord, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+    ) -> None:
+        if isinstance(record, OffsetRecord):  # a transaction has no other records
+            self.durable.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=is_superseded)
+
+    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+        self.durable.end_transaction(producer_id, next_offset, is_commit=is_commit)
 
     def loaded(self, now: Moment) -> Decision:
         """Restore the soft state after all records have been replayed: start new sessions, and rebalance groups that
@@ -183,6 +193,8 @@ class GroupCore:
             prepared = run_all(prepare_commit(commit, self.settings, now))
         out = Decision()
         out.records, out.batch = list(prepared.records), prepared.batch
+        if commit.is_transactional:
+            out.producer_id = commit.producer_id
         out.reply(reply, prepared.codes)
         return out
 
@@ -215,7 +227,7 @@ class GroupCore:
         durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
         check_deletable(group_id, durable, group)
         out = Decision()
-        remaining = _offset_tombstones(group_id, durable)
+        remaining = self._offset_tombstones(group_id, durable)
         out.records += islice(remaining, DELETE_RECORDS_MAX)
         is_last = next(remaining, None) is None
         if is_last:
@@ -241,7 +253,10 @@ class GroupCore:
             if (
                 not is_subscribed_by_topic[topic]
                 and durable is not None
-                and durable.committed_offset(topic, partition) is not None
+                and (
+                    durable.committed_offset(topic, partition) is not None
+                    or self.durable.pending.contains(OffsetKey(group_id, topic, partition))
+                )
             ):
                 out.records.append(OffsetRecord(group_id, topic, partition, None))
         out.reply(reply, codes)
@@ -323,9 +338,16 @@ class GroupCore:
             durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
             expired = []
             if durable is not None:
-                expired = list(expired_offsets(group_id, durable, group, self.settings.offsets_retention_ms, now))
-            deletes_group = len(expired) == (0 if durable is None else durable.offset_count) and is_empty(
-                durable, group
+                retention_ms, pending = self.settings.offsets_retention_ms, self.durable.pending
+                expired = [
+                    record
+                    for record in expired_offsets(group_id, durable, group, retention_ms, now)
+                    if not pending.contains(OffsetKey(group_id, record.topic, record.partition))
+                ]
+            deletes_group = (
+                len(expired) == (0 if durable is None else durable.offset_count)
+                and is_empty(durable, group)
+                and not self.durable.pending.has_group(group_id)
             )
             decisions = list(_in_batches(expired))
             if deletes_group and not decisions:
@@ -343,9 +365,17 @@ class GroupCore:
         tombstones: list[OffsetRecord] = []
         for group_id in list(self.durable.by_id):
             durable = self.durable.by_id.get(group_id)
-            if durable is None or topics.keys().isdisjoint(durable.offsets):
+            if durable is None:
+                continue
+            pending = [key for key in self.durable.pending.of_group(group_id) if key.topic in topics]
+            if not pending and topics.keys().isdisjoint(durable.offsets):
                 continue
             self._retain_simple_group(group_id, durable, now)
+            tombstones += [
+                OffsetRecord(*key, None)
+                for key in pending
+                if durable.committed_offset(key.topic, key.partition) is None
+            ]
             tombstones += [
                 OffsetRecord(group_id, topic, partition, None)
                 for topic, partitions in durable.offsets.items()
@@ -362,6 +392,15 @@ class GroupCore:
         """Ensure that a simple consumer's group exists until the next sweep, even if no record of it remains."""
         if durable is not None and durable.metadata is None and durable.consumer is None:
             self.groups.setdefault(group_id, ClassicGroup(group_id, self.settings, self.deadlines, now))
+
+    def _offset_tombstones(self, group_id: str, durable: DurableGroup | None) -> Iterator[OffsetRecord]:
+        """Yield tombstones of all offsets of the group, also of those in open transactions."""
+        for topic, partitions in durable.offsets.items() if durable is not None else ():
+            for partition in partitions:
+                yield OffsetRecord(group_id, topic, partition, None)
+        for key in self.durable.pending.of_group(group_id):
+            if durable is None or durable.committed_offset(key.topic, key.partition) is None:
+                yield OffsetRecord(*key, None)
 
     def _delete_group(
         self, group_id: str, durable: DurableGroup | None, group: ClassicGroup | None, out: Decision, now: Moment
@@ -412,12 +451,6 @@ def _describe_member(member: ClassicMember, protocol: str | None) -> DescribedGr
         member_metadata=b"" if protocol is None else member.metadata_for(protocol),
         member_assignment=member.assignment,
     )
-
-
-def _offset_tombstones(group_id: str, durable: DurableGroup | None) -> Iterator[OffsetRecord]:
-    for topic, partitions in durable.offsets.items() if durable is not None else ():
-        for partition in partitions:
-            yield OffsetRecord(group_id, topic, partition, None)
 
 
 def _in_batches(records: list[OffsetRecord]) -> Iterator[Decision]:

@@ -89,6 +89,14 @@ class TransactionCore:
         entry.state, entry.next_offset = state, next_offset
         entry.unwritten = set(state.partitions) if state.status.is_prepared else set()
 
+    def replay_pending(
+        self, record: TransactionRecord, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+    ) -> None:
+        """Ignore the record: no transaction writes to this topic."""
+
+    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+        """Ignore the marker, for the same reason."""
+
     def loaded(self, now: Moment) -> Decision:
         """Continue the transactions whose end was decided before the load."""
         out = Decision()
