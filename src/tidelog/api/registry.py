@@ -64,6 +64,7 @@ TABLE: dict[int, ApiEntry] = {
     25: _with_effects("add_offsets_to_txn", 0, 4),
     26: _with_effects("end_txn", 0, 5),
     27: _with_effects("write_txn_markers", 1, 2),
+    28: _with_effects("txn_offset_commit", 0, 5),
     32: _read_only("describe_configs", 1, 4),
     33: _with_effects("alter_configs", 0, 2),
     34: _with_effects("alter_replica_log_dirs", 1, 2),

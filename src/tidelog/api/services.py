@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tidelog.api.peer_brokers import PeerBroker, PeerBrokers, PendingClaim
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.coordinator.groups import GroupCoordinators
+    from tidelog.coordinator.transaction_guard import TransactionGuard
     from tidelog.coordinator.transactions import TransactionCoordinators
     from tidelog.metadata.link import ControllerLink, Requester
     from tidelog.metadata.producer_ids import ProducerIds
@@ -36,6 +37,7 @@ class Services:
         "quotas",
         "runtime",
         "selects_replicas",
+        "transaction_guard",
         "transactions",
         "turns",
     )
@@ -50,6 +52,7 @@ class Services:
         partitions: "Partitions",
         groups: "GroupCoordinators",
         transactions: "TransactionCoordinators",
+        transaction_guard: "TransactionGuard",
         producer_ids: "ProducerIds",
         fetch_sessions: "FetchSessions",
         quotas: "ClientQuotas",
@@ -62,6 +65,7 @@ class Services:
         self.partitions = partitions
         self.groups = groups
         self.transactions = transactions
+        self.transaction_guard = transaction_guard
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
         self.followers: Followers | None = None

@@ -39,6 +39,7 @@ from tidelog.broker.metadata_store import (
     refuse_empty_store,
     write_marks,
 )
+from tidelog.broker.transaction_parts import TransactionParts
 from tidelog.config.broker_config import ConfigError
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
@@ -123,6 +124,7 @@ class BrokerServer:
         self._peers: Peers | None = None
         """None if this broker is alone in its cluster."""
         self._services: Services | None = None
+        self._transactions: TransactionParts | None = None
         self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
         self._last_run = LastRun()
@@ -197,10 +199,12 @@ class BrokerServer:
         await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
+        await metadata.subscribe(lambda old, new: None, services.transactions.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
         services.groups.start()
+        services.transactions.start()
         if self._channel is not None:
             self._guard_leaders(metadata)
         if not is_fenced_at_first:
@@ -402,6 +406,19 @@ class BrokerServer:
             Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
         )
         metadata.controller.mutation_quota = quotas.mutations
+        incarnation = None if self._channel is None else metadata.incarnation
+        producer_ids = ProducerIds(controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS)
+        transactions = self._transactions = TransactionParts(
+            runtime=runtime,
+            config=config,
+            partitions=partitions,
+            metadata=cache,
+            controller=controller,
+            producer_ids=producer_ids,
+            connections=self.peer_connections,
+            incarnation=incarnation,
+            services=lambda: self.services,
+        )
         services = Services(
             runtime=runtime,
             config=config,
@@ -414,11 +431,11 @@ class BrokerServer:
                 partitions=partitions,
                 metadata=cache,
                 controller=controller,
-                incarnation=None if self._channel is None else metadata.incarnation,
+                incarnation=incarnation,
             ),
-            producer_ids=ProducerIds(
-                controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS
-            ),
+            transactions=transactions.coordinators,
+            transaction_guard=transactions.guard,
+            producer_ids=producer_ids,
             quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
@@ -432,6 +449,10 @@ class BrokerServer:
 
             services.peer_brokers = PeerBrokers(config.node_id, self._incarnation, metadata.controller, cache, runtime)
         return services
+
+    def _close_transactions(self) -> None:
+        if self._transactions is not None:
+            self._transactions.close()
 
     async def _first_records(self) -> "Sequence[JournalRecord]":
         """Return the first records of a new journal: the topics of a directory that Kafka wrote."""
@@ -525,6 +546,7 @@ class BrokerServer:
         # a long commit must reach its coordinator before the coordinator closes
         await services.turns.wait_until_idle(DRAIN_S)
         services.groups.close()
+        self._close_transactions()
         services.partitions.release_waiting()
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))
         directories = self._directories
@@ -568,6 +590,7 @@ class BrokerServer:
             await self._peers.stop()
         if self._services is not None:
             self._services.groups.close()
+            self._close_transactions()
             if close_cleanly:
                 unclean = await self._services.partitions.close()
             else:

@@ -83,7 +83,7 @@ def advance_sequence(first: int, delta: int) -> int:
 class ProducerState:
     """The producers of one partition."""
 
-    __slots__ = ("_replicating", "entries", "open_transactions", "producers_max")
+    __slots__ = ("_replicating", "_verifications", "entries", "open_transactions", "producers_max")
 
     def __init__(self, producers_max: int = PRODUCERS_MAX) -> None:
         self.entries: dict[int, ProducerEntry] = {}
@@ -92,6 +92,24 @@ class ProducerState:
         self._replicating: list[CompletedTransaction] = []
         """Completed transactions whose marker is possibly not below the high watermark yet."""
         self.producers_max = producers_max
+        self._verifications: dict[int, object] = {}
+        """The verification that is running for each producer id."""
+
+    def begin_verification(self, producer_id: int) -> object:
+        """Return a new object that stands for a question to the coordinator of the producer's transaction (KIP-890).
+
+        It becomes invalid when a marker of the producer is appended: then the answer may be about a transaction that
+        has ended.
+        """
+        verification = self._verifications[producer_id] = object()
+        return verification
+
+    def is_verification_valid(self, producer_id: int, verification: object) -> bool:
+        return self._verifications.get(producer_id) is verification
+
+    def end_verification(self, producer_id: int, verification: object) -> None:
+        if self._verifications.get(producer_id) is verification:
+            del self._verifications[producer_id]
 
     def check(self, header: "BatchHeader") -> ProducedBatch | None:
         """Check a client's batch before it is appended. Returns None if it may be appended, or the earlier batch
@@ -190,6 +208,7 @@ class ProducerState:
         """Update the state for an appended marker (`ABORT` or `COMMIT`). Returns the completed transaction, if there
         was one.
         """
+        self._verifications.pop(producer_id, None)
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)

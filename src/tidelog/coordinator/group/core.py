@@ -202,18 +202,28 @@ class GroupCore:
         """Raise ApiError unless the sender of the commit may commit now."""
         consumer = self.consumers.find(commit.group_id)
         group = self.groups.get(commit.group_id)
-        if consumer is not None:
+        if commit.is_transactional and not commit.names_member:
+            # Producers that know nothing of the group's members are fenced by their transactional id (KIP-447).
+            if commit.group_id not in self.durable.by_id and group is None and self._is_full():
+                raise self._too_many_groups()
+        elif consumer is not None:
             self.consumers.check_commit(consumer, commit)
         elif group is not None:
-            group.check_commit(commit.member_id, commit.instance_id, commit.generation, now)
+            group.check_commit(
+                commit.member_id,
+                commit.instance_id,
+                commit.generation,
+                now,
+                is_transactional=commit.is_transactional,
+            )
         elif commit.group_id in self.durable.by_id:
             if commit.generation >= 0:
                 raise UnknownMemberId
         elif commit.generation < 0:
             if self._is_full():
-                raise CoordinatorNotAvailable(f"this coordinator has {GROUPS_MAX} groups already, which is the limit")
+                raise self._too_many_groups()
         else:
-            if commit.version >= GROUP_MUST_EXIST_VERSION:
+            if commit.version >= GROUP_MUST_EXIST_VERSION and not commit.is_transactional:
                 raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
             raise IllegalGeneration
 
@@ -420,6 +430,10 @@ class GroupCore:
     def abandon(self) -> list[Reply]:
         """Return the replies of all parked requests. The caller answers them, because this core no longer can."""
         return list(chain.from_iterable(group.parked_replies() for group in self.groups.values()))
+
+    @staticmethod
+    def _too_many_groups() -> ApiError:
+        return CoordinatorNotAvailable(f"this coordinator has {GROUPS_MAX} groups already, which is the limit")
 
     def _is_full(self) -> bool:
         return max(len(self.durable.by_id), len(self.groups)) >= GROUPS_MAX

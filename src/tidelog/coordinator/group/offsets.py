@@ -59,6 +59,11 @@ class OffsetCommit(NamedTuple):
     def is_transactional(self) -> bool:
         return self.producer_id >= 0
 
+    @property
+    def names_member(self) -> bool:
+        """Whether the sender says which member of the group it is."""
+        return self.generation >= 0 or bool(self.member_id) or self.instance_id is not None
+
 
 class PreparedCommit(NamedTuple):
     """The records and the answer of a commit, under the condition that its sender may commit."""
