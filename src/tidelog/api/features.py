@@ -3,11 +3,15 @@
 from typing import Final, NamedTuple
 
 from tidelog.api.services import Services
+from tidelog.metadata.image import TRANSACTION_FEATURE
 
 GROUP_FEATURE: Final = "group.version"
 """The only feature of Kafka that is fully supported here: the consumer group protocol (KIP-848)."""
 GROUP_VERSION: Final = 1
 """The highest level of GROUP_FEATURE, which is the one in force."""
+
+TRANSACTION_VERSION: Final = 2
+"""The highest level of TRANSACTION_FEATURE."""
 
 
 class Feature(NamedTuple):
@@ -25,6 +29,7 @@ def features(services: Services) -> dict[str, Feature]:
     found = {}
     if services.groups.serves_consumer_groups:
         found[GROUP_FEATURE] = Feature(0, GROUP_VERSION, GROUP_VERSION)
+    found[TRANSACTION_FEATURE] = Feature(0, TRANSACTION_VERSION, services.metadata.image.transaction_version)
     return {**found, **cluster_features(services)}
 
 
