@@ -67,6 +67,8 @@ class Loader:
         """Records of open transactions, by producer id."""
         self._latest_beside_open: dict[bytes, StoredRecord] = {}
         """The latest committed record of each key that has one since the oldest open transaction began."""
+        self._deleted_beside_open: dict[bytes, int] = {}
+        """The offset of the latest tombstone of each key that has one since then."""
         self._records_in_turn = 0
         self.records = 0
         """Number of records read so far."""
@@ -149,10 +151,13 @@ class Loader:
                     self._set_latest(stored)
         if not self._open_transactions:
             self._latest_beside_open.clear()
+            self._deleted_beside_open.clear()
 
     def _set_latest(self, stored: "StoredRecord") -> None:
         if self._open_transactions:
             self._latest_beside_open[stored.key] = stored
+            if stored.value is None:
+                self._deleted_beside_open[stored.key] = stored.offset
         if stored.value is None:
             self._latest_records.pop(stored.key, None)
         else:
@@ -176,10 +181,10 @@ class Loader:
     async def _replay_open_transactions(self, next_offset: int) -> None:
         for producer_id, records_of_producer in self._open_transactions.items():
             for stored in records_of_producer:
+                if self._deleted_beside_open.get(stored.key, -1) > stored.offset:
+                    continue
                 latest = self._latest_beside_open.get(stored.key)
                 is_superseded = latest is not None and latest.offset > stored.offset
-                if is_superseded and latest is not None and latest.value is None:
-                    continue  # it was deleted
                 try:
                     record = self._core.decode(stored.key, stored.value)
                 except MalformedMessage as error:
