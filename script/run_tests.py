@@ -43,7 +43,7 @@ PARTS = [
     Part("interop", ["tests/interop", "-n", "2", "--dist", "loadfile"], may_share_cores=True),
     Part("docs", ["tests/docs"], may_share_cores=True),
     # Three at once, since these tests mostly wait: for the end of leases, and for servers that start.
-    Part("stores", ["tests/stores", "-n", "3"], may_share_cores=True),
+    Part("stores", ["tests/stores", "tests/rounds", "-n", "3"], may_share_cores=True),
     Part("conformance", ["tests/conformance"], may_share_cores=True),
     Part("spark", ["tests/spark"], may_share_cores=True),
     Part("damage", ["tests/damage"], may_share_cores=True),

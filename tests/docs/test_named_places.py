@@ -54,6 +54,14 @@ def test_each_invariant_names_a_module_and_a_test() -> None:
     assert [entry for entry in invariants if "- kept by: " not in entry or "::" not in entry] == []
 
 
+def test_each_scenario_of_the_cluster_is_named_with_its_rule() -> None:
+    text = (ROOT / "docs/invariants.md").read_text()
+    directories = ("replication", "controller", "cluster")
+    scenarios = [path for name in directories for path in (ROOT / "tests/scenarios" / name).glob("*.txt")]
+    assert len(scenarios) > 30
+    assert [path.name for path in scenarios if f"`{path.relative_to(ROOT)}`" not in text] == []
+
+
 def test_what_is_not_there_is_found() -> None:
     text = "`log/no_such.py` and `tests/docs/test_named_places.py::test_no_such`, not `log/segment.py`"
     assert missing(text) == ["log/no_such.py", "tests/docs/test_named_places.py::test_no_such"]

@@ -7,7 +7,7 @@ from types import CoroutineType, GeneratorType, SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from tidelog.api.registry import TABLE
-from tidelog.api.services import Peer, RequestContext, Services
+from tidelog.api.services import Encoded, Peer, RequestContext, Services
 from tidelog.config.broker_config import BrokerConfig, Setting
 from tidelog.config.endpoints import Endpoint
 from tidelog.metadata import link
@@ -81,7 +81,11 @@ class Node:
         """The name of the listener that the client of `call` is connected to."""
         self.offline: set[tuple[str, int]] = set()
         """Partitions whose log is offline."""
-        partitions = SimpleNamespace(node_id=1, is_offline=lambda topic, index: (topic, index) in self.offline)
+        partitions = SimpleNamespace(
+            node_id=1,
+            is_offline=lambda topic, index: (topic, index) in self.offline,
+            may_be_offline=lambda topic: any(topic == name for name, _ in self.offline),
+        )
         self.services = Services(
             runtime=runtime,
             config=self.config,
@@ -115,8 +119,8 @@ class Node:
         answer = handle(self.services, RequestContext(key, version, 1, "test", peer), request)
         while isinstance(answer, GeneratorType | CoroutineType):
             answer = run_all(answer) if isinstance(answer, GeneratorType) else await answer
-        encoded = answer.encode(version)
-        decoded, end = type(answer).decode(encoded, 0, version)
+        encoded = b"".join(answer.pieces) if isinstance(answer, Encoded) else answer.encode(version)
+        decoded, end = getattr(messages, f"{api}Response").decode(encoded, 0, version)
         assert end == len(encoded)
         return decoded
 

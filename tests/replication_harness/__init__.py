@@ -21,6 +21,7 @@ from tidelog.replication.replica import (
     FollowerFetched,
     IsrAnswered,
     LeaderHighWatermark,
+    LeftBehind,
     LogAppended,
     LogSynced,
     MarksMoved,
@@ -55,7 +56,9 @@ class Node:
         self.cluster = cluster
         self.broker = broker
         self.broker_epoch = 100 * broker
-        self.log: list[Entry] = []
+        self.log: list[Entry | None] = []
+        """Records by offset; None below the start."""
+        self.log_start = 0
         self.synced = 0
         """Without fsync this is the part of the log that survives a power cut."""
         self.checkpointed = 0
@@ -72,9 +75,14 @@ class Node:
     def epochs(self) -> LeaderEpochs:
         epochs = LeaderEpochs()
         for offset, entry in enumerate(self.log):
-            if entry.leader_epoch > epochs.latest:
+            if entry is not None and entry.leader_epoch > epochs.latest:
                 epochs.assign(entry.leader_epoch, offset)
         return epochs
+
+    def delete_before(self, offset: int) -> None:
+        """Delete records, as retention and DeleteRecords do: never above the high watermark."""
+        self.log_start = max(self.log_start, min(offset, self.replica.high_watermark))
+        self.log[: self.log_start] = [None] * self.log_start
 
     def end_offset_for(self, leader_epoch: int) -> EpochEnd:
         """Answer as `Partition.end_offset_for` does."""
@@ -96,7 +104,8 @@ class Node:
                 say(f"{waiting.value} NOT_LEADER_OR_FOLLOWER")
         elif isinstance(effect, CutTo):
             loudly = ", committed records are lost" if effect.high_watermark > effect.offset else ""
-            say(f"{self.broker} cuts to {effect.offset}{loudly}")
+            what = "begins anew at" if effect.empties else "cuts to"
+            say(f"{self.broker} {what} {effect.offset}{loudly}")
             self.held_cut = effect
             if not self.cluster.holds_cuts:
                 self.end_cut()
@@ -109,10 +118,12 @@ class Node:
 
     def end_cut(self) -> None:
         assert self.held_cut is not None
-        del self.log[self.held_cut.offset :]
+        cut, self.held_cut = self.held_cut, None
+        if cut.empties:
+            self.log, self.log_start = [None] * cut.offset, cut.offset
+        del self.log[cut.offset :]
         self.synced = min(self.synced, self.end)
-        self.held_cut = None
-        self.step(CutEnded(self.end))
+        self.step(CutEnded(self.end, self.log_start))
 
     def answer(self) -> None:
         replica = self.replica
@@ -171,9 +182,12 @@ class Node:
             text += f" local={replica.local_mark}"
         if replica.isr is not None:
             text += f" isr={_listed(replica.isr.committed)}"
-            if replica.isr.asked is not None:
-                text += f" asked={_listed(replica.isr.asked)}"
-        return f"{text} log={','.join(f'{e.value}@{e.leader_epoch}' for e in self.log) or '-'}"
+            if replica.isr.proposed is not None:
+                text += f" asked={_listed(replica.isr.proposed)}"
+        if self.log_start:
+            text += f" start={self.log_start}"
+        records = [f"{entry.value}@{entry.leader_epoch}" for entry in self.log if entry is not None]
+        return f"{text} log={','.join(records) or '-'}"
 
 
 class Cluster:
@@ -283,6 +297,13 @@ class Cluster:
                 )
                 follower.step(Diverged(epoch, end, own))
                 return
+        is_unknown = last_epoch >= 0 and leader.epochs().precedes_all(last_epoch)
+        if offset < leader.log_start or (is_unknown and follower.log_start < offset == leader.log_start):
+            self.say(
+                f"{follower_id} fetches at {offset}: OFFSET_OUT_OF_RANGE, {leader.broker} begins at {leader.log_start}"
+            )
+            follower.step(LeftBehind(epoch, leader.log_start))
+            return
         leader.step(FollowerFetched(epoch, follower_id, follower.broker_epoch, offset))
         records = leader.log[offset : offset + records_max]
         follower.log += records
@@ -291,6 +312,7 @@ class Cluster:
                 follower.synced = follower.end
             follower.step(LogAppended(follower.end, not self.fsync))
         follower.step(LeaderHighWatermark(epoch, leader.replica.high_watermark))
+        follower.delete_before(leader.log_start)
 
     def tick(self) -> None:
         for node in self.nodes.values():

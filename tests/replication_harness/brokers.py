@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import link
 from tidelog.metadata.controller import JournalDecision, NewTopic
 from tidelog.metadata.image import METADATA_FEATURE
@@ -28,19 +27,8 @@ class Stage:
     def __init__(self, world: World, brokers: int, settings: dict[str, str], *, has_racks: bool) -> None:
         """`has_racks`: each broker is in a rack of its own, `rack-` and its number."""
         self.world = world
-        self.cluster = SimCluster(world, brokers, {**SETTINGS, **settings})
-        if has_racks:
-            for node in self.cluster.nodes:
-                self._put_into_rack(node)
-
-    def _put_into_rack(self, node: SimNode) -> None:
-        make = node._config
-
-        def with_rack() -> BrokerConfig:
-            self.cluster.settings["broker.rack"] = f"rack-{node.node_id}"
-            return make()
-
-        node._config = with_rack  # type: ignore[method-assign]
+        racks = {"broker.rack": "rack-{node_id}"} if has_racks else {}
+        self.cluster = SimCluster(world, brokers, {**SETTINGS, **settings, **racks})
 
     async def start(
         self, *, partitions: int = 1, config: dict[str, str] | None = None, replicas: tuple[int, ...] = ()
@@ -67,7 +55,10 @@ class Stage:
 
     @property
     def image(self) -> Any:
-        return self.running.services.metadata.image
+        """The newest metadata of all brokers: one that is paused or cut off has an older state."""
+        brokers: list[Any] = [node.broker for node in self.cluster.nodes]
+        images = [broker.services.metadata.image for broker in brokers if broker is not None and broker._services]
+        return max(images, key=lambda image: image.position)
 
     def state(self, index: int = 0) -> PartitionState:
         state: PartitionState = self.image.topics[TOPIC].partitions[index]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from tidelog.broker.broker import BrokerServer
-from tidelog.broker.last_run import LAST_RUN, LastRun, read_last_run
+from tidelog.broker.last_run import LAST_RUN, LastRun, read_boot_id, read_last_run
 from tidelog.client.operations import Request
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import link
@@ -96,7 +96,8 @@ def test_brokers_register_fenced_and_serve_when_they_are_unfenced() -> None:
         await asyncio.sleep(1)
         for node in cluster.nodes:
             image = image_of(node)
-            assert image.feature_levels == {METADATA_FEATURE: 1}
+            assert image.feature_levels == {METADATA_FEATURE: 1, ELR_FEATURE: 1}
+            assert image.broker_configs == {"": {"min.insync.replicas": "1"}}
             assert list(image.brokers) == [1, 2, 3]
             assert all(broker.active for broker in image.brokers.values())
             own = image.brokers[node.node_id]
@@ -174,14 +175,14 @@ def test_a_copy_of_a_data_directory_does_not_end_the_lease_of_the_running_broker
         node = cluster.nodes[1]
         disk = node.host.disk
         (path,) = broker_of(node).config.data_directories
-        run = read_last_run(disk, [path])
+        boot_id = read_boot_id(disk)
+        run = read_last_run(disk, [path], boot_id)
         assert (run.incarnation, run.has_ended) == (image_of(node).brokers[2].incarnation, True)
         disk.make_dirs("/copy")
         disk.write_atomic(f"/copy/{LAST_RUN}", disk.read(f"{path}/{LAST_RUN}"))
-        assert read_last_run(disk, ["/copy"]) == run._replace(has_ended=False)
-        assert read_last_run(disk, [path, "/copy"]) == LastRun()
-        disk.boot_id = "another boot"
-        assert not read_last_run(disk, [path]).has_ended
+        assert read_last_run(disk, ["/copy"], boot_id) == run._replace(has_ended=False)
+        assert read_last_run(disk, [path, "/copy"], boot_id) == LastRun()
+        assert not read_last_run(disk, [path], "another-boot").has_ended
 
     run(scenario)
 
@@ -227,10 +228,10 @@ def test_a_journal_of_level_0_works_without_fencing_until_its_level_is_raised() 
         world.run(life(world))
 
 
-def test_eligible_leader_replicas_can_be_switched_on_and_off() -> None:
+def test_eligible_leader_replicas_can_be_switched_off_and_on() -> None:
     async def scenario(cluster: SimCluster) -> None:
         node = cluster.nodes[2]
-        for level, upgrade_type in ((1, 1), (0, 2)):
+        for level, upgrade_type in ((0, 2), (1, 1)):
             response = await level_of(node, level, ELR_FEATURE, upgrade_type)
             assert isinstance(response, UpdateFeaturesResponse)
             assert response.error_code == 0, response.error_message

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from process_harness import amount
-from simulation_harness.cluster_faults import PROFILES, Profile
+from simulation_harness.cluster_profiles import PROFILES, Profile
 from simulation_harness.lives import check_is_found, check_lives, serve_reads_above_the_high_watermark
 from tidelog.coordinator import loading
 from tidelog.log import recovery

@@ -6,6 +6,7 @@ import errno
 import pytest
 
 from replication_harness.brokers import TOPIC, Stage, run
+from tidelog.wire.errors import ErrorCode
 
 DAMAGED = 9999
 """Times that a planted error comes: permanently."""
@@ -71,3 +72,58 @@ def test_a_full_disk_of_a_follower_delays_acknowledgements_within_the_lag_limit_
         await stage.until_equal(*stage.cluster.nodes)
 
     run(scenario)
+
+
+def test_a_full_disk_of_the_leader_moves_leadership_away(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.produce(b"a")
+        full = stage.leader
+        others = [other for other in stage.cluster.nodes if other is not full]
+        full.host.disk.fail("write", f"/data/{TOPIC}-0/*", errno.ENOSPC, times=DAMAGED)
+        began_s = stage.world.loop.time()
+        assert (await stage.produce(b"refused", acks=1)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        await stage.until(lambda: stage.leader in others and stage.leads(stage.leader))
+        assert 1 < stage.world.loop.time() - began_s < 3
+        assert sorted(stage.state().isr) == sorted(other.node_id for other in others)
+        assert (await stage.produce(b"b")).error_code == 0
+        assert full.broker is not None
+        full.host.disk.repair()
+        await stage.until_isr(1, 2, 3)
+        await stage.until_equal(*stage.cluster.nodes)
+        assert stage.values(full) == [b"a", b"b"]
+
+    run(scenario, settings={"min.insync.replicas": "2"})
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines.count(f"disk is full, another broker is to lead partition={TOPIC}-0") == 1
+
+
+def test_a_short_lack_of_space_moves_no_leadership() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.produce(b"a")
+        leader = stage.leader
+        leader.host.disk.fail("write", f"/data/{TOPIC}-0/*", errno.ENOSPC, times=1)
+        assert (await stage.produce(b"refused", acks=1)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert (await stage.produce(b"b")).error_code == 0
+        await asyncio.sleep(5)
+        assert stage.leader is leader
+        assert sorted(stage.state().isr) == [1, 2, 3]
+
+    run(scenario)
+
+
+def test_full_disks_of_all_brokers_leave_enough_replicas_in_sync() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.produce(b"a")
+        for node in stage.cluster.nodes:
+            node.host.disk.fail("write", f"/data/{TOPIC}-0/*", errno.ENOSPC, times=DAMAGED)
+        for _ in range(10):
+            assert (await stage.produce(b"refused", acks=1)).error_code
+            await asyncio.sleep(1)
+        assert len(stage.state().isr) == 2
+        for node in stage.cluster.nodes:
+            node.host.disk.repair()
+        await stage.until_isr(1, 2, 3)
+        assert (await stage.produce(b"b")).error_code == 0
+        assert stage.values(stage.leader) == [b"a", b"b"]
+
+    run(scenario, settings={"min.insync.replicas": "2"})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from process_harness import amount
-from simulation_harness.cluster_faults import PROFILES, Profile
+from simulation_harness.cluster_profiles import PROFILES, Profile
 from simulation_harness.lives import check_is_found, check_lives, serve_reads_above_the_high_watermark
 from tidelog.coordinator.host import CoordinatorHost
 from tidelog.log import partition_log
@@ -132,7 +132,7 @@ def use_the_smaller_isr_before_the_answer(patch: pytest.MonkeyPatch) -> None:
     """
 
     def maximal(isr: InSyncReplicas) -> tuple[int, ...]:
-        return isr.committed if isr.asked is None else isr.asked
+        return isr.committed if isr.proposed is None else isr.proposed
 
     patch.setattr(InSyncReplicas, "maximal", property(maximal))
 

@@ -8,7 +8,9 @@ import pytest
 from replication_harness.brokers import Stage, run
 from tidelog.client.channel import Channel
 from tidelog.metadata.controller import TopicChoice
+from tidelog.metadata.image import NO_LEADER
 from tidelog.metadata.link import DeleteTopics
+from tidelog.simulation.medium import PowerCutOdds
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -85,6 +87,28 @@ def test_a_dead_follower_leaves_the_isr_and_returns() -> None:
         await stage.until_equal(*stage.cluster.nodes)
 
     run(scenario)
+
+
+def test_the_last_in_sync_replica_does_not_lead_after_it_has_lost_its_power() -> None:
+    """Without eligible leader replicas, it would lead without the acknowledged record (KIP-966)."""
+
+    async def scenario(stage: Stage) -> None:
+        first, followers = stage.leader, stage.followers
+        assert (await stage.produce(b"acknowledged")).error_code == 0
+        first.cut_power(PowerCutOdds(keep=0.0, torn=0.0, wrong_size=0.0))
+        for node in followers:
+            node.kill()
+        await first.start()
+        await stage.until(lambda: sum(not broker.fenced for broker in stage.image.brokers.values()) == 1)
+        await asyncio.sleep(1)
+        assert stage.values(first) == []
+        assert stage.state().leader == NO_LEADER
+        await followers[0].start()
+        await stage.until(lambda: stage.leads(followers[0]))
+        assert stage.values(followers[0]) == [b"acknowledged"]
+        await stage.until_equal(first)
+
+    run(scenario, config={"min.insync.replicas": "2"})
 
 
 def test_min_insync_replicas() -> None:
@@ -223,6 +247,27 @@ def test_a_follower_below_the_start_of_its_leader_begins_there_anew() -> None:
         await late.start()
         await stage.until_isr(1, 2, 3)
         await stage.until_equal(*stage.cluster.nodes)
+
+    run(scenario)
+
+
+def test_a_follower_begins_at_the_batch_into_which_records_were_deleted() -> None:
+    async def scenario(stage: Stage) -> None:
+        follower = stage.followers[0]
+        follower.kill()
+        await stage.until_isr(*(node.node_id for node in stage.cluster.nodes if node is not follower))
+        await stage.produce(b"1")
+        await stage.produce(b"2", b"3", b"4")
+        client = await stage.client(stage.leader)
+        topic = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 2)])
+        answer = await client.ask(DeleteRecordsRequest([topic], timeout_ms=5000), DeleteRecordsResponse)
+        client.close()
+        assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+        await follower.start()
+        await stage.until_isr(1, 2, 3)
+        await stage.until_equal(follower)
+        assert stage.partition(follower).log_start_offset == 2
+        assert stage.values(follower) == [b"3", b"4"]
 
     run(scenario)
 

@@ -21,6 +21,8 @@ from tidelog.wire.messages.update_features import FeatureUpdateKey, UpdateFeatur
 
 INTERNAL = "__consumer_offsets"
 CALL_S = 10.0
+SAFE_DOWNGRADE = 2
+"""`upgrade_type` of an UpdateFeatures request that lowers a level."""
 
 
 class Administrator:
@@ -38,10 +40,10 @@ class Administrator:
         self._note = note
         self._brokers = brokers
 
-    async def use_eligible_leader_replicas(self) -> None:
-        """Finalize `eligible.leader.replicas.version` 1 (KIP-966)."""
-        await self._client.run(_finalize(self._client.cluster, "eligible.leader.replicas.version", 1), 60.0)
-        self._coverage["lives with eligible leader replicas"] += 1
+    async def end_eligible_leader_replicas(self) -> None:
+        """Finalize `eligible.leader.replicas.version` 0 (KIP-966). A new cluster has 1."""
+        await self._client.run(_lower(self._client.cluster, "eligible.leader.replicas.version", 0), 60.0)
+        self._coverage["lives without eligible leader replicas"] += 1
 
     async def run(
         self, until_s: float, now_s: Callable[[], float], partitions: Callable[[], list[TopicPartition]]
@@ -86,12 +88,13 @@ def _elect_preferred() -> Operation[None]:
         raise error_for(answer.error_code, "no leaders elected")
 
 
-def _finalize(cluster: Cluster, feature: str, level: int) -> Operation[None]:
-    """Finalize the level of a feature. Temporary failures are retried."""
+def _lower(cluster: Cluster, feature: str, level: int) -> Operation[None]:
+    """Lower the finalized level of a feature. Temporary failures are retried."""
     retries = Retries(cluster, BACKOFF, ())
     while True:
         try:
-            answer = yield AskAny(UpdateFeaturesRequest(3000, [FeatureUpdateKey(feature, level)]))
+            update = FeatureUpdateKey(feature, level, upgrade_type=SAFE_DOWNGRADE)
+            answer = yield AskAny(UpdateFeaturesRequest(3000, [update]))
             assert isinstance(answer, UpdateFeaturesResponse)
             if answer.error_code == ErrorCode.NONE:
                 return

@@ -5,7 +5,7 @@ trivially, except those of the journal.
 before a fault ends a process.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from simulation_harness.cluster_inspection import (
@@ -15,15 +15,19 @@ from simulation_harness.cluster_inspection import (
     batches_of,
     broker_epoch_of,
     image_of,
+    records_of,
     replicas_of,
 )
 from simulation_harness.cluster_ledger import Ledger, Violation
+from simulation_harness.compacted_checks import CompactedChecks
 from tidelog.metadata import records
+from tidelog.metadata.elections import UNCLEAN_ELECTION
 from tidelog.metadata.image import EMPTY_IMAGE, NO_LEADER, ImageBuilder, MetadataImage, TopicImage
 from tidelog.metadata.records import RECOVERING
 from tidelog.metadata.store import Lease
 from tidelog.model.ids import TopicPartition
-from tidelog.simulation.cluster import SimCluster, SimNode
+from tidelog.simulation.cluster import DATA, SimCluster, SimNode
+from tidelog.wire.records import Record
 
 if TYPE_CHECKING:
     from tidelog.metadata.records import PartitionState
@@ -49,19 +53,49 @@ class ClusterChecks:
         self._high_watermarks: dict[tuple[Process, Place, int, object], int] = {}
         """The last high watermark by process, partition and leader epoch."""
         self._positions: dict[tuple[Process, Place], LogPosition] = {}
-        self._highest: dict[TopicPartition, int] = {}
+        self._highest: dict[Place, int] = {}
         """The greatest high watermark that any replica of each partition has had."""
+        self._places: dict[TopicPartition, dict[Place, None]] = {}
+        """The partitions of topics with the same name."""
         self._committed: dict[Place, CommittedLog] = {}
         self._checked_images: dict[Process, int] = {}
         self._roles: dict[tuple[int, Place], tuple[object, ...]] = {}
         self._last_views: dict[tuple[Process, Place], ReplicaView] = {}
+        self._compacted = CompactedChecks(cluster)
+        self.on_unclean_election: Callable[[TopicPartition, Callable[[int, bytes], bool]], None] | None = None
+        """Called when a leader was elected out of the ISR, with a function that says whether it has a record."""
         ledger.has_been_committed = self.has_been_committed
+        self._journal.on_unclean_election = self._unclean_election
         self._journal.on_isr_change = self._check_replicas
 
     def check(self) -> None:
         """Check the state of all running brokers. Raises Violation."""
         self._journal.check_leases()
         self._check_replicas()
+
+    def check_compacted(self) -> None:
+        """Compare the replicas of compacted topics. Raises Violation."""
+        self._compacted.check()
+        self._ledger.coverage["keys compared"] = self._compacted.compared_keys
+
+    def is_on_leader(self, partition: TopicPartition, offset: int, value: bytes) -> bool:
+        """Return whether the leader that the journal names has a record in its files; without a leader, whether any
+        replica has it.
+        """
+        topic = self._journal.image.topics[partition.topic]
+        state = topic.partitions[partition.partition]
+        brokers = state.replicas if state.leader == NO_LEADER else (state.leader,)
+        return any(record.offset == offset and record.value == value for record in self._records(partition, brokers))
+
+    def _unclean_election(self, partition: TopicPartition, leader: int) -> None:
+        if self.on_unclean_election is not None:
+            records = {record.offset: record.value for record in self._records(partition, (leader,))}
+            self.on_unclean_election(partition, lambda offset, value: records.get(offset) == value)
+
+    def _records(self, partition: TopicPartition, brokers: Iterable[int]) -> Iterator[Record]:
+        for broker in brokers:
+            disk = self._cluster.nodes[broker - 1].host.disk
+            yield from records_of(disk.medium, f"{DATA}/{partition.topic}-{partition.partition}")
 
     def _check_replicas(self) -> None:
         for node in self._cluster.nodes:
@@ -77,9 +111,12 @@ class ClusterChecks:
 
     def has_been_committed(self, partition: TopicPartition, end_offset: int) -> bool:
         """Return whether the high watermark of any replica of the partition has reached `end_offset`."""
-        if self._highest.get(partition, 0) < end_offset:
+        if self._committed_end(partition) < end_offset:
             self.check()
-        return self._highest.get(partition, 0) >= end_offset
+        return self._committed_end(partition) >= end_offset
+
+    def _committed_end(self, partition: TopicPartition) -> int:
+        return max((self._highest.get(place, 0) for place in self._places.get(partition, ())), default=0)
 
     def not_converged(self) -> str | None:
         """Return the reason why the cluster has not recovered from all faults; None if it has.
@@ -121,15 +158,18 @@ class ClusterChecks:
             self._check_leader(name, process, place, view)
         mark = (process, place, view.leader_epoch, view.opened)
         before = self._high_watermarks.get(mark, 0)
-        if view.high_watermark < before:
+        # An empty log may begin anew at the start of a batch, if DeleteRecords has moved the leader's start into it.
+        is_empty = view.log_start_offset == view.high_watermark == view.log_end_offset
+        if view.high_watermark < before and not is_empty:
             text = f"{name} was at {before}, and is at {view.high_watermark} in epoch {view.leader_epoch}"
             raise Violation("MonotonicHighWatermark", text, view.partition)
         if not view.log_start_offset <= view.high_watermark <= view.log_end_offset:
             text = f"{name}: {view.high_watermark} is not within {view.log_start_offset}..{view.log_end_offset}"
             raise Violation("HighWatermarkWithinLog", text, view.partition)
         self._high_watermarks[mark] = view.high_watermark
-        self._highest[view.partition] = max(self._highest.get(view.partition, 0), view.high_watermark)
-        if not view.is_online:
+        self._highest[place] = max(self._highest.get(place, 0), view.high_watermark)
+        self._places.setdefault(view.partition, {})[place] = None
+        if not view.is_online or place in self._journal.unclean_places:
             return
         position = self._positions.get((process, place), LogPosition())
         if position.next_offset < view.high_watermark:
@@ -155,7 +195,9 @@ class ClusterChecks:
                     view = self._last_views.get((process, (topic.topic_id, index)))
                     if view is None or not view.is_online or node.node_id not in state.isr:
                         continue
-                    committed = self._highest.get(view.partition, 0)
+                    if (topic.topic_id, index) in self._journal.unclean_places:
+                        continue
+                    committed = self._highest.get((topic.topic_id, index), 0)
                     if view.log_end_offset < committed:
                         text = (
                             f"{view.partition} was committed up to {committed}, and broker-{node.node_id}, in the ISR, "
@@ -239,6 +281,10 @@ class JournalChecks:
         """The ISR of each partition by partition epoch."""
         self._expired: dict[Lease, None] = {}
         self._violation: Violation | None = None
+        self.unclean_places: dict[Place, None] = {}
+        """The partitions of which a leader was elected out of the ISR: committed records may be lost."""
+        self.on_unclean_election: Callable[[TopicPartition, int], None] = lambda _partition, _leader: None
+        """Called with each such leader."""
         self.on_isr_change: Callable[[], None] = lambda: None
         """Called after each entry that adds a member to an ISR. It may raise Violation."""
         self._isr_has_grown = False
@@ -307,8 +353,14 @@ class JournalChecks:
                 continue
             for index, state in enumerate(topic.partitions):
                 old = before.partitions[index] if before is not None and index < len(before.partitions) else None
-                if old != state:
-                    self._check_state(TopicPartition(topic.name, index), (topic.topic_id, index), old, state)
+                if old == state:
+                    continue
+                partition, place = TopicPartition(topic.name, index), (topic.topic_id, index)
+                self._check_state(partition, place, old, state)
+                if old is not None and not self._is_clean(old, state):
+                    self._check_unclean_election(partition, old, state, topic, image)
+                    self.unclean_places[place] = None
+                    self.on_unclean_election(partition, state.leader)
 
     def _check_state(
         self, partition: TopicPartition, place: Place, old: "PartitionState | None", state: "PartitionState"
@@ -320,8 +372,6 @@ class JournalChecks:
         )
         if not set(state.isr) <= set(state.replicas):
             raise Violation("IsrByController", f"{partition} has ISR {state.isr} of {state.replicas}", partition)
-        if old is not None:
-            self._check_election(partition, old, state)
         if state.leader != NO_LEADER:
             chosen = self.leaders.setdefault((place, state.leader_epoch), state.leader)
             if chosen != state.leader:
@@ -335,19 +385,37 @@ class JournalChecks:
             self._isr_has_grown |= not set(state.isr) <= set(old.isr)
         self.isrs[place, state.partition_epoch] = state.isr
 
-    def _check_election(self, partition: TopicPartition, old: "PartitionState", state: "PartitionState") -> None:
-        """`CleanElections`: a new leader was in sync, or the only eligible replica. At the end of a reassignment, it
+    def _is_clean(self, old: "PartitionState", state: "PartitionState") -> bool:
+        """Return whether the leader was in sync or eligible, or has not changed. At the end of a reassignment, a leader
         may join the ISR with the same entry.
         """
         if state.leader in (NO_LEADER, old.leader, *old.isr, *old.elr):
-            return
+            return True
         if (old.adding or old.removing) and not (state.adding or state.removing) and state.leader in state.isr:
-            return
+            return True
         if state.recovery == RECOVERING and old.last_known_elr == (state.leader,):
             self._ledger.coverage["elections of last known leaders"] += 1
-            return
+            return True
+        return False
+
+    def _check_unclean_election(
+        self,
+        partition: TopicPartition,
+        old: "PartitionState",
+        state: "PartitionState",
+        topic: TopicImage,
+        image: MetadataImage,
+    ) -> None:
+        """`CleanElections`: only with `unclean.leader.election.enable`, and only while no replica that is in sync or
+        eligible is alive, another replica may become the leader.
+        """
         text = f"{partition} is led by {state.leader} in {state}, which was not in sync in {old}"
-        raise Violation("CleanElections", text, partition)
+        if dict(topic.config).get(UNCLEAN_ELECTION) != "true":
+            raise Violation("CleanElections", text, partition)
+        alive = [broker for broker in (*old.isr, *old.elr) if broker in state.replicas and image.is_active(broker)]
+        if alive:
+            raise Violation("CleanElections", f"{text}, and {alive} are alive", partition)
+        self._ledger.coverage["unclean elections"] += 1
 
 
 def _comparable(value: object) -> object:

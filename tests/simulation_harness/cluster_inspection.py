@@ -12,6 +12,7 @@ from tidelog.metadata.image import MetadataImage
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.cluster import SimNode
 from tidelog.simulation.medium import Directory, Inode, Medium
+from tidelog.wire.records import Record, decode_records
 
 _BATCH = Struct(">qiibIhi")
 """The first fields of a batch: base offset, length, leader epoch, magic, CRC-32C, attributes, last offset delta."""
@@ -145,6 +146,22 @@ def batches_of(
                 found.append(BatchView(base, base + delta, epoch, crc))
                 next_offset = base + delta + 1
     return found, LogPosition(segment, position, next_offset)
+
+
+def records_of(medium: Medium, directory: str) -> list[Record]:
+    """Return all records in the files of a log, also those above the high watermark and below the log start offset."""
+    files = _segments(medium, directory)
+    found: list[Record] = []
+    for name in sorted(files):
+        content = bytes(files[name].cached)
+        position = 0
+        while position + _BATCH.size <= len(content):
+            length = _BATCH.unpack_from(content, position)[1]
+            if length <= 0 or position + _LENGTH_FROM + length > len(content):
+                break
+            found += decode_records(content, position)
+            position += _LENGTH_FROM + length
+    return found
 
 
 def _segments(medium: Medium, directory: str) -> dict[str, Inode]:

@@ -99,6 +99,10 @@ class Ledger:
         this moment a fault has the worst effect."""
         self.has_been_committed: Callable[[TopicPartition, int], bool] = lambda _partition, _end_offset: True
         """Returns whether the high watermark of any replica has reached an offset."""
+        self.expiring_topics: dict[str, None] = {}
+        """The topics whose records retention may have deleted."""
+        self._deletable: dict[TopicPartition, float] = {}
+        """The end of the records that an administrator has asked to delete, by partition."""
         self._note = note
         self._acknowledged: dict[TopicPartition, dict[int, bytes]] = {}
         self._values: dict[TopicPartition, dict[int, bytes]] = {}
@@ -156,6 +160,14 @@ class Ledger:
                     self._add_value(partition, record.offset, record.value or b"")
                 self._checked[partition, batch.base_offset] = batch.crc
 
+    def attempt_deletion(self, partition: TopicPartition, offset: float) -> None:
+        """Add the attempt to delete the records below `offset`. Infinite: all records that are committed then."""
+        self._deletable[partition] = max(self._deletable.get(partition, 0), offset)
+
+    def may_lack_records(self, partition: TopicPartition) -> bool:
+        """Return whether records of the partition may have been deleted at its start."""
+        return partition.topic in self.expiring_topics or partition in self._deletable
+
     def attempt_commit(self, partition: TopicPartition, offset: int | None) -> None:
         """Add the attempt to commit `offset`, or to delete the committed offset (None)."""
         self.committed.setdefault(partition, CommittedOffset()).attempt(offset)
@@ -179,7 +191,14 @@ class Ledger:
         self.coverage["commits read"] += 1
 
     def check_log(self, partition: TopicPartition, records: Sequence[Record], start_offset: int) -> None:
-        """Check a partition at the end of the run: `records` are all records that a consumer finds in it."""
+        """Check a partition at the end of the run: `records` are all records that a consumer finds in it.
+
+        `NothingDeletedUnasked`: the log begins at 0, unless retention or an administrator has deleted records.
+        """
+        deletable = self._deletable.get(partition, 0)
+        if start_offset > deletable and partition.topic not in self.expiring_topics:
+            text = f"{partition} begins at {start_offset}, only the records below {deletable} were to be deleted"
+            raise Violation("NothingDeletedUnasked", text, partition)
         found = {record.offset: record.value or b"" for record in records}
         for offset, value in self._acknowledged.get(partition, {}).items():
             if offset >= start_offset and found.get(offset) != value:

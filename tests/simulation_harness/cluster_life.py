@@ -6,34 +6,30 @@ import asyncio
 import gc
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from simulation_harness.cluster_admin import Administrator
 from simulation_harness.cluster_checks import CHECK_INTERVAL_S, ClusterChecks
-from simulation_harness.cluster_faults import IDEMPOTENT, Faults, Producer, Profile
+from simulation_harness.cluster_faults import Faults, without_lost_writes
 from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violation
 from simulation_harness.cluster_members import GroupLedger, GroupMember
+from simulation_harness.cluster_profiles import IDEMPOTENT, Producer, Profile
+from simulation_harness.cluster_requests import create_topic, new_producer
+from simulation_harness.rack_reader import RackReader
+from simulation_harness.special_topics import TOPICS, SpecialTopic, UncleanTopic
+from simulation_harness.topic_changes import TopicChanges
 from tidelog.client import groups, operations
-from tidelog.client.cluster import Cluster
-from tidelog.client.errors import GaveUp, Unreachable
-from tidelog.client.operations import AskAny, FetchLimits, Operation, Retries
+from tidelog.client.errors import GaveUp
+from tidelog.client.operations import FetchLimits, Operation
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.cluster import SimCluster
 from tidelog.simulation.cluster_client import BACKOFF, ClusterClient
 from tidelog.simulation.world import World, simulated
 from tidelog.wire.batches import Codec
-from tidelog.wire.errors import ApiError, ErrorCode, error_for
-from tidelog.wire.message import Message
-from tidelog.wire.messages.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
-from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.primitives import Buffer
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
@@ -45,6 +41,8 @@ CALL_S = 30.0
 RECOVERY_S = 60.0
 """Time, in virtual seconds after the end of the last fault, within which every partition must accept requests again."""
 TRACE_LINES = 60
+COMPACTED_CHECK_EVERY = 20
+"""The replicas of compacted topics are compared at every 20th check, since all their records are decoded."""
 NOT_KNOWN_YET = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 """Errors of a broker that has not processed the creation of a topic. The client retries them for a short time only,
 since it does not know whether the topic exists. Here it exists."""
@@ -119,8 +117,9 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
     administrator = Administrator(
         cluster.client("administrator"), world.rng("administrator"), ledger.coverage, world.trace.note, brokers
     )
-    if profile.has_administrator and world.rng("features").random() < 0.5:
-        await administrator.use_eligible_leader_replicas()
+    if profile.has_administrator and world.rng("features").random() < 0.25:
+        await administrator.end_eligible_leader_replicas()
+        profile = without_lost_writes(profile)
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
     tasks = [
@@ -130,15 +129,25 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
         *(asyncio.ensure_future(life.consume(number, until_s)) for number in range(profile.members)),
         asyncio.ensure_future(faults.run(until_s)),
     ]
+    if profile.changes_topics:
+        changes = TopicChanges(cluster.client("changer"), world.rng("changer"), ledger, world.trace.note)
+        tasks.append(asyncio.ensure_future(changes.run(until_s, world.loop.time)))
+        tasks += [asyncio.ensure_future(life.read_in_rack(f"rack-{node.node_id}", until_s)) for node in cluster.nodes]
     if profile.has_administrator:
         tasks.append(asyncio.ensure_future(administrator.run(until_s, world.loop.time, lambda: ledger.partitions)))
+    special = [life.special_topic(name, checks) for name in profile.special_topics]
+    tasks += [asyncio.ensure_future(topic.run(until_s)) for topic in special]
     background = [
         asyncio.ensure_future(_check_until_cancelled(checks)),
         asyncio.ensure_future(faults.supervise()),
     ]
     try:
         await _gather(tasks, background)
-        last = [asyncio.ensure_future(life.check_everything()), asyncio.ensure_future(_converged(checks))]
+        last = [
+            asyncio.ensure_future(life.check_everything()),
+            asyncio.ensure_future(_converged(checks)),
+            *(asyncio.ensure_future(topic.check()) for topic in special),
+        ]
         tasks += last
         try:
             await asyncio.wait_for(_gather(last, background), RECOVERY_S)
@@ -146,6 +155,7 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
             reason = checks.not_converged() or "a client is not served"
             raise Violation("Liveness", f"{RECOVERY_S:g} s after the last fault: {reason}") from None
         checks.check()
+        checks.check_compacted()
     finally:
         for task in (*tasks, *background):
             task.cancel()
@@ -161,8 +171,12 @@ async def _gather(tasks: "Sequence[asyncio.Task[None]]", background: "Sequence[a
 
 
 async def _check_until_cancelled(checks: ClusterChecks) -> None:
+    count = 0
     while True:
         checks.check()
+        count += 1
+        if count % COMPACTED_CHECK_EVERY == 0:
+            checks.check_compacted()
         await asyncio.sleep(CHECK_INTERVAL_S)
 
 
@@ -197,7 +211,7 @@ class _Life:
         self._positions: dict[TopicPartition, int] = {}
         """Next offset of the first reader in each partition."""
 
-    async def _call(self, client: ClusterClient, operation: Callable[[], Operation[T]], until_s: float) -> T | None:
+    async def call(self, client: ClusterClient, operation: Callable[[], Operation[T]], until_s: float) -> T | None:
         """Run an operation until it succeeds, or return None at the end of the life."""
         while self._world.loop.time() < until_s:
             before = client.retries
@@ -218,7 +232,9 @@ class _Life:
         name, partitions = f"topic{len(self._ledger.topics)}", rng.choice((1, 2, 3))
         configs = self._topic_configs
         config = configs[0] if len(configs) == 1 else rng.choice(configs)
-        await self._call(client, partial(_create_topic, client.cluster, name, partitions, config), float("inf"))
+        if "retention.ms" in config:
+            self._ledger.expiring_topics[name] = None
+        await self.call(client, partial(create_topic, client.cluster, name, partitions, config), float("inf"))
         self._ledger.topics[name] = partitions
 
     async def produce(self, number: int, until_s: float) -> None:
@@ -229,7 +245,7 @@ class _Life:
             kind = self._producers[0] if len(self._producers) == 1 else rng.choice(self._producers)
             writer = _Writer(f"{number}.{generation}", client, self._ledger, rng, kind)
             generation += 1
-            identity = await self._call(client, partial(_new_producer, client.cluster), until_s)
+            identity = await self.call(client, partial(new_producer, client.cluster), until_s)
             if identity is None:
                 return
             # A batch of unknown outcome may arrive late. So this writer sends nothing after it.
@@ -255,6 +271,21 @@ class _Life:
                 positions[partition] = batches[-1].last_offset + 1
             await client.sleep(rng.choice((0.0, 0.0, 0.05)))
 
+    def special_topic(self, name: str, checks: ClusterChecks) -> SpecialTopic:
+        client = self._cluster.client(f"client-{name}")
+        topic = TOPICS[name](client, self._world.rng(name), self._ledger, self.call, self._world.loop.time)
+        if isinstance(topic, UncleanTopic):
+            topic.is_on_leader = checks.is_on_leader
+            checks.on_unclean_election = topic.unclean_election
+        return topic
+
+    async def read_in_rack(self, rack: str, until_s: float) -> None:
+        """Read all partitions, from followers where possible."""
+        name = f"reader-{rack}"
+        client, rng = self._cluster.client(name), self._world.rng(name)
+        reader = RackReader(client, rng, self._ledger, rack, self._decode, self._earliest)
+        await reader.run(until_s, self._world.loop.time)
+
     async def consume(self, number: int, until_s: float) -> None:
         """Read and commit as a member of a group."""
         name = f"member-{number}"
@@ -271,7 +302,7 @@ class _Life:
         limits = FetchLimits(max_wait_ms=200, max_bytes=1 << 20, partition_max_bytes=1 << 16)
         fetch = partial(operations.fetch, client.cluster, BACKOFF, partition, start, limits)
         try:
-            fetched = await self._call(client, fetch, until_s)
+            fetched = await self.call(client, fetch, until_s)
         except ApiError as error:
             if error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 earliest = await self._earliest(client, partition, until_s)
@@ -280,6 +311,10 @@ class _Life:
                 if start < earliest:
                     self._ledger.coverage["reads of deleted records"] += 1
                     return await self._fetch(client, reader, partition, earliest, until_s)
+                if self._ledger.may_lack_records(partition):
+                    self._ledger.coverage["starts of logs that went back"] += 1
+                    await client.sleep(0.1)  # a new leader does not know of the deletion yet
+                    return []
             raise Violation("NoFinalError", f"fetch of {partition} at {start}: {error}", partition) from error
         if fetched is None:
             return []
@@ -292,7 +327,7 @@ class _Life:
     async def _earliest(self, client: ClusterClient, partition: TopicPartition, until_s: float) -> int | None:
         """Return the log start offset; None if the life has ended."""
         first = partial(operations.list_offsets, client.cluster, BACKOFF, {partition: operations.EARLIEST}, 0)
-        listed = await self._call(client, first, until_s)
+        listed = await self.call(client, first, until_s)
         return None if listed is None else listed[partition].offset
 
     def _decode(self, partition: TopicPartition, data: Buffer) -> list[Batch]:
@@ -330,7 +365,7 @@ class _Life:
         self._ledger.attempt_commit(partition, offset)
         retries = client.retries
         commit = partial(groups.commit, client.cluster, BACKOFF, GROUP, {partition: offset})
-        done = await self._call(client, commit, until_s)
+        done = await self.call(client, commit, until_s)
         if done is None or done[partition] != offset:
             self._ledger.committed[partition].give_up(offset)
             if done is not None and not getattr(done[partition], "retriable", True):
@@ -343,7 +378,7 @@ class _Life:
         retries = client.retries
         delete = partial(groups.delete_offsets, client.cluster, BACKOFF, GROUP, [partition])
         try:
-            done = await self._call(client, delete, until_s)
+            done = await self.call(client, delete, until_s)
         except ApiError as error:
             if error.code != ErrorCode.GROUP_ID_NOT_FOUND:  # the group is empty: its only offset was deleted before
                 raise Violation("NoFinalError", f"deletion of the commit of {partition}: {error}", partition) from error
@@ -355,7 +390,7 @@ class _Life:
 
     async def _check_commits(self, client: ClusterClient, until_s: float) -> bool:
         """Check the committed offsets. Returns False if the coordinator does not answer for all of them."""
-        found = await self._call(client, partial(groups.committed_offsets, client.cluster, BACKOFF, [GROUP]), until_s)
+        found = await self.call(client, partial(groups.committed_offsets, client.cluster, BACKOFF, [GROUP]), until_s)
         offsets = None if found is None else found[GROUP]
         if not isinstance(offsets, dict) or not all(isinstance(offset, int) for offset in offsets.values()):
             return False
@@ -376,7 +411,7 @@ class _Life:
                     f"checker.{generation}", client, self._ledger, self._world.rng(f"checker {generation}")
                 )
                 generation += 1
-                identity = await self._call(client, partial(_new_producer, client.cluster), forever)
+                identity = await self.call(client, partial(new_producer, client.cluster), forever)
                 assert identity is not None
                 written = await writer.write(identity, self._clock_ms(), partition)
             position = await self._earliest(client, partition, forever) or 0
@@ -441,32 +476,3 @@ class _Writer:
         else:
             self._ledger.acknowledge(partition, done[partition].base_offset, values)
         return True
-
-
-def _new_producer(cluster: Cluster) -> Operation[tuple[int, int]]:
-    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
-    answer = yield from _ask_until_final(cluster, request)
-    assert isinstance(answer, InitProducerIdResponse)
-    return answer.producer_id, answer.producer_epoch
-
-
-def _create_topic(cluster: Cluster, name: str, partitions: int, config: Mapping[str, str]) -> Operation[None]:
-    settings = [CreatableTopicConfig(name=key, value=value) for key, value in config.items()]
-    topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1, configs=settings)
-    yield from _ask_until_final(cluster, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
-
-
-def _ask_until_final(cluster: Cluster, request: Message) -> Operation[Message]:
-    """Send the request to any broker until the response has no retriable error. Raises ApiError for a final error."""
-    retries = Retries(cluster, BACKOFF, ())
-    while True:
-        try:
-            answer = yield AskAny(request)
-            assert isinstance(answer, CreateTopicsResponse | InitProducerIdResponse)
-            code = answer.topics[0].error_code if isinstance(answer, CreateTopicsResponse) else answer.error_code
-            if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-                return answer
-            pause = retries.after(error_for(code, f"{type(request).__name__} is refused"))
-        except Unreachable as error:
-            pause = retries.after(error)
-        yield pause

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from process_harness import note, seed_of
-from simulation_harness.cluster_faults import PROFILES, Profile
 from simulation_harness.cluster_life import run_seed
+from simulation_harness.cluster_profiles import PROFILES, Profile
 from tidelog.replication.partition import Partition
 
 SEEDS_TO_FIND_A_FAULT = 20

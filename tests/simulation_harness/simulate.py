@@ -12,8 +12,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import NamedTuple
 
-from simulation_harness.cluster_faults import FAULTS, PROFILES
+from simulation_harness.cluster_faults import FAULTS
 from simulation_harness.cluster_life import Outcome, run_seed
+from simulation_harness.cluster_profiles import PROFILES
 
 EXAMPLES = """examples:
   script/simulate --seeds 100 --jobs 2              simulate a hundred lives of one virtual minute

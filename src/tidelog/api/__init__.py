@@ -1,2 +1,2 @@
-"""One module per API key: a handler turns a request into a response. `registry` finds the modules; `services` has the
-broker's parts that handlers use."""
+"""One module per API key, with the handler that turns a request into a response. `registry` finds the modules.
+`services` contains the parts of the broker that handlers use."""

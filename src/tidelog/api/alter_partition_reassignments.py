@@ -1,5 +1,5 @@
-"""AlterPartitionReassignments (key 45), v0-1 (KIP-455): move replicas between brokers, or cancel such moves. v1: the
-number of replicas can be protected (KIP-860).
+"""AlterPartitionReassignments (key 45), v0-1 (KIP-455): move replicas between brokers, or cancel such moves. v1: a
+request can forbid changes of the number of replicas (KIP-860).
 
 The response is sent when the moves have begun. ListPartitionReassignments lists them until they are complete.
 """
@@ -34,11 +34,11 @@ def handle(
             return AlterPartitionReassignmentsResponse(
                 allow_replication_factor_change=request.allow_replication_factor_change,
                 error_code=ErrorCode.POLICY_VIOLATION,
-                error_message=f"one request may name at most {NAMED_PARTITIONS_MAX} partitions; this one names more",
+                error_message=f"the request names more than {NAMED_PARTITIONS_MAX} partitions, which is the limit",
             )
         for partition in topic.partitions:
-            # Copy at most one replica more than the limit, which makes the controller refuse the partition: the list
-            # may have millions of entries.
+            # The list may have millions of entries. Copy at most one replica more than the limit; the controller then
+            # refuses the partition.
             replicas = None if partition.replicas is None else partition.replicas[: REPLICAS_MAX + 1]
             reassignments.append(Reassignment(topic.name, partition.partition_index, replicas))
             yield

@@ -23,8 +23,8 @@ def handle(
     for topic in request.topics:
         assignments = None
         if topic.assignments is not None:
-            # Copy at most one assignment more than the limit, which makes the controller refuse the request: the
-            # list may have millions of entries.
+            # The list may have millions of entries. Copy at most one assignment more than the limit; the controller
+            # then refuses the request.
             assignments = [assignment.broker_ids for assignment in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]]
         new_partitions.append(MorePartitions(topic.name, topic.count, assignments))
         yield

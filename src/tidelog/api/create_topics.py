@@ -59,8 +59,8 @@ def _new_topic(topic: CreatableTopic) -> NewTopic:
         topic.name,
         topic.num_partitions,
         topic.replication_factor,
-        # Copy at most one entry more than the limit, which makes the controller refuse the topic: the lists may have
-        # millions of entries.
+        # The lists may have millions of entries. Copy at most one entry more than the limit; the controller then
+        # refuses the topic.
         [
             (assignment.partition_index, assignment.broker_ids)
             for assignment in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]

@@ -1,7 +1,7 @@
-"""DeleteRecords (key 21), v0-2: move the start offset of logs. The response is sent when the new start survives a
-crash, and when the logs of all online replicas begin there.
+"""DeleteRecords (key 21), v0-2: raise the log start offset of partitions. The response is sent when the new log start
+offset is durable here, and when the logs of all online replicas begin at it.
 
-Segments that lie wholly below the start are deleted by the next run of retention.
+The next retention pass deletes the segments that are completely below the log start offset.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 HIGH_WATERMARK = -1
-"""The offset in a request that means: delete all records that consumers can read."""
+"""A request with this offset deletes all records that consumers can read."""
 INVALID_LOW_WATERMARK = -1
 """The low watermark in the answer for a partition with an error."""
 
@@ -116,6 +116,7 @@ def _delete(
         if not 0 <= offset <= partition.high_watermark:
             raise OffsetOutOfRange(f"offset {offset} is not within 0..{partition.high_watermark} of {topic}-{index}")
         result.low_watermark = log.delete_before(offset)
+        partition.notify_followers()
         moved_starts[partition] = result
     except ApiError as error:
         result.error_code = error.code

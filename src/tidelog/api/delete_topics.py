@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 CHOICES_VERSION = 6
 """The first version whose requests may name topics by id."""
 DELETION_DISABLED_VERSION = 3
-"""The first version whose responses may contain TOPIC_DELETION_DISABLED. Older ones contain INVALID_REQUEST instead."""
+"""The first version whose responses may contain TOPIC_DELETION_DISABLED. Responses of older versions contain
+INVALID_REQUEST instead."""
 
 
 def handle(
@@ -42,8 +43,8 @@ async def _delete(
         answer = await services.controller.delete_topics(DeleteTopics(choices, request.timeout_ms, context.requester))
         context.throttle(answer.throttle_ms)
     else:
-        older = context.api_version < DELETION_DISABLED_VERSION
-        answer = Answer(None, ErrorCode.INVALID_REQUEST if older else ErrorCode.TOPIC_DELETION_DISABLED)
+        is_old_version = context.api_version < DELETION_DISABLED_VERSION
+        answer = Answer(None, ErrorCode.INVALID_REQUEST if is_old_version else ErrorCode.TOPIC_DELETION_DISABLED)
     return _response(topic_results(answer, choices))
 
 

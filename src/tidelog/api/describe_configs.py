@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32), v1-4. v1: sources and synonyms (KIP-226); v3: types and documentation (KIP-569).
 
-Describes topics, this broker, its loggers, the default of all brokers, groups, and subscriptions to client metrics. If
-there is no error, the error message is empty, not null.
+Describes topics, this broker, its loggers, the default settings of all brokers, groups, and subscriptions to client
+metrics. If there is no error, the error message is empty, not null.
 """
 
 from typing import TYPE_CHECKING
@@ -49,10 +49,10 @@ NO_EFFECT = "No effect yet."
 SET_AT_START = "Set at the start by"
 UNKNOWN_TYPE = 0
 SETTINGS_MAX = 100_000
-"""When a response has this many settings, about those of two thousand topics, its other resources get an error.
-Without this limit, a request that names one topic a million times would exhaust the memory."""
+"""When a response has this many settings, which is about the number of settings of two thousand topics, the remaining
+resources get an error. Without this limit, a request that names one topic a million times would exhaust the memory."""
 CHARS_PER_SETTING = 500
-"""This many characters of values count as one more setting towards SETTINGS_MAX."""
+"""For the limit SETTINGS_MAX, this many characters of values count as one additional setting."""
 
 
 def handle(
@@ -171,8 +171,8 @@ def _config(described: SettingDescription, request: DescribeConfigsRequest) -> D
     if request.include_synonyms:
         result.synonyms = [DescribeConfigsSynonym(name=n, value=v, source=s) for n, v, s in described.synonyms]
     if request.include_documentation:
-        # In the protocol, all settings that are given at the start have the same source. Tidelog's command line
-        # reads from this text which file or option gave the value.
+        # In the protocol, all settings that were set at the start have the same source. Tidelog's command line reads
+        # from this text which file or option set the value.
         origin = f"{SET_AT_START} {described.origin}." if described.origin else ""
         parts = (key.doc, "" if key.effect else NO_EFFECT, origin)
         result.documentation = " ".join(part for part in parts if part)

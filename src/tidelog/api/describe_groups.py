@@ -1,7 +1,7 @@
 """DescribeGroups (key 15), v0-6. v3: authorized operations (KIP-430); v4: group instance ids (KIP-345); v6:
 GROUP_ID_NOT_FOUND for a group that does not exist; older versions return the state Dead (KIP-1043).
 
-For this API, a group of the consumer protocol does not exist.
+This API describes only classic groups. A group of the consumer protocol is treated as if it did not exist.
 """
 
 from functools import partial
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 NOT_FOUND_VERSION = 6
 READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = 3, 6, 8, 10, 11
 GROUP_OPERATIONS = sum(1 << operation for operation in (READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS))
-"""The operations on a group, as a bit mask of Kafka's ACL operations. There is no access control, so all are
-allowed."""
+"""The operations on a group that a client may perform, as a bit mask of Kafka's ACL operations. All operations on
+groups are allowed, since there is no access control."""
 MEMBER_BYTES = 200
 """Approximate bytes of a member in a response, without its metadata and assignment."""
 

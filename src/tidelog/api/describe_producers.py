@@ -1,6 +1,6 @@
 """DescribeProducers (key 61), v0 (KIP-664): the producers that a partition remembers, and their open transactions.
 
-Followers answer, too: what they describe is as old as the records that they have.
+Followers also answer. They describe the producers of the records that they have, which may be fewer than the leader's.
 """
 
 from tidelog.api.services import RequestContext, Services
@@ -17,8 +17,8 @@ from tidelog.wire.messages.describe_producers import (
 )
 
 PRODUCERS_MAX = 200_000
-"""Upper bound on the producers of one response. A partition may remember 100,000 producers, and a request may name
-it a million times."""
+"""Upper bound on the producers of one response. A partition may remember 100,000 producers, and a request may name the
+same partition a million times."""
 PRODUCERS_PER_STEP = 500
 
 

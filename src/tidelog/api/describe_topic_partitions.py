@@ -1,6 +1,6 @@
 """DescribeTopicPartitions (key 75), v0 (KIP-966): describe topics, in pages of partitions.
 
-Topics are in the order of their names. The cursor of a response says where the next page begins.
+Topics are sorted by name. The cursor of a response says where the next page begins.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,8 +43,8 @@ def handle(
 
 
 def _refuse_all(request: DescribeTopicPartitionsRequest) -> Steps[DescribeTopicPartitionsResponse]:
-    """Return the response to an invalid cursor: an error for each topic of the request. A topic that is named more
-    than once gets an error each time; a successful response contains it once.
+    """Return the response to an invalid cursor: an error for each topic entry of the request. So a topic that is named
+    more than once appears more than once, unlike in a successful response.
     """
     error = ErrorCode.INVALID_REQUEST
     response = DescribeTopicPartitionsResponse()
@@ -55,8 +55,8 @@ def _refuse_all(request: DescribeTopicPartitionsRequest) -> Steps[DescribeTopicP
 
 
 def _sorted_names(names: Iterable[str], first_name: str) -> Steps[Iterator[str]]:
-    """Return the names in sorted order, without those before `first_name`. They are sorted in chunks, which are then
-    merged, since one long sort would block the loop.
+    """Return the names in sorted order, without the names before `first_name`. The names are sorted in chunks and then
+    merged, since one long sort would block the event loop.
     """
     runs: list[list[str]] = [[]]
     for count, name in enumerate(names):
@@ -111,10 +111,11 @@ def _topic(
         state = topic.partitions[partition.partition_index]
         elr, last_known_elr = state.elr, state.last_known_elr
         if partition.leader_id != state.leader:
-            # The leader's log is offline here. The last in-sync replicas may lead again without loss of data (KIP-966).
+            # The leader is this broker, and its log is offline. The last in-sync replicas may lead again without loss
+            # of data (KIP-966).
             elr = last_known_elr = state.isr
         partition.eligible_leader_replicas, partition.last_known_elr = list(elr), list(last_known_elr)
-        # Unlike Metadata, this API returns no error for a partition without a leader, as in Kafka.
+        # As in Kafka, this API returns no error for a partition without a leader. (Metadata returns one.)
         partition.error_code = ErrorCode.NONE
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,

@@ -1,7 +1,7 @@
 """ElectLeaders (key 43), v0-2 (KIP-183, KIP-460). v1: unclean elections, and an error for the whole request.
 
-A request without a list of partitions concerns all of them. Its response has every topic, and only those partitions
-that needed an election.
+A request without a list of partitions concerns all partitions. Its response contains every topic, but only the
+partitions that needed an election.
 """
 
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ def _error_response(context: RequestContext, error: ErrorCode) -> ElectLeadersRe
 def _refuse_all(
     response: ElectLeadersResponse, request: ElectLeadersRequest, answer: Answer[list[ElectionResult]]
 ) -> Steps[ElectLeadersResponse]:
-    """Complete the response to a request that failed as a whole: each of its partitions has the error."""
+    """Complete the response to a request that failed as a whole: each requested partition gets the error."""
     for topic in request.topic_partitions or ():
         results = []
         for partition in topic.partitions:

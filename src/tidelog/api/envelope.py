@@ -1,5 +1,5 @@
-"""Envelope (key 58), v0: requests to the controller that other brokers send (KIP-590), and the messages with which they
-identify themselves. It is served to brokers of the same cluster only.
+"""Envelope (key 58), v0: requests of other brokers to the controller (KIP-590), and the messages with which brokers
+prove their identity. Envelope is served only to brokers of the same cluster.
 """
 
 from typing import TYPE_CHECKING
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 def handle(
     services: Services, context: RequestContext, request: EnvelopeRequest
 ) -> "Outcome[EnvelopeResponse | CloseConnection]":
-    """Process a message with which a broker identifies itself, or execute a request to the controller.
+    """Process a message of a broker's identification, or execute a request to the controller.
 
-    The connection of any other client is closed, as by Kafka's brokers, which do not serve Envelope. Raises ApiError.
+    The connection of any other client is closed, as Kafka's brokers do, since they do not serve Envelope. Raises
+    ApiError.
     """
     peers, peer = services.peer_brokers, context.peer
     if peers is not None and is_identification(request.request_data):
@@ -33,11 +34,11 @@ def handle(
 
 
 async def _execute(services: Services, peers: "PeerBrokers", peer: Peer, data: bytes) -> EnvelopeResponse:
-    """Execute a request to the controller on a connection whose broker has identified itself.
+    """Execute a request to the controller on the connection of an identified broker.
 
-    A request that cannot be decoded is answered with an error. Raises ApiError (CLUSTER_AUTHORIZATION_FAILED) if the
-    broker is not registered, or has been registered again or removed since it connected, and the request is not its
-    own registration.
+    A request that cannot be decoded is answered with an error. A broker may always register itself. For any other
+    request, raises ApiError (CLUSTER_AUTHORIZATION_FAILED) if the broker is not registered, or if its registration was
+    replaced or removed after it connected.
     """
     sender = peers.sender(peer)
     try:

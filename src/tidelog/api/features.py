@@ -8,7 +8,7 @@ from tidelog.metadata.image import TRANSACTION_FEATURE
 GROUP_FEATURE: Final = "group.version"
 """The only feature of Kafka that is fully supported here: the consumer group protocol (KIP-848)."""
 GROUP_VERSION: Final = 1
-"""The highest level of GROUP_FEATURE, which is the one in force."""
+"""The highest level of GROUP_FEATURE. It is always the current level."""
 
 TRANSACTION_VERSION: Final = 2
 """The highest level of TRANSACTION_FEATURE."""
@@ -18,28 +18,30 @@ class Feature(NamedTuple):
     lowest: int
     highest: int
     level: int
-    """The level that is in force."""
+    """The current level."""
 
 
 def features(services: Services) -> dict[str, Feature]:
-    """Return the features by name: those of this software, then those of the cluster.
+    """Return the features by name: first the features of this software, then the features of the cluster.
 
-    A feature that the settings disable is left out.
+    The result does not contain features that the settings disable.
     """
-    found = {}
+    own_features = {}
     if services.groups.serves_consumer_groups:
-        found[GROUP_FEATURE] = Feature(0, GROUP_VERSION, GROUP_VERSION)
-    found[TRANSACTION_FEATURE] = Feature(0, TRANSACTION_VERSION, services.metadata.image.transaction_version)
-    return {**found, **cluster_features(services)}
+        own_features[GROUP_FEATURE] = Feature(0, GROUP_VERSION, GROUP_VERSION)
+    own_features[TRANSACTION_FEATURE] = Feature(0, TRANSACTION_VERSION, services.metadata.image.transaction_version)
+    return {**own_features, **cluster_features(services)}
 
 
 def cluster_features(services: Services) -> dict[str, Feature]:
-    """Return the features whose levels the controller finalizes; none if this broker is no part of a cluster."""
+    """Return the features whose levels the controller finalizes. Returns no features if this broker is not registered
+    in a cluster.
+    """
     image = services.metadata.image
-    own = image.brokers.get(services.config.node_id)
-    if own is None:
+    registration = image.brokers.get(services.config.node_id)
+    if registration is None:
         return {}
     return {
         name: Feature(lowest, highest, image.feature_levels.get(name, 0))
-        for name, (lowest, highest) in own.features.items()
+        for name, (lowest, highest) in registration.features.items()
     }

@@ -2,7 +2,7 @@
 epochs (KIP-595); v13: topic ids (KIP-516); v15: replica state (KIP-903); v16: leader hints (KIP-951).
 
 Whole batches are sent as file regions and never decoded. A fetch that finds too few bytes is parked until enough
-bytes are appended or its time is over. Fetches by followers are refused unless `Services.followers` is set; see
+bytes are appended or its wait time has passed. Fetches by followers are refused unless `Services.followers` is set; see
 `follower_fetch.py`. Consumers may fetch from followers since v11 (KIP-392); see `preferred_replica.py`.
 """
 
@@ -50,20 +50,20 @@ _EMPTY: Final = b""
 WIDE_ITEMS = 200
 """A fetch of more partitions than this, including the partitions of its session, is processed in steps."""
 SKIPPED_PER_STEP = 32
-"""To skip this many unchanged partitions takes a woken fetch about as long as to read one partition."""
+"""In a woken fetch, skipping this many unchanged partitions takes about as long as reading one partition."""
 READS_PER_ENCODING = 4
-"""To encode one partition takes about as long as to read this many partitions."""
+"""Encoding one partition takes about as long as reading this many partitions."""
 
 
 def handle(
     services: Services, context: RequestContext, request: FetchRequest, requested_items: "FetchItems | None" = None
 ) -> "Outcome[FetchResponse]":
-    """Respond immediately if there is enough data, no wait is allowed, or there is an error; otherwise park the
-    fetch.
+    """Respond immediately if there is enough data, if the request does not allow a wait, or if there is an error.
+    Otherwise park the fetch.
     """
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         return _unknown_isolation(context, request)
-    replica_id = request.replica_id  # from v15 on it is in a tagged field, which consumers do not send
+    replica_id = request.replica_id  # since v15 the id is in the tagged field replica_state, which consumers omit
     if request.replica_state is not None:
         replica_id = request.replica_state.replica_id
     try:
@@ -158,7 +158,7 @@ class Fetch:
         if quota_bytes_max is not None:
             self._bytes_max = min(self._bytes_max, quota_bytes_max)
             self._min_bytes = min(self._min_bytes, self._bytes_max)
-        # responses for partitions with an error or a diverging epoch
+        # The answers for partitions with an error, a diverging epoch or a preferred replica.
         self._special_data: dict[FetchItem, PartitionData] = {}
         self._slices: dict[FetchItem, Slice] = {}
         self._aborted: dict[FetchItem, list[AbortedTransaction]] = {}
@@ -181,7 +181,7 @@ class Fetch:
     # Reading
 
     def cold_reads(self, items: "Sequence[FetchItem] | None" = None) -> list["ColdRead"]:
-        """Return the disk reads that must happen before the loop can read `items` (default: all) without waiting."""
+        """Return the disk reads after which the loop can read `items` (default: all) without waiting for the disk."""
         reads = []
         bytes_left = self._bytes_max
         for item in self._fetch_context.items if items is None else items:
@@ -191,7 +191,7 @@ class Fetch:
                     continue
                 read = log.cold_read(item.fetch_offset, min(item.bytes_max, bytes_left))
             except ApiError:
-                continue  # `_read` raises the same error and answers it
+                continue  # `_read` gets the same error and adds it to the response
             if read is not None:
                 reads.append(read)
                 bytes_left -= item.bytes_max
@@ -200,7 +200,7 @@ class Fetch:
         return reads
 
     def begin_warmed(self, cold: list["ColdRead"]) -> Pending[FetchResponse]:
-        """Do as `begin` after the `cold_reads` have been read into the page cache."""
+        """Read the `cold_reads` into the page cache on a thread, then do the same as `begin`."""
         pending: Pending[FetchResponse] = Pending(on_abandon=self.abandon)
         self._services.runtime.tasks.spawn(self._warm(cold, pending), name="fetch-cold-read")
         return pending
@@ -222,8 +222,8 @@ class Fetch:
 
     @property
     def is_satisfied(self) -> bool:
-        # As in Kafka, unknown partitions do not prevent a wait for known partitions. If all are unknown, there is no
-        # wait.
+        # As in Kafka, unknown partitions do not prevent a wait for known partitions. If all partitions are unknown, the
+        # response is sent immediately.
         return (
             self._readable_bytes >= self._min_bytes
             or self._failed
@@ -231,8 +231,8 @@ class Fetch:
         )
 
     def _read(self, item: FetchItem) -> None:
-        """Read `item` within the remaining limits of the request. The caller has discarded the data of an earlier
-        read; other results of it are replaced.
+        """Read `item` within the remaining limits of the request. The caller must have discarded the data of an earlier
+        read. All other results of an earlier read are replaced.
         """
         cached_partition = item.partition
         for results in (self._special_data, self._aborted, self._unknown_ranks):
@@ -290,15 +290,15 @@ class Fetch:
             self._unknown_ranks[item] = 1 if isinstance(error, UnknownTopicId) else 2
             return
         self._failed = True
-        has_moved = isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch)
-        if has_moved and self._context.api_version >= FETCH_SINCE:
+        leader_changed = isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch)
+        if leader_changed and self._context.api_version >= FETCH_SINCE:
             topic = item.topic
             name = topic if isinstance(topic, str) else self._services.partitions.topic_names.get(topic)
             data.current_leader = LeaderIdAndEpoch(*leader_of(self._services, name, item.index))
 
     def _name_preferred_replica(self, partition: Partition, item: FetchItem) -> bool:
-        """Return whether the consumer should fetch from a follower near to it. If so, the response names this
-        follower, and has no records.
+        """Return whether the consumer should fetch from a follower in its rack. If so, let the response name this
+        follower instead of containing records.
         """
         preferred = preferred_replica(self._services.metadata.image, partition, self._rack, item.fetch_offset)
         if preferred is None:
@@ -309,8 +309,8 @@ class Fetch:
         return True
 
     def _report_divergence(self, partition: Partition, item: FetchItem) -> bool:
-        """Return whether the client's log diverges from this one before its fetch offset. If so, add the offset of the
-        divergence to the response (KIP-595).
+        """Return whether the client's log differs from this log before the fetch offset. If so, add the epoch and end
+        offset from which both logs may differ to the response (KIP-595).
         """
         epoch, end_offset = partition.end_offset_for(item.last_fetched_epoch)
         if end_offset < 0:
@@ -335,21 +335,24 @@ class Fetch:
         return pending
 
     def moved(self, partition: Partition) -> None:
-        """Note that a partition's high watermark moved. The fetch is answered later: an answer within the append could
-        contain a part of one produce request.
+        """Note that a partition's high watermark has moved. The fetch is answered later, since an answer during the
+        append could contain only a part of one produce request.
         """
         if not self._moved_partitions:
-            self._services.partitions.wake_later(self)
+            self._wake_later()
         self._moved_partitions[partition] = None
+
+    def _wake_later(self) -> None:
+        self._services.partitions.wake_later(self)
 
     def _expire(self) -> None:
         self._expired = True
         self._services.partitions.wake_expired(self)
 
     def wake(self) -> int:
-        """Read the partitions that changed. Respond if there is enough data now, or if the time is over.
+        """Read the partitions that changed. Respond if there is enough data now, or if the wait time has passed.
 
-        Returns the cost of the call, in partitions read.
+        Returns the cost of the call, in units of one partition read.
         """
         moved_partitions, self._moved_partitions = self._moved_partitions, {}
         if self._pending is None:
@@ -369,7 +372,7 @@ class Fetch:
         return len(moved_partitions) + len(items) * READS_PER_ENCODING
 
     def _discard_result(self, item: FetchItem) -> None:
-        """Discard the result for `item`."""
+        """Discard the data that was read for `item`."""
         batches = self._slices.pop(item, None)
         if batches is not None:
             self.found_bytes -= batches.size
@@ -388,7 +391,8 @@ class Fetch:
 
     def _complete(self) -> None:
         pending = self._pending
-        # A failed read takes its partition offline. This wakes the fetch, which may have been answered then.
+        # A failed read takes its partition offline, which wakes this fetch. So the fetch may have been answered
+        # already.
         if pending is not None:
             self.abandon()
             pending.complete(self._answer())
@@ -420,9 +424,8 @@ class Fetch:
         """Return an empty response for a client that is over a quota. The client repeats its fetch later."""
         fetch_context = self._fetch_context
         if fetch_context.session is not None and not fetch_context.incremental:
-            self._services.fetch_sessions.forget(
-                fetch_context.session.session_id
-            )  # the client has not seen this session
+            # The client does not know this new session, since the empty response does not contain its id.
+            self._services.fetch_sessions.forget(fetch_context.session.session_id)
             return FetchResponse()
         return FetchResponse(session_id=fetch_context.session_id)
 
@@ -509,8 +512,8 @@ def _has_changes(item: FetchItem, data: PartitionData) -> bool:
 
 
 async def read_ahead(services: Services, cold: list["ColdRead"], lane: str = "") -> None:
-    """Read bytes that are not in the page cache into it, on a thread. Calls with the same `lane` run one at a time;
-    calls without a lane run in parallel.
+    """Read the bytes of the `cold` reads into the page cache, on a thread. Calls with the same `lane` run one at a
+    time; calls without a lane run in parallel.
     """
     try:
         await services.runtime.tasks.run_blocking(_run_reads, cold, lane=lane)

@@ -18,6 +18,7 @@ from tidelog.wire.errors import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.api.idle_partitions import IdlePartitions
     from tidelog.replication.partition import Partition
     from tidelog.runtime.interfaces import Clock, Random
     from tidelog.runtime.turns import Turns
@@ -63,7 +64,8 @@ class FetchItem:
         self.topic = topic
         self.index = requested.partition
         self.partition = None
-        # The state in the last response. -1: no response yet, so the first response always contains the partition.
+        # The state in the last response. Before the first response it is -1, so that the first response always contains
+        # the partition.
         self.high_watermark = -1
         self.log_start_offset = -1
         self.error_code = 0
@@ -94,7 +96,7 @@ FetchItems = dict[tuple[TopicKey, int], FetchItem]
 class FetchSession:
     """The partitions that a client fetches, in the order in which they are served."""
 
-    __slots__ = ("epoch", "items", "session_id", "used_at", "uses_topic_ids")
+    __slots__ = ("epoch", "idle", "items", "session_id", "used_at", "uses_topic_ids")
 
     def __init__(self, session_id: int, uses_topic_ids: bool, items: "FetchItems", now_s: float) -> None:
         self.session_id = session_id
@@ -102,6 +104,12 @@ class FetchSession:
         self.epoch = 1
         self.items = items
         self.used_at = now_s
+        self.idle: IdlePartitions | None = None
+        """On the session of a follower: which partitions have no news."""
+
+    def active_items(self) -> list[FetchItem]:
+        """Return the partitions that an incremental request has to serve."""
+        return list(self.items.values() if self.idle is None else self.idle.active)
 
     def update(self, request: "FetchRequest", items: Iterable[FetchItem]) -> None:
         """Add and change the partitions that the request names, then remove the partitions that it forgets."""
@@ -109,19 +117,25 @@ class FetchSession:
             existing = self.items.setdefault((item.topic, item.index), item)
             if existing is not item:
                 existing.update_request(item)
+            if self.idle is not None:
+                self.idle.use(existing)
         for topic in request.forgotten_topics_data:
             key: TopicKey = topic.topic_id if self.uses_topic_ids else topic.topic
             for index in topic.partitions:
-                self.items.pop((key, index), None)
+                removed = self.items.pop((key, index), None)
+                if removed is not None and self.idle is not None:
+                    self.idle.remove(removed)
 
     def serve_last(self, item: FetchItem) -> None:
         """Move a partition that returned data to the end of the order, so that no partition starves."""
         if self.items.pop((item.topic, item.index), None) is not None:
             self.items[item.topic, item.index] = item
+            if self.idle is not None:
+                self.idle.serve_last(item)
 
 
 class FetchContext:
-    """How to answer one request: its items, its session, and whether the response contains changes only."""
+    """The items and the session of one request, and whether the response contains only changes."""
 
     __slots__ = ("incremental", "items", "session")
 
@@ -165,7 +179,7 @@ class FetchSessions:
         """Return the context of a request, and create, update or end its session.
 
         `requested_items` are the partitions that the request names, if the caller has collected them already. Raises
-        the session errors of KIP-227; a client then sends a full request.
+        the session errors of KIP-227. After such an error, a client sends a full request.
         """
         uses_topic_ids = version >= 13
         items = items_of(request, uses_topic_ids) if requested_items is None else list(requested_items.values())
@@ -200,7 +214,7 @@ class FetchSessions:
         session.epoch = session.epoch % INT32_MAX + 1
         session.used_at = self._clock.monotonic()
         self._sessions.move_to_end(session.session_id)
-        return FetchContext(list(session.items.values()), session, incremental=True)
+        return FetchContext(session.active_items(), session, incremental=True)
 
     def _create(self, items: "FetchItems", uses_topic_ids: bool) -> FetchSession | None:
         now_s = self._clock.monotonic()
@@ -225,6 +239,8 @@ class FetchSessions:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._partitions -= len(session.items)
+            if session.idle is not None:
+                session.idle.close()
             if self._turns is not None and len(session.items) > LARGE_SESSION:
                 items = [*session.items.values()]
                 del session  # now only `items` refers to the items, unless a fetch still uses the session

@@ -1,23 +1,25 @@
-"""The leader's side of Fetch requests from followers: reads up to the log's end, and reports of how far they are.
+"""The leader's side of Fetch requests from followers: read up to the end of the log, and report the followers' offsets
+to the replicas.
 
-It is switched off while `Services.followers` is None: then the broker refuses such requests, because it has no
-followers.
+While `Services.followers` is None, the broker has no followers and refuses such requests.
 """
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.api.fetch import WIDE_ITEMS, Fetch
 from tidelog.api.fetch_sessions import FetchContext, FetchItem, items_in_steps
+from tidelog.api.idle_partitions import IdlePartitions
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
-from tidelog.api.wide_fetch import WideFetch
+from tidelog.api.wide_fetch import ITEMS_PER_STEP, WideFetch
 from tidelog.model.steps import Steps, run_all
 from tidelog.replication.followers import EndWatcher, Follower
 from tidelog.replication.partition import READ_UNCOMMITTED
-from tidelog.wire.errors import ApiError
+from tidelog.wire.errors import ApiError, OffsetOutOfRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tidelog.api.fetch_sessions import FetchItems, TopicKey
     from tidelog.api.pending import Outcome
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Followers(Protocol):
-    """See `PartitionFollowers`."""
+    """The methods of `PartitionFollowers` that handlers use; see there."""
 
     def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None: ...
     async def wait_for_log_start(
@@ -39,8 +41,8 @@ class Followers(Protocol):
 
 
 def is_peer(services: Services, context: RequestContext, broker_id: int) -> bool:
-    """Return whether the connection of a request is that of this other broker: anyone can write its number into a
-    request.
+    """Return whether the request was sent by the other broker `broker_id`. The connection decides this, since every
+    client can write any broker id into a request.
     """
     if services.peer_brokers is None:
         return broker_id != services.config.node_id
@@ -69,33 +71,45 @@ def handle(
     request: "FetchRequest",
     requested_items: "FetchItems | None",
 ) -> "Outcome[FetchResponse] | None":
-    """Answer a follower's request, as `fetch.handle` answers those of consumers. Returns None if the request does not
-    name a registered broker other than this one, in its present registration, or if another peer than this broker has
-    sent it. Raises the session errors of KIP-227.
+    """Answer a follower's request, as `fetch.handle` answers a consumer's request.
+
+    Returns None if the request does not name another registered broker, if it names an older registration of that
+    broker, or if that broker has not sent it. Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
     registration = services.metadata.image.brokers.get(follower.broker_id)
     if registration is None or not is_peer(services, context, follower.broker_id):
         return None
-    if 0 <= follower.broker_epoch < registration.epoch:  # a later epoch: this broker does not know it yet
+    # A later epoch is accepted: this broker has not received the metadata of that registration yet.
+    if 0 <= follower.broker_epoch < registration.epoch:
         return None
     if requested_items is None:
         requested_items = run_all(items_in_steps(request, context.api_version >= 13, FollowerItem))
     fetch_context = services.fetch_sessions.context(request, context.api_version, requested_items)
+    idle = None
+    session = fetch_context.session
+    if session is not None:
+        if session.idle is None:
+            session.idle = IdlePartitions(session, follower, followers)
+        idle = session.idle
+        idle.begin(follower, int(services.runtime.clock.monotonic() * 1000))
+        fetch_context.items = session.active_items()
     # The quotas of clients do not apply to replication.
     peer = context.peer
     context = RequestContext(context.api_key, context.api_version, context.correlation_id, context.client_id, peer)
     request.isolation_level = READ_UNCOMMITTED
     if len(fetch_context.items) > WIDE_ITEMS:
-        return WideFollowerFetch(services, context, request, fetch_context, followers, follower).steps()
-    fetch = FollowerFetch(services, context, request, fetch_context, followers, follower)
+        return WideFollowerFetch(services, context, request, fetch_context, followers, follower, idle).steps()
+    fetch = FollowerFetch(services, context, request, fetch_context, followers, follower, idle)
     cold = fetch.cold_reads()
     return fetch.begin_warmed(cold) if cold else fetch.begin()
 
 
 class _ReadsForFollower(Fetch):
-    """Reads up to the log's end, and reports the follower's ends at the first reading."""
+    """Reads partitions up to the ends of their logs. When a partition is read for the first time, the follower's
+    offsets are reported to its replica.
+    """
 
     def __init__(
         self,
@@ -105,11 +119,39 @@ class _ReadsForFollower(Fetch):
         fetch_context: FetchContext,
         followers: Followers,
         follower: Follower,
+        idle: IdlePartitions | None,
     ) -> None:
+        """`idle`: the idle partitions of the session; they are not among the items of `fetch_context`."""
         super().__init__(services, context, request, fetch_context, from_follower=True)
         self._followers = followers
         self._follower = follower
-        self._reports_ends = True
+        self._idle = idle
+        self._reports_offsets = True
+        if idle is not None:
+            idle.current = self
+
+    def add(self, item: FetchItem, partition: "Partition", *, wakes: bool) -> None:
+        """See `CurrentFetch`."""
+        raise NotImplementedError
+
+    @property
+    def is_satisfied(self) -> bool:
+        # While there are idle partitions, the fetch waits for them, whatever the other partitions are.
+        is_unknown = len(self._unknown_ranks) == len(self._fetch_context.items) and not self._idle
+        return self._readable_bytes >= self._min_bytes or self._failed or is_unknown
+
+    def _wake_later(self) -> None:
+        self._services.partitions.wake_follower_later(self)
+
+    def _settle_items(self, items: "Sequence[FetchItem]") -> None:
+        """Let the partitions without news become idle, when the response was built."""
+        if self._idle is not None:
+            self._idle.settle([i for i in items if i not in self._slices and i not in self._special_data])
+
+    def _end(self) -> None:
+        """Add no more items to this fetch."""
+        if self._idle is not None and self._idle.current is self:
+            self._idle.current = None
 
     def _read(self, item: FetchItem) -> None:
         cached_partition = item.partition
@@ -119,12 +161,14 @@ class _ReadsForFollower(Fetch):
             partition = self._partition(item)
             partition.check_leader_epoch(item.current_leader_epoch)
             partition.check_online()
-            if item.last_fetched_epoch >= 0 and self._report_divergence(partition, item):
-                return
+            if item.last_fetched_epoch >= 0:
+                if self._report_divergence(partition, item):
+                    return
+                _check_has_common_records(partition, item)
             bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)
             log = partition.log
             batches = log.read(item.fetch_offset, bytes_left, log.log_end_offset)
-            if self._reports_ends:
+            if self._reports_offsets:
                 start = item.follower_start_offset if isinstance(item, FollowerItem) else -1
                 self._followers.fetched(partition, self._follower, item.fetch_offset, start)
         except ApiError as error:
@@ -149,29 +193,65 @@ class _ReadsForFollower(Fetch):
                 self._followers.sent(item.partition, self._follower.broker_id, batches.size)
 
 
+def _check_has_common_records(partition: "Partition", item: FetchItem) -> None:
+    """Raise OffsetOutOfRange if the follower's log ends where this log begins, and this log has no leader epoch of it.
+
+    Nobody can say whether such a follower has the records that were committed: they are deleted here. It must begin at
+    the start of this log, with an empty log. Otherwise it may keep records that were never committed, and show them
+    after it has lost its log start offset in a crash.
+    """
+    log = partition.log
+    if (
+        isinstance(item, FollowerItem)
+        and item.follower_start_offset < item.fetch_offset == log.log_start_offset
+        and log.epochs.precedes_all(item.last_fetched_epoch)
+    ):
+        raise OffsetOutOfRange(
+            f"{partition.topic}-{partition.index} begins at {log.log_start_offset}, and leader epoch "
+            f"{item.last_fetched_epoch} ended before"
+        )
+
+
 class FollowerFetch(_ReadsForFollower):
     """A follower's fetch in progress."""
 
-    _watched: "dict[Partition, None]"
+    _watched: "dict[Partition, FetchItem]"
 
     def begin(self) -> "FetchResponse | Pending[FetchResponse]":
         """Read all partitions. Returns the response, or a pending one."""
         for item in self._fetch_context.items:
             self._read(item)
-        self._reports_ends = False
+        self._reports_offsets = False
         if self.is_satisfied or self._max_wait_ms <= 0:
             return self._answer()
-        self._watched = {item.partition: None for item in self._fetch_context.items if item.partition is not None}
+        self._watched = {item.partition: item for item in self._fetch_context.items if item.partition is not None}
         pending = self._park()
         self._followers.watch_ends(self)
         return pending
 
     def moved(self, partition: "Partition") -> None:
-        if partition in self._watched:
+        item = self._watched.get(partition)
+        # A new high watermark alone is no reason to answer: the next answer has it.
+        if item is not None and (not partition.is_served or partition.log.log_end_offset != item.fetch_offset):
             super().moved(partition)
+
+    def add(self, item: FetchItem, partition: "Partition", *, wakes: bool) -> None:
+        self._fetch_context.items.append(item)
+        if self._pending is not None:  # otherwise all items will be read
+            self._watched[partition] = item
+            partition.watch(self)
+            if wakes:
+                self.moved(partition)
+
+    def _answer(self) -> "FetchResponse":
+        self._end()
+        response = super()._answer()
+        self._settle_items(self._fetch_context.items)
+        return response
 
     def abandon(self) -> None:
         """Stop waiting without a response."""
+        self._end()
         self._followers.unwatch_ends(self)
         super().abandon()
 
@@ -183,14 +263,30 @@ class WideFollowerFetch(_ReadsForFollower, WideFetch):
         self._followers.watch_ends(self)  # before the first partition is read, so that no append is missed
         return (yield from super()._read_all())
 
+    def add(self, item: FetchItem, partition: "Partition", *, wakes: bool) -> None:
+        self._fetch_context.items.append(item)
+        self._by_partition.setdefault(partition, []).append(item)
+        partition.watch(self)
+        if wakes:
+            self.moved(partition)
+
     def moved(self, partition: "Partition") -> None:
         if partition in self._by_partition:
             super().moved(partition)
 
     def _wait(self) -> "Pending[Any]":
-        self._reports_ends = False
+        self._reports_offsets = False
         return super()._wait()
 
+    def _build_response(self) -> "Steps[FetchResponse]":
+        response = yield from super()._build_response()
+        items = iter(self._fetch_context.items)
+        while chunk := list(islice(items, ITEMS_PER_STEP)):
+            self._settle_items(chunk)
+            yield
+        return response
+
     def _unwatch(self) -> None:
+        self._end()
         self._followers.unwatch_ends(self)
         super()._unwatch()

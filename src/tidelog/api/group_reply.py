@@ -9,7 +9,7 @@ R = TypeVar("R")
 
 
 class GroupReply(Generic[R]):
-    """The `Reply` of one request. `build` makes the response from the coordinator's answer or from its ApiError."""
+    """The `Reply` of one request. `build` returns the response for the coordinator's answer or its ApiError."""
 
     __slots__ = ("_build", "_pending", "_response")
 
@@ -26,8 +26,8 @@ class GroupReply(Generic[R]):
             self._pending.complete(response)
 
     def outcome(self) -> R | Pending[R]:
-        """Return the response if the coordinator has replied already, which is nearly always so; otherwise a pending
-        response.
+        """Return the response if the coordinator has replied already, which is the usual case. Otherwise return a
+        pending response.
         """
         if self._response is not None:
             return self._response

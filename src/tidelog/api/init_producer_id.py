@@ -15,8 +15,9 @@ NONE = -1
 FENCED_SINCE = 4
 """The first version with the error PRODUCER_FENCED."""
 WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-"""Errors of the controller that end soon. Producers get COORDINATOR_LOAD_IN_PROGRESS instead, as in Kafka: all of them
-repeat the request after it, and some give up after REQUEST_TIMED_OUT."""
+"""Errors that mean that the controller cannot answer for a short time. As in Kafka, producers get
+COORDINATOR_LOAD_IN_PROGRESS instead: after this error all producers repeat the request, but some give up after
+REQUEST_TIMED_OUT."""
 
 
 async def handle(

@@ -1,4 +1,4 @@
-"""Name the leader of a partition, and its address, in the answer to a client that asked another broker (KIP-951)."""
+"""Add the leader of a partition and its address to the answer for a client that asked another broker (KIP-951)."""
 
 from typing import TYPE_CHECKING
 
@@ -22,22 +22,24 @@ UNKNOWN_LEADER = (NO_LEADER, -1)
 def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int, int]:
     """Return the leader and the leader epoch of a partition; UNKNOWN_LEADER if there is no such partition.
 
-    A replica of this broker knows a new leader before the image from which requests are answered.
+    If this broker has a replica of the partition, the leader is read from the replica, which knows a new leader earlier
+    than the image from which requests are answered. But after the lease of this broker has ended, the replicas that it
+    leads have no leader, and only the image names it. Clients log a warning if an answer names no leader.
     """
-    partition = None if topic is None else services.partitions.find(topic, index)
-    if partition is not None:
-        return partition.replica.leader, partition.leader_epoch
     image = services.metadata.image.topics.get(topic or "")
-    if image is None or not 0 <= index < len(image.partitions):
-        return UNKNOWN_LEADER
-    state = image.partitions[index]
-    return state.leader, state.leader_epoch
+    state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None
+    partition = None if topic is None else services.partitions.find(topic, index)
+    if partition is not None and (state is None or partition.leader_epoch != state.leader_epoch):
+        return partition.replica.leader, partition.leader_epoch
+    return UNKNOWN_LEADER if state is None else (state.leader, state.leader_epoch)
 
 
 def address_of(services: "Services", broker_id: int, listener: str) -> "Endpoint | None":
-    """Return the address of a broker for the clients of a listener; None if the broker is away or has no such listener.
+    """Return the address of a broker for the clients of a listener, or None if the broker is fenced or not registered
+    or has no such listener.
 
-    `listener` is empty if it is not known; then the broker must have only one.
+    `listener` is empty if the client's listener is not known. In this case, the address is returned only if the broker
+    has exactly one listener.
     """
     broker = services.metadata.image.brokers.get(broker_id)
     if broker is None or broker.fenced:
@@ -48,8 +50,8 @@ def address_of(services: "Services", broker_id: int, listener: str) -> "Endpoint
 
 
 def add_to_produce(services: "Services", response: "ProduceResponse", listener: str) -> None:
-    """Add the leaders of the partitions with NOT_LEADER_OR_FOLLOWER, and their addresses, to a response of
-    PRODUCE_SINCE or later.
+    """Add the leaders of the partitions with NOT_LEADER_OR_FOLLOWER, and their addresses, to a Produce response whose
+    version is at least PRODUCE_SINCE.
     """
     addresses: dict[int, Endpoint] = {}
     for topic in response.responses:
@@ -71,7 +73,7 @@ def add_to_produce(services: "Services", response: "ProduceResponse", listener: 
 def fetch_endpoints(
     services: "Services", topics: "Iterable[FetchableTopicResponse]", listener: str
 ) -> "list[fetch.NodeEndpoint]":
-    """Return the addresses of the leaders that the partitions of a Fetch response name."""
+    """Return the addresses of the leaders that are named in the partitions of a Fetch response."""
     endpoints: dict[int, fetch.NodeEndpoint] = {}
     for topic in topics:
         for data in topic.partitions:

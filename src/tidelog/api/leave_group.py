@@ -42,8 +42,9 @@ def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> "Steps[Ou
     """Remove many members in steps. Each member leaves or fails on its own, and other requests may run between two
     steps.
 
-    If the coordinator refuses one step, the whole request gets that error, so that the client looks for the
-    coordinator again. Members that left before the error are unknown at the next attempt, as after any lost response.
+    If the coordinator refuses one step, the whole request gets that error, so that the client searches for the
+    coordinator again. In the client's next attempt, the members that have already left are unknown, as after a lost
+    response.
     """
     leaving: Gathering[LeaveGroupResponse] = Gathering(_join_responses)
     for start in range(0, len(request.members), MEMBERS_PER_STEP):

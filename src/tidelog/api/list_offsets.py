@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 DEBUGGING_CONSUMER = -2
-"""The replica id of tools that compare replicas: followers answer them, too."""
+"""The replica id that tools use to compare replicas. Followers also answer requests with this id."""
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
@@ -34,7 +34,7 @@ LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 
 SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-"""For each of these special timestamps, the first version in which a request may contain it."""
+"""The first version in which a request may contain each of these special timestamps."""
 
 
 def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> Steps[ListOffsetsResponse]:
@@ -82,7 +82,7 @@ def _answer(
             and is_peer(services, context, request.replica_id)
         )
         try:
-            yield from _look_up(
+            yield from _find_offset(
                 partition, request.isolation_level, requested.timestamp, answer, is_follower=is_follower
             )
         except OffsetNotAvailable as error:
@@ -94,7 +94,7 @@ def _answer(
     return answer
 
 
-def _look_up(
+def _find_offset(
     partition: "Partition",
     isolation: int,
     timestamp: int,
@@ -102,11 +102,12 @@ def _look_up(
     *,
     is_follower: bool,
 ) -> Steps[None]:
-    """Look up the offset, timestamp and leader epoch, and write them into `answer`. If there is no such record, they
-    remain -1. A follower and a debugging consumer are answered up to the end of the log.
+    """Find the offset, timestamp and leader epoch, and write them into `answer`. If there is no matching record, the
+    three fields remain -1. Followers and debugging consumers get answers up to the end of the log; all other clients
+    get answers up to the high watermark or the last stable offset.
 
     Raises OffsetNotAvailable if the answer depends on the end of the committed records, and this leader is too new to
-    know it (KIP-207).
+    know that end (KIP-207).
     """
     if is_follower:
         end = partition.log_end_offset
@@ -120,12 +121,12 @@ def _look_up(
         answer.leader_epoch = partition.leader_epoch
     elif timestamp in (EARLIEST, EARLIEST_LOCAL):
         answer.offset = partition.log_start_offset
-        empty = answer.offset == partition.log_end_offset
-        answer.leader_epoch = partition.leader_epoch if empty else log.epochs.epoch_at(answer.offset)
+        is_empty = answer.offset == partition.log_end_offset
+        answer.leader_epoch = partition.leader_epoch if is_empty else log.epochs.epoch_at(answer.offset)
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         pass  # there is no tiered storage
     else:
-        record = yield from _find(partition, timestamp, is_follower)
+        record = yield from _find_record(partition, timestamp, is_follower)
         if record is not None and record.offset < end:
             answer.offset = record.offset
             answer.timestamp = record.timestamp
@@ -134,11 +135,11 @@ def _look_up(
             partition.check_committed_end()
 
 
-def _find(partition: "Partition", timestamp: int, is_follower: bool) -> Steps["TimestampOffset | None"]:
+def _find_record(partition: "Partition", timestamp: int, is_follower: bool) -> Steps["TimestampOffset | None"]:
     """Find the first record with this timestamp or a later one, or the record with the maximum timestamp.
 
-    The search begins again if the partition moves to another directory meanwhile. Raises StorageError if the log is
-    offline, or if the topic is deleted, which closes its files.
+    If the partition moves to another directory during the search, the search begins again. Raises StorageError if the
+    log is offline, or if the topic is deleted, since this closes the files.
     """
     check = partition.check_log if is_follower else partition.check_online
     while True:

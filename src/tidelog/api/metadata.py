@@ -8,8 +8,9 @@ An automatically created topic is part of the same response, with its leaders.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tidelog.api.encoded_topics import encode_topic, join_topics
 from tidelog.api.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED, TOPIC_OPERATIONS
-from tidelog.api.services import RequestContext, Services
+from tidelog.api.services import Encoded, RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
 from tidelog.metadata.image import CLUSTER_METADATA, MetadataImage, TopicImage
 from tidelog.metadata.link import EnsureTopics
@@ -30,12 +31,16 @@ if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
 TOPIC_IDS_VERSION = 12
-"""The first version whose requests may name topics by id. Versions 10 and 11 have the field too, but Kafka has never
-accepted an id in them."""
+"""The first version whose requests may name topics by id. The requests of versions 10 and 11 also have the field, but
+Kafka has never accepted an id in them."""
+STORED_TOPICS_PER_STEP = 32
+"""Topics whose stored encoding is used in one step."""
 
 
-def handle(services: Services, context: RequestContext, request: MetadataRequest) -> "Steps[Outcome[MetadataResponse]]":
-    """Answer from one image: the current one, or the one after missing topics were created."""
+def handle(
+    services: Services, context: RequestContext, request: MetadataRequest
+) -> "Steps[Outcome[MetadataResponse | Encoded]]":
+    """Answer from one image: from the current image, or from the image after missing topics were created."""
     image = services.metadata.image
     requested_topics = request.topics
     version = context.api_version
@@ -66,6 +71,46 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
     if missing and request.allow_auto_topic_creation and services.config.auto_create_topics_enable:
         return _create_first(services, context, request, names, errors, missing)
     return (yield from _topics_by_name(services, context, image, names, errors, request))
+
+
+def _respond(
+    services: Services,
+    context: RequestContext,
+    image: MetadataImage,
+    request: MetadataRequest,
+    topics: "Sequence[MetadataResponseTopic | TopicImage]",
+) -> Steps[MetadataResponse | Encoded]:
+    """Return the response with these topics; those of the image are described, or their stored encoding is used.
+
+    A client with a quota gets a throttle time in its response, which is therefore encoded later.
+    """
+    version = context.api_version
+    if context.meter is not None or version == 0:
+        described = []
+        for topic in topics:
+            if isinstance(topic, TopicImage):
+                topic = yield from _topic(services, context, topic, image, request)
+            described.append(topic)
+        return _response(services, context, image, request, described)
+    partitions = services.partitions
+    stored = services.encoded_topics.of(image, version, _operations(request))
+    encoded = []
+    for count, topic in enumerate(topics):
+        if not isinstance(topic, TopicImage):
+            encoded.append((yield from encode_topic(topic, version)))
+            continue
+        data = None
+        if not partitions.may_be_offline(topic.name):
+            data = stored.find(topic)
+        if data is None:
+            data = yield from encode_topic((yield from _topic(services, context, topic, image, request)), version)
+            if not partitions.may_be_offline(topic.name):
+                stored.store(topic, data)
+        encoded.append(data)
+        if count % STORED_TOPICS_PER_STEP == 0:
+            yield
+    data = join_topics(_response(services, context, image, request, []), encoded, version)
+    return Encoded([b"", data])
 
 
 def _response(
@@ -103,29 +148,27 @@ def _refuse_all(requested_topics: Sequence[MetadataRequestTopic]) -> Steps[Metad
 
 def _all_topics(
     services: Services, context: RequestContext, image: MetadataImage, request: MetadataRequest
-) -> Steps[MetadataResponse]:
-    topics = []
+) -> Steps[MetadataResponse | Encoded]:
     # librdkafka permanently gives up on topics in a response without brokers, so no topics are returned until this
     # broker is registered.
-    for topic in image.topics.values() if image.brokers else ():
-        topics.append((yield from _topic(services, context, topic, image, request)))
-    return _response(services, context, image, request, topics)
+    topics = [*image.topics.values()] if image.brokers else []
+    return (yield from _respond(services, context, image, request, topics))
 
 
 def _topics_by_id(
     services: Services, context: RequestContext, image: MetadataImage, ids: Iterable[TopicId], request: MetadataRequest
-) -> Steps[MetadataResponse]:
+) -> Steps[MetadataResponse | Encoded]:
     """Return topics by id. If any topic is requested by its id, topics requested by name are ignored."""
-    topics: list[MetadataResponseTopic] = []
+    topics: list[MetadataResponseTopic | TopicImage] = []
     for topic_id in ids:
         topic = image.topics_by_id.get(topic_id)
         if topic is None:
             error = ErrorCode.UNKNOWN_TOPIC_ID
             topics.append(MetadataResponseTopic(error_code=error, name=None, topic_id=topic_id))
         else:
-            topics.append((yield from _topic(services, context, topic, image, request)))
+            topics.append(topic)
         yield
-    return _response(services, context, image, request, topics)
+    return (yield from _respond(services, context, image, request, topics))
 
 
 def _topics_by_name(
@@ -135,19 +178,19 @@ def _topics_by_name(
     names: Iterable[str],
     errors: Mapping[str, ErrorCode],
     request: MetadataRequest,
-) -> Steps[MetadataResponse]:
+) -> Steps[MetadataResponse | Encoded]:
     """Return topics by name, in the order of the request."""
     operations = _operations(request)
-    topics: list[MetadataResponseTopic] = []
+    topics: list[MetadataResponseTopic | TopicImage] = []
     for name in names:
         topic = image.topics.get(name)
         if topic is not None:
-            topics.append((yield from _topic(services, context, topic, image, request)))
+            topics.append(topic)
         else:
             error = errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             topics.append(MetadataResponseTopic(error_code=error, name=name, topic_authorized_operations=operations))
         yield
-    return _response(services, context, image, request, topics)
+    return (yield from _respond(services, context, image, request, topics))
 
 
 async def _create_first(
@@ -157,7 +200,7 @@ async def _create_first(
     names: Iterable[str],
     errors: Mapping[str, ErrorCode],
     missing: Sequence[str],
-) -> Steps[MetadataResponse]:
+) -> Steps[MetadataResponse | Encoded]:
     errors = {**errors, **await _create(services, context, missing)}
     return _topics_by_name(services, context, services.metadata.image, names, errors, request)
 
@@ -165,7 +208,8 @@ async def _create_first(
 async def _create(services: Services, context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
     """Create topics. Return the errors of topics that were not created.
 
-    A topic that a quota forbids to create now is not in the result: its error is that of an unknown topic.
+    The result does not contain topics whose creation exceeds a quota. The client gets the error of an unknown topic for
+    them.
     """
     answer = await services.controller.ensure_topics(EnsureTopics(names, context.requester))
     if answer.value is None:

@@ -1,4 +1,4 @@
-"""Record the usage of requests of clients with quotas, and compute their throttle time (KIP-13, 124, 219, 599)."""
+"""For clients with quotas: record how much each request uses, and compute its throttle time (KIP-13, 124, 219, 599)."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -10,8 +10,8 @@ from tidelog.quotas.client_quotas import ANONYMOUS, ClientQuotas
 PRODUCE_KEY: Final = 0
 METADATA_KEY: Final = 3
 MUTATIONS_REFUSED_SINCE: Final = {19: 6, 20: 5, 37: 3}
-"""From these versions on, CreateTopics, DeleteTopics and CreatePartitions may respond THROTTLING_QUOTA_EXCEEDED.
-Requests of older versions are executed, and then their clients are throttled."""
+"""Since these versions, responses to CreateTopics, DeleteTopics and CreatePartitions may contain
+THROTTLING_QUOTA_EXCEEDED. Requests of older versions are executed, and their clients are throttled afterwards."""
 PERCENT: Final = 100.0
 
 
@@ -61,8 +61,8 @@ class Meter:
 
     @property
     def next_request_waits(self) -> bool:
-        """Whether the client's next request must wait for the response to this one. This request may exceed a quota,
-        and then the client is throttled before its next request is handled.
+        """Whether the client's next request must wait for the response to this request. This is true if this request
+        may exceed a quota: the client must then be throttled before its next request is handled.
         """
         quotas = self._quotas
         return quotas.produce.applies(self.user, self.client_id) or quotas.requests.applies(self.user, self.client_id)
@@ -78,7 +78,7 @@ class Meter:
             self._began_s = None
 
     def measure(self, steps: Steps[Any]) -> Steps[Any]:
-        """Run `steps` and add their time to that of the request."""
+        """Run `steps` and add their time to the time of the request."""
         try:
             while True:
                 self.start()
@@ -105,13 +105,13 @@ class Meter:
 
     @property
     def requester(self) -> Requester:
-        """The client, for the controller, which counts the partitions that the request creates or deletes."""
+        """The client's identity for the controller, which counts the partitions that the request creates or deletes."""
         return Requester(self.user, self.client_id, self._strict)
 
     def throttle(self, throttle_ms: int) -> None:
         """Throttle the client for at least the time that the controller has computed."""
-        # A metadata request is not throttled: its response says that the topics do not exist yet, and the client
-        # repeats the request.
+        # A Metadata request is not throttled. Its response says that the topics do not exist yet, so the client repeats
+        # the request.
         if self.api_key != METADATA_KEY:
             self.throttle_ms = max(self.throttle_ms, throttle_ms)
 
@@ -124,11 +124,10 @@ class Meter:
         return None if burst_max is None else int(min(burst_max, 2**31 - 1))
 
     def record_fetch(self, size: int) -> int:
-        """Record a fetch response of `size` bytes. Return 0 if the client is within its quotas for fetches and for
-        request time.
+        """Record a fetch response of `size` bytes, and return the throttle time in ms: 0 if the client is within its
+        quotas for fetches and for request time.
 
-        Otherwise the bytes are not counted: the caller empties the response, which then states the returned throttle
-        time in ms.
+        If the throttle time is not 0, the bytes are not counted, and the caller must send an empty response instead.
         """
         self._is_recorded = True
         now_ms = self._now_ms()
@@ -140,7 +139,7 @@ class Meter:
         return self.throttle_ms
 
     def record_usage(self, response: Any) -> None:
-        """Record the request's usage, and write the throttle time into `response`, if there is one."""
+        """Record the request's usage, and write the throttle time into `response` unless it is None."""
         if not self._is_recorded:
             self._is_recorded = True
             now_ms = self._now_ms()

@@ -33,7 +33,7 @@ _TopicKey = tuple[str, bytes]
 def handle(
     services: Services, context: RequestContext, request: OffsetCommitRequest
 ) -> "Steps[Outcome[OffsetCommitResponse]]":
-    """Refuse partitions that do not exist; let the coordinator decide on all others.
+    """Refuse partitions that do not exist, and ask the coordinator to commit the offsets of all other partitions.
 
     Refused partitions come first in the response. If a partition is named more than once, its last offset is
     committed, and each entry of the request gets its own answer.

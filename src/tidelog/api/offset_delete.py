@@ -24,11 +24,11 @@ OFFSETS_PER_STEP = 200
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
 ) -> "Steps[Outcome[OffsetDeleteResponse]]":
-    """Ask the coordinator to delete the offsets of the partitions that exist. It decides on each of them.
+    """Ask the coordinator to delete the offsets of the partitions that exist. The coordinator may refuse each of them.
 
-    Partitions that do not exist come first in the response, then all others in the order of the request. A partition
-    that is named several times is answered several times. If the whole request gets an error, the response contains
-    no topics.
+    In the response, partitions that do not exist come first, followed by the other partitions in the order of the
+    request. A partition that is named several times is answered several times. If the whole request gets an error, the
+    response contains no topics.
     """
     unknown: dict[str, OffsetDeleteResponseTopic] = {}
     existing: list[tuple[str, OffsetDeleteResponseTopic]] = []

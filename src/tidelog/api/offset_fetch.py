@@ -61,7 +61,9 @@ class TopicQuery(NamedTuple):
 def handle(
     services: Services, context: RequestContext, request: OffsetFetchRequest
 ) -> "Steps[Outcome[OffsetFetchResponse]]":
-    """Answer groups, topics and partitions in the order of the request, also those that are named more than once."""
+    """Answer groups, topics and partitions in the order of the request. Entries that the request repeats are repeated
+    in the response.
+    """
     version = context.api_version
     image = services.metadata.image
     fetch = _Fetch(version, image, require_stable=request.require_stable)
@@ -135,7 +137,7 @@ class _Fetch:
         self._unanswered += 1
 
         def reply(answer: _Offsets | ApiError) -> None:
-            # Store the code only: the error's traceback refers to this frame, and so keeps the whole request in
+            # Store only the code: the error's traceback refers to this frame, so the whole request would remain in
             # memory.
             self._results[number] = answer.code if isinstance(answer, ApiError) else answer
             self._unanswered -= 1
@@ -160,8 +162,9 @@ class _Fetch:
         durable: DurableGroup | None,
         pending: "list[OffsetKey]",
     ) -> _Offsets:
-        """Copy and return the group's current offsets of the requested topics; of all topics if `queries` is None. A
-        copy is needed since the response is built later, in steps. `pending` are the offsets in open transactions.
+        """Copy and return the group's current offsets of the requested topics, or of all topics if `queries` is None.
+        The copy is necessary, since the response is built later, in steps. `pending` are the offsets in open
+        transactions.
         """
         copied = self._copies.setdefault(group_id, {})
         if durable is None or group_id in self._fully_copied:
@@ -217,7 +220,7 @@ class _Fetch:
         limit.
         """
         topics: _Topics = []
-        unknown_topics: _Topics = []  # they come last, as in Kafka
+        unknown_topics: _Topics = []  # the last topics of the response, as in Kafka
         for query in queries:
             if query.error:
                 unknown_topics += yield from _error_topics([query], query.error)
@@ -250,8 +253,8 @@ class _Fetch:
 
 
 def _topic_query(image: "MetadataImage", name: str, topic_id: bytes, partitions: list[int], version: int) -> TopicQuery:
-    """Return the query for one topic. A topic that is given by its name need not exist: the group may still have
-    offsets of it.
+    """Return the query for one topic. A topic that the request identifies by its name need not exist, since the group
+    may still have offsets of a deleted topic.
     """
     if version >= TOPIC_IDS_VERSION:
         topic = image.topics_by_id.get(TopicId(topic_id))

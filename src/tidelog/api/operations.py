@@ -1,10 +1,10 @@
-"""The operations that a client may do, as a bit mask of ACL operations (KIP-430). Without access control, a client may
-do every operation."""
+"""The operations that a client may perform, as a bit mask of ACL operations (KIP-430). There is no access control, so
+every client may perform every operation."""
 
 from typing import Final
 
 OPERATIONS_NOT_REQUESTED: Final = -(1 << 31)
-"""The value of the field if the request did not ask for operations."""
+"""The value of the response's field if the request does not ask for the allowed operations."""
 
 READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = (
     1 << code for code in range(3, 13)

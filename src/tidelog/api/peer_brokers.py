@@ -1,4 +1,6 @@
-"""The receiver's side of `client/identification.py`: which connections belong to brokers of this cluster."""
+"""Find out which connections belong to other brokers of this cluster. This is the receiver's side of
+`client/identification.py`.
+"""
 
 import logging
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,11 +31,13 @@ class PeerBroker(NamedTuple):
 
     broker_id: int
     incarnation: str
-    """Identifies the run of its process; empty if it was not registered when it connected."""
+    """Identifies one run of the broker's process; empty if the broker was not registered when it connected."""
 
 
 class PendingClaim(NamedTuple):
-    """A claim that the receiver has answered. The proof must follow on the same connection."""
+    """A claimed identity that this broker has answered with a challenge. The proof must follow on the same
+    connection.
+    """
 
     broker: PeerBroker
     mac: bytes
@@ -51,7 +55,9 @@ class PeerBrokers:
         cache: "MetadataCache",
         runtime: "Runtime",
     ) -> None:
-        """`controller` is this broker's own controller, which executes requests while it is the cluster's."""
+        """`controller` is the controller in this process. It executes requests while it is the cluster's active
+        controller.
+        """
         self.controller = controller
         self._node_id = node_id
         self._incarnation = incarnation
@@ -59,9 +65,9 @@ class PeerBrokers:
         self._new_number = runtime.new_uuid
 
     def sender(self, peer: "Peer") -> int | None:
-        """Return the id of the registered broker whose connection this is.
+        """Return the id of the registered broker that `peer` is.
 
-        Return None for a client, and for a broker that has been registered again or removed since it connected.
+        Return None for a client, and for a broker whose registration was replaced or removed after it connected.
         """
         if peer.broker is None:
             return None
@@ -80,7 +86,7 @@ class PeerBrokers:
         if isinstance(message, Claim):
             return self._challenge(peer, message)
         if claim is None or not is_same_mac(claim.mac, message):
-            raise self._refusal(peer, "it does not prove its identity", ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+            raise self._refusal(peer, "the peer does not prove its identity", ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         peer.broker = claim.broker
         return b""
 
@@ -88,9 +94,9 @@ class PeerBrokers:
         image = self._cache.image
         sender = image.brokers.get(claim.broker_id)
         if claim.cluster_id != image.cluster_id:
-            raise self._refusal(peer, "it belongs to another cluster", ErrorCode.INCONSISTENT_CLUSTER_ID)
+            raise self._refusal(peer, "the peer belongs to another cluster", ErrorCode.INCONSISTENT_CLUSTER_ID)
         if claim.receiver_id != self._node_id or claim.broker_id == self._node_id:
-            reason = f"broker {claim.broker_id} wants broker {claim.receiver_id}, and this is broker {self._node_id}"
+            reason = f"broker {claim.broker_id} asks for broker {claim.receiver_id}, but this is broker {self._node_id}"
             raise self._refusal(peer, reason, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if claim.is_registered and sender is None:
             reason = f"broker {claim.broker_id} is not registered"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         - Steps: long processing in steps, which returns an outcome.
         - A coroutine: waits for a change of the metadata or for a thread, and returns an outcome.
 
-    A Pending that the handler itself returns is completed with T. One that is returned by steps or by a coroutine is
+    A Pending that the handler itself returns is completed with T. A Pending that steps or a coroutine return is
     completed with any outcome.
     """
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class Pending(Generic[R]):
-    """A response that comes later. It is completed at most once, and has one listener."""
+    """A response that is completed later, at most once. It has one listener."""
 
     __slots__ = ("_listener", "_response", "abandoned", "done", "on_abandon")
 
@@ -43,7 +43,7 @@ class Pending(Generic[R]):
         self._listener: Callable[[R], None] | None = None
 
     def complete(self, response: R) -> None:
-        """Deliver the response; after `abandon`, drop it. Must be called only once."""
+        """Deliver the response, or drop it after `abandon`. This may be called only once."""
         assert not self.done, "completed twice"
         self.done = True
         if self.abandoned:

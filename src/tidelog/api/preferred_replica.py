@@ -7,14 +7,14 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
-"""The one class that `replica.selector.class` may name."""
+"""The only class that `replica.selector.class` may name."""
 RACK_SINCE: Final = 11
 """The first version of Fetch in which a consumer names its rack, and may fetch from followers."""
 
 
 def preferred_replica(image: "MetadataImage", partition: "Partition", rack: str, fetch_offset: int) -> int | None:
-    """Return an in-sync follower in the consumer's rack that has the offset, the most advanced one; None if the leader
-    is in this rack itself, or no such follower is.
+    """Return the in-sync follower in the consumer's rack that has the fetch offset and has fetched furthest. Return
+    None if the leader itself is in this rack, or if no such follower exists.
     """
     replica = partition.replica
     isr = replica.isr
@@ -31,6 +31,6 @@ def preferred_replica(image: "MetadataImage", partition: "Partition", rack: str,
 
 
 def _rack(image: "MetadataImage", broker_id: int) -> str | None:
-    """Return the rack of a broker that is not fenced; None if it has none."""
+    """Return the rack of a broker, or None if the broker has no rack, is fenced or is not registered."""
     broker = image.brokers.get(broker_id)
     return None if broker is None or broker.fenced else broker.rack

@@ -2,10 +2,10 @@
 
 ApiVersions advertises v0-13, since librdkafka silently stops compressing if v0 is missing (KAFKA-18659).
 
-Batches are checked by their headers and appended unchanged. Records are decoded only if the topic requires that
-(`record.validation=full`, compacted topics), and are compressed again only if `compression.type` names another
-codec. The first batch of a transaction in a partition waits until the transaction's coordinator has confirmed it
-(`api/produce_transactional.py`).
+Only the headers of batches are checked, and batches are appended unchanged. Records are decoded only if the topic
+requires this (`record.validation=full`, compacted topics). They are compressed again only if `compression.type` names
+another codec. The first batch of a transaction in a partition waits until the transaction's coordinator has confirmed
+it (`api/produce_transactional.py`).
 """
 
 from functools import partial
@@ -69,8 +69,9 @@ appended."""
 def handle(
     services: Services, context: RequestContext, request: ProduceRequest, framing_errors: _FramingErrors | None = None
 ) -> _ProduceOutcome:
-    """Append all batches in order. The response is sent when every batch has failed or is acknowledged: with acks=1
-    it is durable enough on this broker, with acks=-1 it is committed. With acks=0, no response is sent.
+    """Append all batches in order. The response is sent when every batch has failed or is acknowledged. With acks=1 a
+    batch is acknowledged when it is durable enough on this broker, with acks=-1 when it is committed. With acks=0, no
+    response is sent.
 
     `framing_errors` is the second result of `_without_repeats`; the request then names each partition once. None
     means that `_without_repeats` was not called.
@@ -192,8 +193,8 @@ def _without_repeats(topics: list[TopicProduceData], version: int) -> Steps[tupl
 
 
 def _framing_error(data: PartitionProduceData, version: int) -> ApiError | None:
-    """Return the error if `data` does not begin with a whole batch whose format and codec this version allows;
-    otherwise None. A batch without a framing error may still be refused because of its content.
+    """Return an error unless `data` begins with a whole batch, and the request's version allows its format and codec. A
+    batch without a framing error may still be refused because of its content.
     """
     records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
     if not records:
@@ -318,14 +319,14 @@ def acknowledgement(
     response: ProduceResponse,
     listener: str | None = None,
 ) -> Pending[Any]:
-    """Return the pending response. It is completed when all batches are appended and acknowledged. `listener` is that
-    of the client (see `Peer`); None if the response cannot name leaders, or need not.
+    """Return the pending response. It is completed when all batches are appended and acknowledged. `listener` is the
+    listener of the client (see `Peer`), or None if the response does not name leaders.
     """
     return _Acknowledgement(services, uncommitted, deferred_appends, request, response, listener).pending
 
 
 class _Acknowledgement:
-    """The response to a request some of whose batches are not acknowledged or not even appended yet."""
+    """The response to a request with batches that are not acknowledged yet or not appended yet."""
 
     __slots__ = (
         "_append_error",
@@ -355,7 +356,7 @@ class _Acknowledgement:
         self.response = response
         self._append_error = ""
         self.pending: Pending[Any] = Pending()
-        # Complete this dictionary before the first call of `Partition.wait`, which may call back immediately.
+        # Fill this dictionary before the first call of `Partition.wait`, which may call `_settle` immediately.
         self.unsettled: dict[int | _DeferredAppend, PartitionProduceResponse] = {
             ticket: answer for ticket, (_, _, answer) in enumerate(uncommitted) if self.acks
         }

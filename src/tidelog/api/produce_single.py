@@ -1,9 +1,9 @@
 """A fast path for Produce requests with one batch for one partition, which most clients send.
 
-Two such requests of one client differ only in the correlation id and the batch. All other bytes before the batch
-form the prefix. The message codecs decode each prefix once, and encode the response to a success once; both are
-stored as a template, since decoding and encoding take more time than the rest of a small request. `produce.handle`
-handles a request whose batch is invalid or cannot be appended directly.
+Two such requests of one client differ only in the correlation id and the batch. All other bytes before the batch form
+the prefix. Decoding the prefix and encoding the response take more time than the rest of a small request. Therefore
+each prefix is decoded only once, and its successful response is encoded only once; both are stored as a template.
+`produce.handle` handles a request whose batch is invalid or cannot be appended directly.
 """
 
 from struct import Struct
@@ -24,17 +24,20 @@ from tidelog.wire.messages.produce import (
 from tidelog.wire.primitives import MalformedMessage, finish_uvarint
 
 SINCE_VERSION = 7
-"""Older versions do not support all codecs and have a shorter response; clients no longer send them."""
+"""The first version with this fast path. Older versions do not support all codecs and have a shorter response. Current
+clients do not send them."""
 PREFIX_POSITION = 8
-"""Start of the prefix in a request: the position behind API key, version and correlation id."""
+"""Start of the prefix in a request: the position after API key, version and correlation id."""
 PREFIX_BYTES_MAX = 512
 TEMPLATES_MAX = 4096
-"""Upper bound on the templates of one version. When it is reached, all templates are dropped and learned again."""
+"""Upper bound on the templates of one version. When the number is reached, all templates are dropped and learned
+again."""
 
 _LENGTH = Struct(">i")
 _OFFSETS = Struct(">qqq")
 _PLACEHOLDERS = (-0x6B1D_0A5E_77C3_19F2, -0x1F4C_D392_60AB_8E57, -0x3E92_41D7_5C08_B6AD)
-"""Placeholders for base offset, append time and log start offset in a template. No topic name contains their bytes."""
+"""Placeholders for base offset, append time and log start offset in an encoded response. No topic name contains the
+bytes of these numbers."""
 
 
 class _Template:
@@ -61,7 +64,7 @@ class _Template:
 
 
 class ProduceTemplates:
-    """The templates of one version, by prefix. They are independent of a broker."""
+    """The templates of one version, by prefix. All brokers in a process can share them."""
 
     __slots__ = ("_end", "_flexible", "_templates", "_version")
 
@@ -69,12 +72,12 @@ class ProduceTemplates:
         self._version = version
         self._flexible = version >= ProduceRequest.flexible_from
         self._end = bytes(3 if self._flexible else 0)
-        """The bytes behind the batch: no tagged fields of partition, topic and request."""
+        """The bytes after the batch: partition, topic and request have no tagged fields."""
         self._templates: dict[bytes, _Template] = {}
 
     def learn(self, frame: memoryview, request: ProduceRequest) -> int:
-        """Store a template for requests like this one. Return the position in `frame` where the prefix ends, or 0 if
-        this path cannot handle such a request.
+        """Store a template for requests with the same prefix as this request. Return the position in `frame` where the
+        prefix ends, or 0 if the fast path cannot handle such requests.
         """
         if request.acks not in (1, -1) or request.transactional_id is not None or len(request.topic_data) != 1:
             return 0
@@ -97,7 +100,7 @@ class ProduceTemplates:
         return max((size + 1).bit_length() + 6, 7) // 7 if self._flexible else _LENGTH.size
 
     def _records(self, frame: memoryview, position: int) -> memoryview | None:
-        """Return the records field that begins at `position`; None unless `_end` and nothing else follows it."""
+        """Return the records field that begins at `position`, or None if it is not followed by exactly `_end`."""
         try:
             if self._flexible:
                 length = frame[position]
@@ -115,11 +118,11 @@ class ProduceTemplates:
         return None
 
     def handle(self, services: Services, frame: memoryview, prefix_end: int) -> bytes | Pending[ProduceResponse] | None:
-        """Handle a request whose prefix ends at `prefix_end`. Returns the encoded response; a pending response if
+        """Handle a request whose prefix ends at `prefix_end`. Returns the encoded response, or a pending response if
         the batch is not acknowledged yet.
 
-        Returns None, and has done nothing, if there is no template for the prefix or if `produce.handle` must handle
-        the request.
+        If there is no template for the prefix, or if `produce.handle` must handle the request, this does nothing and
+        returns None.
         """
         template = self._templates.get(bytes(frame[PREFIX_POSITION:prefix_end]))
         if template is None:
@@ -143,7 +146,8 @@ class ProduceTemplates:
             base_offset, next_offset, append_time_ms, log_start_offset = partition.append(records, header)
         except NotInline:
             return None
-        except ApiError as error:  # `produce.handle` must not try again, since offsets were written into the batch
+        except ApiError as error:
+            # `produce.handle` must not handle the request again, since offsets were written into the batch.
             answer = PartitionProduceResponse(template.index)
             set_error(answer, partition, error)
             return template.response(answer).encode(self._version)
@@ -155,6 +159,6 @@ class ProduceTemplates:
             return template.success(base_offset, append_time_ms, log_start_offset)
         answer = PartitionProduceResponse(template.index, 0, base_offset, append_time_ms, log_start_offset)
         uncommitted = [(partition, next_offset, answer)]
-        # Which listener the client uses is not known here; `address_of` says what that means.
+        # The client's listener is not known here, so it is empty; see `address_of`.
         listener = "" if services.followers is not None and self._version >= PRODUCE_SINCE else None
         return acknowledgement(services, uncommitted, [], template.request, template.response(answer), listener)

@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 
 
 class ApiEntry(NamedTuple):
-    """One row: the module of `tidelog.api` with the handler, the versions that it serves, the lowest version that
-    ApiVersions states, and whether the request changes state that outlives the connection.
-    """
+    """One row of the table."""
 
     module: str
+    """The module of `tidelog.api` with the handler."""
     min_version: int
+    """The lowest version that the handler serves."""
     max_version: int
     advertised_min: int
+    """The lowest version in the response to ApiVersions."""
     has_effects: bool
+    """Whether a request changes state that still exists after its connection is closed."""
 
 
 def _with_effects(module: str, min_version: int, max_version: int, advertised_min: int | None = None) -> ApiEntry:
@@ -34,13 +36,13 @@ def _read_only(module: str, min_version: int, max_version: int) -> ApiEntry:
     """Return the row of an API whose requests change nothing, so that they may be abandoned when their client
     disconnects.
 
-    Metadata and FindCoordinator may create topics, but such a creation is never abandoned halfway.
+    Metadata and FindCoordinator may create topics. If such a request is abandoned, the creation is still completed.
     """
     return ApiEntry(module, min_version, max_version, min_version, False)
 
 
 TABLE: dict[int, ApiEntry] = {
-    # librdkafka silently stops compressing if v0 is not advertised (KAFKA-18659); Kafka serves v3 and up.
+    # If v0 is not advertised, librdkafka silently stops compressing (KAFKA-18659). Kafka serves v3 and newer.
     0: _with_effects("produce", 3, 13, advertised_min=0),
     1: _read_only("fetch", 4, 18),
     2: _read_only("list_offsets", 1, 11),
@@ -91,7 +93,7 @@ TABLE: dict[int, ApiEntry] = {
 }
 """Every supported API with the version range of Kafka 4.3.1."""
 BETWEEN_BROKERS: dict[int, ApiEntry] = {58: _with_effects("envelope", 0, 0)}
-"""The APIs that only brokers of the same cluster use. They are not offered to clients."""
+"""The APIs that only brokers of the same cluster use. ApiVersions does not list them."""
 
 API_VERSIONS_KEY = 18
 PRODUCE_KEY = 0
@@ -175,7 +177,7 @@ class Route:
 routes: dict[int, Route] = {}
 """The routes that have been used, by API key << 16 | version."""
 _broker_routes: dict[int, Route] = {}
-"""The routes of BETWEEN_BROKERS that have been used, in the same form."""
+"""The routes of BETWEEN_BROKERS that have been used, with the same keys as `routes`."""
 
 
 def find_route(api_key: int, version: int) -> Route:
@@ -190,7 +192,7 @@ def find_route(api_key: int, version: int) -> Route:
 
 
 def find_broker_route(api_key: int, version: int) -> Route | None:
-    """Return the route of an API that only brokers use. None: there is no such API or version."""
+    """Return the route of an API that only brokers use, or None if there is no such API or version."""
     known_route = _broker_routes.get(api_key << 16 | version)
     if known_route is None:
         entry = BETWEEN_BROKERS.get(api_key)

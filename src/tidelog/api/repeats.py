@@ -11,17 +11,17 @@ E = TypeVar("E")
 K = TypeVar("K", bound=Hashable)
 
 REPEATED_BYTES_MAX = 16 << 20
-"""Bound on the bytes of one response that describe something for the second time or more often. Describing a large
-group takes megabytes in a response but only a few bytes in a request, so a request that names one group a thousand
-times would exhaust the memory. Kafka has no such limit. Clients name each thing once."""
+"""Upper bound on the bytes of repeated entries in one response. The description of a large group takes megabytes in a
+response, but its name takes only a few bytes in a request. So a request that names one group a thousand times would
+exhaust the memory. Kafka has no such limit. Common clients never repeat a name."""
 REPEATS_REFUSED = f"the repeated entries of the request take more than {REPEATED_BYTES_MAX >> 20} MiB in the response"
 
 
 class NamedPartitions(Generic[K, E]):
     """The entries of one request, by topic and partition.
 
-    Entries of the same topic are merged. If a partition is named again, it keeps its first position, and the last
-    entry counts.
+    Entries of the same topic are merged. If a partition is named more than once, it has the position of its first entry
+    and the value of its last entry.
     """
 
     __slots__ = ("by_topic", "repeated")
@@ -45,7 +45,7 @@ class NamedPartitions(Generic[K, E]):
 
 
 class Repeats(Generic[K]):
-    """Bounds the bytes of repeated entries in one response. The first entry of each thing is always allowed."""
+    """Bounds the bytes of repeated entries in one response. The first entry of each key is always allowed."""
 
     __slots__ = ("_answered", "_remaining_bytes")
 

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Final
 
+from tidelog.api.encoded_topics import EncodedTopics
+
 if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchSessions
     from tidelog.api.follower_fetch import Followers
@@ -17,16 +19,17 @@ if TYPE_CHECKING:
     from tidelog.quotas.client_quotas import ClientQuotas
     from tidelog.quotas.connections import ConnectionQuotas
     from tidelog.replication.partitions import Partitions
-    from tidelog.runtime.interfaces import Runtime
+    from tidelog.runtime.interfaces import Piece, Runtime
 
 
 class Services:
-    """The broker's parts that handlers use. `broker.BrokerServer` makes this once."""
+    """The parts of the broker that handlers use. `broker.BrokerServer` creates one object of this class."""
 
     __slots__ = (
         "config",
         "connection_quotas",
         "controller",
+        "encoded_topics",
         "fetch_sessions",
         "followers",
         "groups",
@@ -68,12 +71,13 @@ class Services:
         self.transaction_guard = transaction_guard
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
+        self.encoded_topics = EncodedTopics()
         self.followers: Followers | None = None
-        """The replicas that follow this broker. None: the broker has no followers, and refuses their fetches."""
+        """The followers of this broker's partitions. If None, the broker has no followers and refuses their fetches."""
         self.selects_replicas = False
-        """Whether consumers that name their rack are sent to followers in it (`replica.selector.class`)."""
+        """Whether consumers that name their rack are sent to followers in that rack (`replica.selector.class`)."""
         self.peer_brokers: PeerBrokers | None = None
-        """Identifies the other brokers of the cluster on their connections. None: there are no other brokers."""
+        """Identifies the other brokers of the cluster on their connections. None if there are no other brokers."""
         self.quotas = quotas
         self.connection_quotas = connection_quotas
         self.turns = runtime.turns
@@ -87,8 +91,8 @@ class Peer:
     def __init__(
         self, client_host: str, client_port: int, local_host: str, local_port: int, listener: str = ""
     ) -> None:
-        """`listener` is the name of the listener that the client connected to. Answers have the addresses that the
-        brokers advertise for it. "" stands for the first listener of each broker.
+        """`listener` is the name of the listener to which the client has connected. Answers contain the addresses that
+        the brokers advertise for this listener. An empty name means the first listener of each broker.
         """
         self.listener = listener
         self.client_host = client_host
@@ -99,7 +103,7 @@ class Peer:
         self.broker: PeerBroker | None = None
         """The broker that has proved its identity on this connection; None for a client."""
         self.claim: PendingClaim | None = None
-        """The identity that a broker has claimed on this connection and has not proved yet."""
+        """The identity that a broker has claimed on this connection but not proved yet."""
 
 
 class RequestContext:
@@ -114,7 +118,7 @@ class RequestContext:
         self.client_id = client_id
         self.peer = peer
         self.meter: Meter | None = None
-        """None if the client has no quota."""
+        """Measures the request; None if the client has no quota."""
 
     @property
     def requester(self) -> "Requester | None":
@@ -129,6 +133,15 @@ class RequestContext:
     @property
     def client_host(self) -> str:
         return self.peer.client_host
+
+
+class Encoded:
+    """An encoded response in pieces, without its header. The response's objects have been freed."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: "list[Piece]") -> None:
+        self.pieces = pieces
 
 
 class CloseConnection:

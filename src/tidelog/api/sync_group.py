@@ -10,8 +10,7 @@ from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 PROTOCOL_REQUIRED_VERSION = 5
 ASSIGNMENTS_MAX = 50_000
-"""Upper bound on the assignments of one request. It is far above the number of members that fits into a group's
-record."""
+"""Upper bound on the assignments of one request. A group's record has space for far fewer members."""
 
 
 def handle(

@@ -1,8 +1,8 @@
-"""The description of a topic's partitions that Metadata and DescribeTopicPartitions share.
+"""Describe a topic's partitions, for Metadata and DescribeTopicPartitions.
 
-A partition whose log is offline is described as by Kafka's controller: it has no leader, and the former leader is
-not in sync. The leader epoch does not change, since no other broker becomes leader; clients ignore metadata with an
-older leader epoch.
+A partition whose log is offline on its leader is described as Kafka's controller does it: without a leader, and without
+the former leader in the ISR. The leader epoch remains the same, since no other broker has become the leader. (Clients
+ignore metadata with an older leader epoch.)
 """
 
 from collections.abc import Iterable
@@ -25,9 +25,11 @@ def partitions_of(
     indexes: Iterable[int],
     image: MetadataImage,
     partitions: "Partitions",
-    kind: type[P],
+    description_class: type[P],
 ) -> Steps[list[P]]:
-    """Describe the partitions `indexes` of the topic by objects of `kind`. Their error codes are those of Metadata."""
+    """Return one object of `description_class` for each of the partitions `indexes`. The error codes are the error
+    codes of Metadata.
+    """
     descriptions = []
     for index in indexes:
         state = topic.partitions[index]
@@ -39,7 +41,7 @@ def partitions_of(
                 offline.append(leader)
             leader = NO_LEADER
         descriptions.append(
-            kind(
+            description_class(
                 error_code=ErrorCode.LEADER_NOT_AVAILABLE if leader == NO_LEADER else ErrorCode.NONE,
                 partition_index=index,
                 leader_id=leader,

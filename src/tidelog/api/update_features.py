@@ -1,7 +1,8 @@
 """UpdateFeatures (key 57), v0-2 (KIP-584). v1: types of upgrade, validation only; v2: one error for all features.
 
-The software and its settings determine the level of group.version, so a request cannot change it. The controller of a
-cluster finalizes the levels of the other features. As in Kafka, a request for the present level succeeds.
+The broker's version and settings determine the level of group.version, so a request cannot change this level. The
+controller of a cluster finalizes the levels of the other features. As in Kafka, a request for the present level
+succeeds.
 """
 
 from collections.abc import Coroutine
@@ -30,8 +31,8 @@ NO_ERROR_MESSAGE = "NONE"
 def handle(
     services: Services, context: RequestContext, request: UpdateFeaturesRequest
 ) -> Steps[UpdateFeaturesResponse | Coroutine[Any, Any, UpdateFeaturesResponse]]:
-    """Change the requested levels, all or none. If a feature is named more than once, its last level counts, and each
-    entry gets its result.
+    """Change all requested levels, or none of them if one change is refused. If a feature is named more than once, its
+    last level is used, and each entry gets the same result.
     """
     present_features = features(services)
     finalized = cluster_features(services)
@@ -68,8 +69,8 @@ async def _change(
 
 
 def _check(feature: Feature | None, update: FeatureUpdateKey, *, is_finalized: bool) -> None:
-    """Raise ApiError if the request cannot be fulfilled. If the controller finalizes the level (`is_finalized`), it has
-    the last word; otherwise the feature must already have the requested level.
+    """Raise ApiError if the level cannot be changed as requested. If the controller finalizes the level
+    (`is_finalized`), it checks the request again. Otherwise the feature must already have the requested level.
     """
     name, level = update.feature, update.max_version_level
     if update.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):

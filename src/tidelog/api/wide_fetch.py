@@ -1,4 +1,4 @@
-"""A fetch of very many partitions: read, watched and encoded in steps."""
+"""A fetch of very many partitions. It reads, watches and encodes them in steps."""
 
 import logging
 from collections.abc import Coroutine, Iterable, Iterator
@@ -25,12 +25,12 @@ ITEMS_PER_STEP = 16
 COLD_LANE: Final = "wide-cold-reads"
 """Only one wide fetch at a time reads from the disk, so that other calls find a free thread."""
 COLD_READS_MAX = 1000
-"""Limit on the cold reads of one response, since they cost memory. Further cold partitions are read on the loop, which
-waits for the disk meanwhile."""
+"""Upper bound on the cold reads of one response, since each takes memory. Further cold partitions are read on the event
+loop, which waits for the disk during such a read."""
 
 
 class WideFetch(Fetch):
-    """A fetch in steps. Appends may happen between two steps, so partitions that change after they were read are read
+    """A fetch in steps. Other requests may append between two steps. A partition that changes after it was read is read
     again.
     """
 
@@ -59,7 +59,9 @@ class WideFetch(Fetch):
         return self._free_at_end(self._read_all())
 
     def _free_at_end(self, steps: Steps[R]) -> Steps[R]:
-        """Run `steps`. When they end with the response, fail or are cancelled, all found data is freed in steps."""
+        """Run `steps`. When they have returned the response, have failed or were cancelled, free all results in
+        steps.
+        """
 
         def run_and_free() -> Steps[R]:
             answer = None
@@ -78,7 +80,7 @@ class WideFetch(Fetch):
     def _free_results(self) -> None:
         items, self._fetch_context.items = self._fetch_context.items, []
         parts: list[list[Any]] = [items, [*self._special_data.values()], [*self._slices.values()]]
-        # Drop the dictionaries first: then only `parts` refers to the objects, so that they can be freed in steps.
+        # Drop the dictionaries first, so that only `parts` refers to the objects and they can be freed in steps.
         self._special_data, self._slices, self._aborted, self._unknown_ranks = {}, {}, {}, {}
         self._services.turns.free_in_steps(parts)
 
@@ -107,7 +109,7 @@ class WideFetch(Fetch):
         self._pending = pending
         self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self.finish)
         self._services.partitions.park(self)
-        self.wake()  # for partitions that changed while other partitions were read
+        self.wake()  # some partitions may have changed while other partitions were read
         return pending
 
     def wake(self) -> int:
@@ -224,8 +226,8 @@ class WideFetch(Fetch):
         return response
 
     def _forget_deleted(self, items: list[FetchItem]) -> None:
-        """Replace the results of topics that were deleted meanwhile by an error, since their files may be removed
-        before the results are sent.
+        """If a topic was deleted after it was read, replace its results by an error, since its files may be removed
+        before the response is sent.
         """
         for item in items:
             partition = item.partition
@@ -243,7 +245,7 @@ class WideFetch(Fetch):
         return [*ranks[0], *ranks[1], *ranks[2]]
 
 
-def _chunks(things: Iterable[T]) -> Iterator[list[T]]:
-    remaining = iter(things)
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    remaining = iter(items)
     while chunk := list(islice(remaining, ITEMS_PER_STEP)):
         yield chunk

@@ -1,5 +1,4 @@
-"""Adopt data directories that Apache Kafka wrote: read their partitions, and make the first records of a new
-journal.
+"""Adopt data directories of Apache Kafka: read their partitions, and create the first records of a new journal.
 
 Topic ids, partitions and leader epochs come from the directories and checkpoints. Kafka's own metadata log is
 neither read nor changed. The topics' settings are therefore unknown: topics get the defaults, except that retention
@@ -88,7 +87,7 @@ def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
         try:
             names = [n for n in disk.list(directory) if not n.startswith(".") and n != "lost+found"]
         except OSError:
-            continue  # it does not exist yet, or the code that opens it reports the error
+            continue  # the directory does not exist yet, or the code that opens it reports the error
         known_names = (META_PROPERTIES, METADATA_STORE, METADATA_STORE_MARK, *CHECKPOINTS)
         if names and not any(n in known_names or _contains_log(disk, f"{directory}/{n}") for n in names):
             shown_names = ", ".join(sorted(names)[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
@@ -138,7 +137,7 @@ def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
     return Identity(cluster_id, node_id)
 
 
-def take_node_id(identity: Identity, config: BrokerConfig, directory: str) -> None:
+def use_node_id(identity: Identity, config: BrokerConfig, directory: str) -> None:
     """Set the directory's node id in `config`. Raises ConfigError if `node.id` was set to another number."""
     if identity.node_id is None or identity.node_id == config.node_id:
         return
@@ -207,7 +206,7 @@ def adopt(found: FoundPartitions, config: BrokerConfig, new_id: Callable[[], Top
     for topic, count in counts.items():
         existing = {i: p for i in range(count) if (p := found.partitions.get(TopicPartition(topic, i))) is not None}
         topic_id = _topic_id(topic, existing.values(), directory) or new_id()
-        # Begin a new leader epoch: clients expect that a broker's restart begins one (KIP-320).
+        # Begin a new leader epoch, since clients expect this after a broker's restart (KIP-320).
         states: list[PartitionState] = [
             new_partition((config.node_id,), existing[i].last_leader_epoch + 1 if i in existing else 0)
             for i in range(count)
@@ -218,8 +217,8 @@ def adopt(found: FoundPartitions, config: BrokerConfig, new_id: Callable[[], Top
     if found.ignored_directories:
         notices.append(f"ignored directories: {', '.join(found.ignored_directories)}")
     if records:
-        # Start at a random id. An earlier journal of this directory, which was deleted, may have allocated ids, and
-        # these must not be allocated again.
+        # Start at a random id. An earlier journal of this directory may have been deleted. The ids that it allocated
+        # must not be allocated again.
         first_id = (1 + int.from_bytes(new_id()[:2], "big")) << PRODUCER_IDS_BITS
         records.append(ProducerIdsAllocated(config.node_id, first_id))
         notices.append(

@@ -1,13 +1,13 @@
 """One broker: its parts, in the order in which they start. They stop in the reverse order.
 
 inspect the data directories (lock, identity, journal, Kafka's partitions) -> bind the listeners' addresses
-  -> take the data directories: only from here on, files are changed
+  -> acquire the data directories: only from here on, files are changed
     -> metadata (journal in the store -> image)
       -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
         -> listen
 
 A broker of a cluster acquires its lease before it replays the journal, and is registered before it opens partitions. It
-is fenced until it listens. Then it sends heartbeats, and may lead partitions.
+is fenced until it listens. After that, it sends heartbeats, and may lead partitions.
 """
 
 import asyncio
@@ -26,11 +26,10 @@ from tidelog.broker.adoption import (
     read_all_partitions,
     read_identities,
     refuse_foreign,
-    take_node_id,
+    use_node_id,
 )
 from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.fresh import FreshDirectories, are_still_fresh, find_fresh_directories, remove_created_files
-from tidelog.broker.last_run import LastRun, directory_ids, read_boot_id, read_last_run, write_last_run
 from tidelog.broker.listener import Listener
 from tidelog.broker.metadata_store import (
     check_directories,
@@ -61,6 +60,7 @@ from tidelog.replication.lease_guard import LeaseGuard
 from tidelog.replication.partitions import Partitions
 
 if TYPE_CHECKING:
+    from tidelog.broker.cluster_registration import ClusterRegistration
     from tidelog.broker.controller_channel import NetworkControllerChannel
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.metadata.image import MetadataImage
@@ -75,10 +75,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.broker")
 
 DRAIN_S: Final = 5.0
-"""When the broker stops, clients have this time to read their last responses."""
+"""When the broker stops, clients have this time, in seconds, to read their last responses."""
 
 StoreFactory = Callable[[str, "Runtime"], "Store"]
-"""Makes the metadata store from its path and the runtime. `tidelog.simulation` passes such a function."""
+"""A function that returns the metadata store for a path and a runtime. `tidelog.simulation` passes such a function."""
 
 
 class BrokerServer:
@@ -92,9 +92,9 @@ class BrokerServer:
         store_factory: StoreFactory | None = None,
         lease_ms: int | None = None,
     ) -> None:
-        """Without `store_factory` the setting metadata.store decides.
+        """Without `store_factory`, the setting metadata.store determines the metadata store.
 
-        `lease_ms` is the term of the leases if `store_factory` makes a store that other brokers use, too.
+        `lease_ms` is the duration of the leases if `store_factory` returns a store that other brokers also use.
         """
         self.config = config
         self.runtime = runtime
@@ -104,7 +104,7 @@ class BrokerServer:
         """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
         self._lease_ms = config.lease_ms if self._store_is_elsewhere else lease_ms
         self._channel: NetworkControllerChannel | None = None
-        """Leads to the controllers on other brokers; None if no other broker can use the metadata store."""
+        """The connections to the controllers on other brokers; None if no other broker can use the metadata store."""
         self.peer_connections: PeerConnections | None = None
         """Opens connections to the other brokers; None if no other broker can use the metadata store."""
         self._directories: DataDirectories | None = None
@@ -127,8 +127,8 @@ class BrokerServer:
         self._transactions: TransactionParts | None = None
         self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
-        self._last_run = LastRun()
-        """The run of this broker that used the data directories before."""
+        self._cluster_registration: ClusterRegistration | None = None
+        """None if no other broker can use the metadata store, and before the directories are locked."""
         self._failed: asyncio.Future[str] = runtime.tasks.future()
 
     @property
@@ -138,12 +138,14 @@ class BrokerServer:
 
     @property
     def controller(self) -> "RequestExecutor | None":
-        """The part that executes requests of other brokers to the controller; None until the start has made it."""
+        """The object that executes the controller requests of other brokers; None before the start has created it."""
         return None if self._metadata is None else self._metadata.controller
 
     @property
     def broker_epoch(self) -> int:
-        """The epoch with which this run is registered in its cluster; -1 before that, and if it is no part of one."""
+        """The epoch with which this run is registered in its cluster; -1 before the registration, and without a
+        cluster.
+        """
         lifecycle = None if self._metadata is None else self._metadata.lifecycle
         return -1 if lifecycle is None else lifecycle.broker_epoch
 
@@ -163,10 +165,10 @@ class BrokerServer:
     # Starting
 
     async def start(self) -> None:
-        """Start the broker; return when it serves clients.
+        """Start the broker, and return when it serves clients.
 
-        Raises ConfigError, AdoptionError, DirectoryInUse, StoreFailed ..., OSError; each message states the problem
-        in one line. A damaged partition does not prevent the start: it is offline, and the log says why.
+        Raises ConfigError, AdoptionError, DirectoryInUse, StoreFailed ..., OSError. Each message states the problem in
+        one line. A damaged partition does not prevent the start: the partition is offline, and the log says why.
         """
         try:
             await self._start()
@@ -181,9 +183,11 @@ class BrokerServer:
         directories, metadata = await self._take_directories()
         services = self.services
         if self._channel is not None:
-            self._last_run = await self.runtime.tasks.run_blocking(
-                read_last_run, self.runtime.disk, [directory.path for directory in directories.online]
-            )
+            from tidelog.broker.cluster_registration import ClusterRegistration
+
+            paths = [directory.path for directory in directories.online]
+            self._cluster_registration = ClusterRegistration(self.runtime, self.config, paths)
+            await self._cluster_registration.read_last_run()
         if self._store_is_elsewhere:
             new_ids = await self._start_with_store_elsewhere(directories, metadata, identity)
         else:
@@ -210,7 +214,8 @@ class BrokerServer:
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
-            await metadata.publisher.wait_for(self.broker_epoch + 1)  # connections are identified by the registration
+            # This broker's connections are accepted only after other brokers know its registration.
+            await metadata.publisher.wait_for(self.broker_epoch + 1)
             self._peers.start()
         self._listen()
         await metadata.begin_to_serve()
@@ -223,16 +228,16 @@ class BrokerServer:
         self._warn_of_settings()
 
     async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
-        """Make the part that works with other brokers, if this broker is one of several. It must exist before the
-        partitions get their roles.
+        """Create the `Peers` object, if other brokers can use the metadata store. It must exist before the partitions
+        get their roles.
         """
         if self.peer_connections is None:
             return
-        from tidelog.replication.peers import Peers  # a broker that is alone starts faster without it
+        from tidelog.replication.peers import Peers  # a broker that is alone starts faster without this import
 
         selector = self.config.get("replica.selector.class")
         if selector not in (None, "", RACK_AWARE_SELECTOR):
-            raise ConfigError(f"replica.selector.class is {selector}; the one selector is {RACK_AWARE_SELECTOR}")
+            raise ConfigError(f"replica.selector.class is {selector}; the only selector is {RACK_AWARE_SELECTOR}")
         peers = self._peers = Peers(
             self.runtime,
             self.config,
@@ -249,10 +254,10 @@ class BrokerServer:
     async def _start_with_store_elsewhere(
         self, directories: DataDirectories, metadata: MetadataService, identity: Identity
     ) -> list[str]:
-        """Start the metadata service, mark the directories, and return ids for directories without one.
+        """Start the metadata service, mark the directories, and return new ids for directories without an id.
 
-        The id of the first directory makes this broker's lease its own: it is the same after a restart, and another
-        broker with the same node id has another one.
+        The holder of this broker's controller lease contains the id of its first directory. This id is the same after a
+        restart, but different from the id of another broker with the same node id.
         """
         run_blocking = self.runtime.tasks.run_blocking
         new_ids = self._new_directory_ids(directories)
@@ -265,14 +270,14 @@ class BrokerServer:
 
     @property
     def _ended_run(self) -> str | None:
-        """The incarnation of a run of this broker that has ended for sure."""
-        return self._last_run.incarnation if self._last_run.has_ended else None
+        """The incarnation of the previous run of this broker, if it is certain that this run has ended."""
+        return None if self._cluster_registration is None else self._cluster_registration.ended_run
 
     def _new_directory_ids(self, directories: DataDirectories) -> list[str]:
         return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
 
     async def _inspect(self) -> Identity:
-        """Check everything that can prevent a start, without changing any file."""
+        """Make all checks that can prevent a start, without changing any file."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         await run_blocking(refuse_foreign, disk, paths)
         self._fresh_before_lock = await run_blocking(find_fresh_directories, disk, paths)
@@ -280,7 +285,7 @@ class BrokerServer:
         directories = self._directories = await run_blocking(DataDirectories.inspect, disk, paths, elsewhere)
         online = [directory.path for directory in directories.online]
         identity = await run_blocking(read_identities, disk, online)
-        take_node_id(identity, self.config, directories.metadata_path if online else self.config.data_directory)
+        use_node_id(identity, self.config, directories.metadata_path if online else self.config.data_directory)
         is_marked = await run_blocking(
             partial(check_directories, elsewhere=elsewhere), disk, self._store_address, online
         )
@@ -291,7 +296,7 @@ class BrokerServer:
             has_journal = await self._metadata.inspect(identity.cluster_id) or not elsewhere
         if is_marked and not has_journal:
             await run_blocking(refuse_empty_store, disk, self._store_address, online[0])
-        if online and not has_journal and not is_marked:  # a marked directory was Tidelog's before
+        if online and not has_journal and not is_marked:  # a marked directory was already used by Tidelog
             self._adoption = await self._adopt(online)
         return identity
 
@@ -304,7 +309,7 @@ class BrokerServer:
         return metadata
 
     def _make_channel(self) -> "NetworkControllerChannel | None":
-        """Make the channel to the controllers on other brokers; None if no other broker can use the store."""
+        """Return a new channel to the controllers on other brokers, or None if no other broker can use the store."""
         if self._lease_ms is None:
             return None
         from tidelog.broker.controller_channel import NetworkControllerChannel
@@ -316,12 +321,12 @@ class BrokerServer:
         return self._channel
 
     def _incarnation(self) -> str:
-        """Return the id of this run of the broker's process, a secret of the cluster's brokers."""
+        """Return the id of this run of the broker's process. Only the brokers of the cluster may know it."""
         assert self._metadata is not None
         return self._metadata.incarnation
 
     async def _adopt(self, paths: "Sequence[str]") -> Adoption:
-        """Return the topics of the partitions that Kafka left in the directories."""
+        """Return the topics of the partitions of Kafka in the directories."""
         found = await self.runtime.tasks.run_blocking(read_all_partitions, self.runtime.disk, paths)
         return adopt(found, self.config, lambda: TopicId(self.runtime.new_uuid()), ", ".join(paths))
 
@@ -331,7 +336,7 @@ class BrokerServer:
             self._bound_sockets.append(await self.runtime.network.bind(endpoint.host, endpoint.port))
 
     async def _take_directories(self) -> tuple[DataDirectories, MetadataService]:
-        """Begin to use the data directories, and make the broker's parts."""
+        """Begin to use the data directories, and create the parts of the broker."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         directories = self._directories
         assert directories is not None
@@ -359,15 +364,15 @@ class BrokerServer:
             self.services.connection_quotas.set(new.client_quotas)
 
     def _directory_state(self, directories: DataDirectories, identity: Identity) -> str:
-        """Return, as one word, the state in which the last broker left the directories; "new" if no broker has used
-        them.
+        """Return the state of the directories after the last stop of a broker: "clean", "unclean", or "new" if no
+        broker has used them.
         """
         if identity.cluster_id is None and not len(self.services.partitions):
             return "new"
         return "clean" if directories.clean else "unclean"
 
     def _log_start(self, directory_state: str, seconds: float) -> None:
-        """Log the results of the start in one line: the first information that an operator needs after a crash."""
+        """Log the results of the start in one line. Operators read it first after a crash."""
         partitions = self.services.partitions
         reports = [partition.log.recovery for partition in partitions]
         logger.info(
@@ -455,7 +460,7 @@ class BrokerServer:
             self._transactions.close()
 
     async def _first_records(self) -> "Sequence[JournalRecord]":
-        """Return the first records of a new journal: the topics of a directory that Kafka wrote."""
+        """Return the first records of a new journal, which create the topics of a directory of Kafka."""
         directories = self._directories
         assert directories is not None
         adoption = self._adoption or await self._adopt([directory.path for directory in directories.online])
@@ -473,22 +478,16 @@ class BrokerServer:
         endpoints = zip(self.config.endpoints, self._bound_sockets, strict=True)
         bound = [endpoint._replace(port=sockets.port) for endpoint, sockets in endpoints]
         registration = metadata.registration(self.config.advertised_endpoints(bound))
-        if self._channel is None:
+        if self._cluster_registration is None:
             await metadata.register(registration)
             return
-        run_blocking, disk = self.runtime.tasks.run_blocking, self.runtime.disk
-        paths = [directory.path for directory in directories.online]
-        boot_id = await run_blocking(read_boot_id, disk)
-        await metadata.register(
-            registration._replace(
-                boot_id=boot_id,
-                directories=await run_blocking(directory_ids, disk, paths),
-                previous_epoch=self._last_run.broker_epoch,
-                is_synced=directories.clean,
-            )
+        await self._cluster_registration.register(
+            metadata,
+            registration,
+            self.services.partitions,
+            was_stopped_cleanly=directories.clean,
+            logs_are_open=self._logs_opened,
         )
-        run = LastRun(registration.incarnation, self.broker_epoch, boot_id)
-        await run_blocking(write_last_run, disk, paths, run)
 
     def _listen(self) -> None:
         """Accept connections."""
@@ -502,7 +501,7 @@ class BrokerServer:
             self._bound_sockets.pop(0)
 
     def _guard_leaders(self, metadata: MetadataService) -> None:
-        """Let partitions resign that another broker may lead while this broker has no lease."""
+        """While this broker has no lease, stop leading the partitions that another broker may lead."""
         lifecycle, partitions = metadata.lifecycle, self.services.partitions
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)
@@ -532,7 +531,7 @@ class BrokerServer:
     # Stopping
 
     async def stop(self) -> None:
-        """Stop: answer outstanding requests, flush everything, mark the directories clean."""
+        """Stop the broker: answer outstanding requests, flush all logs, and mark the directories clean."""
         services = self.services
         if self._metadata is not None and self._metadata.lifecycle is not None and not self._failed.done():
             await self._metadata.lifecycle.shut_down()
@@ -543,7 +542,7 @@ class BrokerServer:
         for listener in self._listeners:
             listener.stop_accepting()
             listener.stop_requests()
-        # a long commit must reach its coordinator before the coordinator closes
+        # A long commit must reach its coordinator before the coordinator closes.
         await services.turns.wait_until_idle(DRAIN_S)
         services.groups.close()
         self._close_transactions()
@@ -570,9 +569,9 @@ class BrokerServer:
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.
 
-        Directories that were clean are marked clean again, unless the start failed while their logs were being
-        opened. All others remain unclean, as after a crash. Created files of new directories are removed, unless a
-        client may have connected.
+        Directories that were clean are marked clean again, unless the start failed while their logs were being opened.
+        All other directories remain unclean, as after a crash. If the directories were new, the files that the start
+        has created are removed, unless a client may have connected.
         """
         if self._housekeeping is not None:
             self._housekeeping.cancel()
@@ -608,7 +607,7 @@ class BrokerServer:
             directories.release()
 
     async def _remove_created_files(self, fresh: FreshDirectories) -> None:
-        """Remove the created files while the directories are locked, so that no other broker is using them."""
+        """Remove the files that the start has created. The directories are locked, so no other broker uses them."""
         try:
             await self.runtime.tasks.run_blocking(
                 remove_created_files, self.runtime.disk, fresh, self.config.data_directories

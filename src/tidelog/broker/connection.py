@@ -1,17 +1,17 @@
 """The server's side of one client connection: split the received bytes into requests, call their handlers, and send
-the responses in the order of the requests. A frame is one encoded request; four bytes of length precede it.
+the responses in the order of the requests. A frame is one encoded request, which follows a length of four bytes.
 
 Requests of one connection are handled one after another, as in Kafka. Only produce requests may be handled while
 earlier produce requests wait for their acknowledgement. Views into a request (record batches) are valid until the
 handler returns or first awaits, since the buffer is reused. A request of more than `WIDE_REQUEST_BYTES` (a produce
 request: `WIDE_PRODUCE_BYTES`) is processed in steps, and its buffer is not reused before the last step.
 
-A client that has shut its sending side gets a response to every complete request, in order; then the connection is
-closed. TCP does not distinguish such a client from a client that has closed its socket. In both cases the connection
-stays open until the last response was sent, or until a reset arrives.
+A client that has shut its sending side gets a response to every complete request, in order. After the last response,
+the connection is closed. TCP does not distinguish such a client from a client that has closed its socket. In both cases
+the connection remains open until the last response was sent, or until a reset arrives.
 
-When the connection is broken, complete requests that change something (`Route.has_effects`) are still handled to
-their end, in order. Only responses and reads are dropped.
+When the connection is broken, complete requests that change state (`Route.has_effects`) are still handled to their end,
+in order. Only responses and reads are dropped.
 """
 
 import logging
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.api.metering import Meter
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_route, routes
-from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
+from tidelog.api.services import NO_RESPONSE, CloseConnection, Encoded, Peer, RequestContext, Services
 from tidelog.broker.discarding_stream import DISCARDING_STREAM
 from tidelog.broker.other_protocols import other_protocol_hint
 from tidelog.broker.pipelining import COMBINE_REQUESTS
-from tidelog.broker.serving import Encoded, failure_response, handle_in_steps, log_encoding_failure
+from tidelog.broker.serving import failure_response, handle_in_steps, log_encoding_failure
 from tidelog.broker.slot import Slot
 from tidelog.quotas.client_quotas import ANONYMOUS
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream, TimerHandle
@@ -47,8 +47,8 @@ _FLEXIBLE_RESPONSE = Struct(">iix")
 HEADER_BYTES = 10
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
-"""Upper bound on the size of requests other than produce, which contains records. No honest client sends longer
-ones."""
+"""Upper bound on the size of all requests except produce requests, which contain records. No common client sends longer
+requests."""
 PIPELINED_MAX = 1000
 """Upper bound on the waiting (unacknowledged) produce requests of one connection. At the limit, reading pauses."""
 BACKLOG_BYTES_MAX = 1 << 20
@@ -56,8 +56,8 @@ BACKLOG_BYTES_MAX = 1 << 20
 WIDE_REQUEST_BYTES = 16 << 10
 """A longer request may contain thousands of items, so it is decoded, handled and encoded in steps."""
 WIDE_PRODUCE_BYTES = 100 << 10
-"""A longer produce request is processed in steps. It consists mostly of records: this size is about 1,500 of the
-smallest batches, which take 10 ms."""
+"""A longer produce request is processed in steps. Its limit is higher, since it consists mostly of records. A request
+of this size contains at most about 1,500 batches, which take 10 ms."""
 
 
 class ServerConnection:
@@ -98,7 +98,7 @@ class ServerConnection:
         self.open = False
         """True until all requests have ended. The client may disconnect earlier; see `is_disconnected`."""
         self.is_disconnected = False
-        self._last_active = 0.0  # monotonic time at which the client last sent or read something
+        self._last_active = 0.0  # monotonic time at which the client last sent or read bytes
         self._last_backlog_bytes = 0
         self._frame: bytearray | None = None  # an incomplete frame, including its four bytes of length
         self._filled = 0
@@ -107,13 +107,13 @@ class ServerConnection:
         self._paused = False
         self._resuming = False  # `_resume` is scheduled for a later turn of the loop
         self._draining = False  # no further request is started
-        # the client has shut its sending side; the connection is closed after the last response
+        # Whether the client has shut its sending side. The connection is then closed after the last response.
         self._input_ended = False
         self._mute_timer: TimerHandle | None = None  # while set, the client is throttled by a quota
         self._halted = False  # draining or muted
         self._waiting: deque[Slot] = deque()
         self._combined: list[Piece] | None = None
-        # (generation of the quotas, client id, whether it has a quota)
+        # The generation of the quotas, the client id, and whether this client has a quota.
         self._cached_quota: tuple[int, str, bool] | None = None
         self._prefix_end = 0  # end of the prefix of this client's produce requests; see `ProduceTemplates`
         self._client_id_raw = b""
@@ -167,7 +167,7 @@ class ServerConnection:
             self._disconnect()
 
     def close(self, reason: str) -> None:
-        """Close the connection of a client that broke the protocol or a limit. Later bytes are not processed."""
+        """Close the connection of a client that has violated the protocol or a limit. Later bytes are not processed."""
         if not self.open:
             return
         logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
@@ -179,12 +179,12 @@ class ServerConnection:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        """Handle the disconnection of the client: finish requests with effects, drop all others."""
+        """Handle the disconnection of the client: finish requests with effects, and drop all other requests."""
         self.is_disconnected = True
         self._listener.client_disconnected(self)
         self._stream = DISCARDING_STREAM
         self._drop_frame()
-        if self._mute_timer is not None:  # a disconnected client need not be throttled
+        if self._mute_timer is not None:  # throttling a disconnected client would be useless
             self._mute_timer.cancel()
             self._mute_timer = None
             self._halted = self._draining
@@ -197,7 +197,7 @@ class ServerConnection:
         self._end_if_done()
 
     def _finish_if_answered(self) -> None:
-        """Close the connection when no further request can come and every response was sent."""
+        """Close the connection if no further request can arrive and every response was sent."""
         if not self._waiting and (self._draining or (self._input_ended and self._stash is None)):
             self._draining = self._halted = True
             self._stream.finish()
@@ -209,11 +209,11 @@ class ServerConnection:
             self._listener.ended(self)
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how many seconds the client has neither sent nor read anything.
+        """Return for how many seconds the client has neither sent nor read any bytes.
 
-        It is 0 while the client waits for a response (a long poll, a join). A client that has shut its sending side
-        is an exception, since it may have disconnected. Must be called regularly, since only these calls notice that
-        the client reads.
+        The result is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending side
+        and so may have disconnected. This must be called regularly, since only these calls notice that the client
+        reads.
         """
         if self._waiting and not self._input_ended:
             return 0
@@ -223,7 +223,7 @@ class ServerConnection:
         return now_s - self._last_active
 
     def drain(self) -> None:
-        """Start no more requests. Close the connection when all responses are sent and read."""
+        """Start no further requests. Close the connection when all responses were sent and read."""
         if self.open and not self._draining:
             self._draining = self._halted = True
             self._pause()
@@ -231,7 +231,7 @@ class ServerConnection:
             self._end_if_done()
 
     def mute(self, delay_s: float, on_end: Callable[[], object] | None = None) -> None:
-        """Stop reading and handling requests for `delay_s`; then continue, or call `on_end`."""
+        """Stop reading and handling requests for `delay_s` seconds. After this time continue, or call `on_end`."""
         if not self.open or self.is_disconnected:
             return
         if self._mute_timer is not None:
@@ -276,7 +276,7 @@ class ServerConnection:
                 self._begin_frame(view[position:end], size + 4)
                 break
             if self._waiting and view[position + 4 : position + 6] != _PRODUCE_KEY_BYTES:
-                # Batches of earlier produce requests may not be appended yet, and this request must see them.
+                # Batches of earlier produce requests may not be appended yet. This request must be handled after them.
                 self._stash_frames(view[position:end], continue_soon=False)
                 break
             if self._combined is None and handled == 0 and bytes_left >= COMBINE_REQUESTS * (size + 4):
@@ -297,7 +297,7 @@ class ServerConnection:
         """
         if self.is_disconnected or self._input_ended:  # the rest of the frame will not arrive
             return
-        # The buffer of a longer frame grows as the bytes arrive, so a large length field alone takes no memory.
+        # The buffer of a longer frame grows as its bytes arrive, so a large length field alone takes no memory.
         first_bytes = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
         if not self._reserve(first_bytes):
             return
@@ -336,7 +336,7 @@ class ServerConnection:
             self._listener.reserve(self, len(self._held_buffer))
 
     def _hold_buffer(self, buffer: bytearray) -> None:
-        """Reserve `buffer` for a request that is processed in steps: no other code may write to it meanwhile."""
+        """Reserve `buffer` for a request that is processed in steps. No other code may write to it during this time."""
         self._held_buffer = buffer
         self._listener.hold(buffer)
         self._reserve(0)
@@ -387,7 +387,7 @@ class ServerConnection:
         self._resume(requests_max)
 
     def _resume(self, requests_max: int) -> None:
-        """Handle at most `requests_max` of the frames in the stash, unless they still must wait."""
+        """Handle at most `requests_max` of the frames in the stash, unless they must still wait."""
         if not self.open or self._must_wait():
             return
         stash = self._stash
@@ -465,9 +465,7 @@ class ServerConnection:
         return cached[2]
 
     def _handle_by_template(self, route: Route, frame: memoryview, correlation_id: int) -> bool:
-        """Handle a produce request by the template of its prefix. Returns False, and has done nothing, if that is
-        impossible.
-        """
+        """Handle a produce request by the template of its prefix. Do nothing and return False if this is impossible."""
         templates = route.produce_templates
         if templates is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:
             return False
@@ -532,7 +530,7 @@ class ServerConnection:
             self.close(f"{route.name} request of {len(frame)} bytes: only produce may exceed {OTHER_REQUEST_BYTES_MAX}")
             return
         slot = Slot(self, route, context)
-        slot.pipelined = False  # the next request waits until this one is answered
+        slot.pipelined = False  # the next request waits until this request is answered
         self._waiting.append(slot)
         steps = handle_in_steps(self.services, route, context, frame, position, lambda: not self.is_disconnected)
         if slot.begin(steps, weight=len(frame)) and self.open:
@@ -544,8 +542,8 @@ class ServerConnection:
     # Responses
 
     def slot_answered(self, slot: Slot) -> None:
-        """If `slot` is the first one, send its response and the completed responses behind it. Then continue with
-        waiting frames.
+        """If `slot` is the first slot, send its response and the completed responses of the following slots. Afterwards
+        continue with waiting frames.
         """
         waiting = self._waiting
         if not waiting or waiting[0] is not slot or not self.open:
@@ -566,13 +564,13 @@ class ServerConnection:
         if self._draining and not waiting:
             self._stream.finish()
         elif (self._paused or self._input_ended) and not self._must_wait():
-            # to handle waiting frames, to read, or to close the connection after the end of the input
+            # This handles waiting frames, resumes reading, or closes the connection after the end of the input.
             self.resume_soon()
         if self.is_disconnected:
             self._end_if_done()
 
     def _throttle(self, meter: Meter) -> None:
-        """After a response, throttle the client if it is over a quota now (KIP-219)."""
+        """After a response, throttle the client if it now exceeds a quota (KIP-219)."""
         meter.record_encoding()
         if meter.throttle_ms:
             self.mute(meter.throttle_ms / 1000)

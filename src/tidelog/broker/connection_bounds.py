@@ -24,13 +24,13 @@ class ConnectionBounds:
         requests."""
         self.frame_bytes = 0
         budget: int = config.queued_max_request_bytes
-        # In Kafka -1, the default, means no limit. Here it means four times the size of the largest request.
+        # In Kafka, the default value -1 means no limit. Here it means four times the size of the largest request.
         self._frame_bytes_max = budget if budget > 0 else 4 * config.socket_request_max_bytes
 
     def opened(self, connection: "ServerConnection", *, is_protected: bool = False) -> str:
-        """Count a new connection. Returns "" or the reason to close it immediately.
+        """Count a new connection. Returns "", or the reason to close the connection immediately.
 
-        `max.connections` does not apply to a connection that `is_protected`.
+        If `is_protected`, `max.connections` does not apply to the connection.
         """
         host = connection.peer.client_host
         host_count = self._by_host.get(host, 0) + 1
@@ -68,12 +68,11 @@ class ConnectionBounds:
         self.frame_bytes -= self._ending.pop(connection, 0)
 
     def reserve(self, connection: "ServerConnection", size: int) -> bool:
-        """Count `size` bytes of unfinished requests of the connection, in place of its former size. Returns False if
-        the connection had to be closed.
+        """Set the size of the connection's unfinished requests to `size` bytes. Returns False if the connection had to
+        be closed.
 
-        If the total exceeds the limit, the connections whose requests began first are closed: an honest client
-        completes its request soon, while a request that is never completed would block the requests of all other
-        clients.
+        If the total exceeds the limit, the connections whose requests began first are closed. A normal client completes
+        its request soon, but a request that is never completed would block the requests of all other clients.
         """
         was_disconnected = connection.is_disconnected
         byte_counts = self._ending if was_disconnected else self._frames

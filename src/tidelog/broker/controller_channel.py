@@ -1,4 +1,6 @@
-"""Requests to the controller on another broker over the network. Each is the data of one Envelope request (KIP-590)."""
+"""Send requests to the controller on another broker over the network, each as the data of one Envelope request
+(KIP-590).
+"""
 
 import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,15 +22,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.metadata")
 
 REPEATABLE_TIMEOUT_S: Final = 5.0
-"""Longest time, in seconds, that a request which may be sent again waits for its answer. The controller may have moved
-to another broker meanwhile, without closing the connection."""
+"""Longest time, in seconds, that a repeatable request waits for its answer. When it has passed, another broker may have
+become the controller, without closing this connection."""
 CONNECTION_SETUP_TIMEOUT_MS: Final = 3_000
-"""Limit for one attempt to connect and to identify this broker, in milliseconds. Then the controller may be another
-broker."""
+"""Limit for one attempt to connect and to identify this broker, in milliseconds. When it has passed, another broker may
+have become the controller."""
 IN_FLIGHT_MAX: Final = 100
 """Upper bound on the requests of one class that wait for their answers. Further requests wait before they are sent."""
 ENVELOPE_BYTES: Final = 1024
-"""More than an envelope adds to its content, in bytes."""
+"""Upper bound on the bytes that an envelope has in addition to its content."""
 
 
 class _Target(NamedTuple):
@@ -40,11 +42,11 @@ class _Target(NamedTuple):
 
 
 class NetworkControllerChannel:
-    """`ControllerChannel` of one broker.
+    """The `ControllerChannel` of one broker.
 
-    It has connections of its own, so that neither clients nor followers delay a request. Each class of requests has its
-    own connection, since a broker handles the requests of one connection one after another: a heartbeat never waits for
-    a slow creation of topics.
+    It uses separate connections, so that neither clients nor followers delay a request. A broker handles the requests
+    of one connection one after another. So each class of requests has its own connection: a heartbeat never waits for a
+    slow creation of topics.
     """
 
     def __init__(self, connections: "PeerConnections", node_id: int, turns: "Turns") -> None:
@@ -77,7 +79,7 @@ class NetworkControllerChannel:
         return answer
 
     async def _exchange(self, channel: Channel, data: bytes, timeout_s: float) -> bytes:
-        """Send the encoded request, and return the encoded answer. Raises ControllerUnreachable and AnswerLost."""
+        """Send an encoded request, and return the encoded answer. Raises ControllerUnreachable and AnswerLost."""
         envelope = EnvelopeRequest(request_data=data, request_principal=None)
         try:
             response = await channel.ask(envelope, EnvelopeResponse, timeout_ms=int(timeout_s * 1000))
@@ -104,7 +106,7 @@ class NetworkControllerChannel:
         return channel
 
     def _close_unused(self, target: _Target) -> None:
-        """Close the channels to other brokers than `target`, unless requests on them wait for their answers."""
+        """Close the channels to all brokers except `target`. Channels with requests in flight are not closed."""
         for other, channel in list(self._channels.items()):
             if other[:2] != target[:2] and channel.is_idle:
                 channel.close()

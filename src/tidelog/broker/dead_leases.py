@@ -1,7 +1,7 @@
-"""End the leases of a broker process that is known to be dead, for the program that started the process.
+"""End the leases of a broker process that has certainly ended. The program that has started the process uses this.
 
-A lease normally ends when its term is over, some seconds after its holder has died. The parent process knows at once
-that its child is dead, and ends the leases, so that the other brokers elect new leaders without waiting.
+A lease normally ends some seconds after its holder was killed, when its term is over. The parent process knows at once
+that its child process has ended. So it ends the leases, and the other brokers elect new leaders without waiting.
 """
 
 import logging
@@ -24,14 +24,16 @@ logger = logging.getLogger("tidelog.broker")
 
 
 class BrokerLeases:
-    """Reads and ends the brokers' leases in the store at `address`. No method raises because of the store."""
+    """Reads and ends the brokers' leases in the store at `address`. Errors of the store are logged and not raised."""
 
     def __init__(self, address: "StoreAddress", runtime: "Runtime") -> None:
         self._address = address
         self._runtime = runtime
 
     async def controller(self) -> int | None:
-        """Return the number of the broker that is the controller; None if there is none or the store is away."""
+        """Return the number of the broker that is the controller, or None if there is no controller or the store cannot
+        be reached.
+        """
         store = self._open()
         try:
             lease = await find_lease(store, CONTROLLER_LEASE)
@@ -43,10 +45,10 @@ class BrokerLeases:
         return None if lease is None else holding_broker(lease)
 
     async def end(self, number: int, directories: Sequence[str]) -> None:
-        """End the leases of the broker's last run in these data directories. Its process must be dead.
+        """End the leases of the broker's last run in these data directories. The process of this run must have ended.
 
-        A lease of any other process is not affected, not even if it has the same number: the holder of a lease names
-        the run or the data directory, and an acquisition raises the lease's epoch.
+        The leases of all other processes remain, even if a process has the same number: the holder of a lease names the
+        run or the data directory, and each acquisition increments the lease's epoch.
         """
         store = self._open()
         try:

@@ -1,5 +1,5 @@
-"""Data directories that are new or empty. If the start fails before a client could connect, all files that it
-created in them are removed.
+"""Data directories that were new or empty before the start. If the start fails before a client could connect, all files
+that the start has created in them are removed.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class FreshDirectories(NamedTuple):
-    """The data directories of a broker, if none of them contained anything before the start."""
+    """The data directories of a broker, if all of them were empty or missing before the start."""
 
     empty: list[str]
     """Directories that existed and were empty."""
@@ -22,8 +22,8 @@ class FreshDirectories(NamedTuple):
 
 
 def find_fresh_directories(disk: "Disk", paths: Sequence[str]) -> FreshDirectories | None:
-    """Return the directories; None if one of them contains anything or cannot be read. If it is None, a failed start
-    removes nothing. Blocks.
+    """Return the directories, or None if one of them is not empty or cannot be read. In this case, a failed start
+    removes no files. Blocks.
     """
     try:
         return _inspect(disk, paths)
@@ -39,8 +39,8 @@ def _inspect(disk: "Disk", paths: Sequence[str]) -> FreshDirectories | None:
 
 
 def are_still_fresh(disk: "Disk", paths: Sequence[str]) -> bool:
-    """Return whether the data directories, which are locked now, contain nothing but the lock file. Another broker
-    may have used them after the first check and before the lock. Blocks.
+    """Return whether the data directories, which are locked now, contain only the lock file. Another broker may have
+    used them between the first check and the lock. Blocks.
     """
     try:
         return all(name == LOCK for path in paths for name in disk.list(path))

@@ -1,9 +1,11 @@
-"""The file in each data directory of a broker of a cluster that names the run of the broker which used it last.
+"""A file in each data directory of a cluster's broker. It names the run of the broker that used the directory last.
 
-With it, the next run knows that this run has ended, since it has locked the directory itself: it need not wait for the
-end of the lease. This holds only for the same directory on a machine that has not booted since; a copy of the directory
-may be in use elsewhere. The controller learns from the file whether the directory may lack records that the registered
-run has acknowledged (KIP-966).
+When the next run has locked the directory, it knows that the named run has ended, and does not have to wait for the end
+of the lease. This conclusion is valid only for the same directory on the same machine without a reboot: a copy of the
+directory may still be in use on another machine. The file also tells the controller whether the directory may lack
+records that the registered run has acknowledged (KIP-966).
+
+The file also has the mark of `replication/synced_mark.py`: whether every acknowledged record of the run is synced.
 """
 
 from collections.abc import Sequence
@@ -20,25 +22,32 @@ if TYPE_CHECKING:
 LAST_RUN: Final = "broker.run"
 """Name of the file."""
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-"""The file in which Linux identifies the running boot."""
+"""The file from which Linux processes can read the id of the current boot."""
 
 
 class LastRun(NamedTuple):
     incarnation: str = ""
-    """Identifies the run; "" if it is unknown, or if the directories were used by different runs."""
+    """Identifies the run; "" if the run is unknown, or if different runs have used the directories."""
     broker_epoch: int = -1
     """The epoch with which the run was registered."""
     boot_id: str = ""
-    """The boot of the machine on which it ran."""
+    """The machine's boot id during the run."""
+    is_synced: bool = False
+    """Whether every record that the run acknowledged is synced, so that a power cut loses none of them."""
     has_ended: bool = False
-    """Whether it has ended for sure, if this process has locked the directories."""
+    """Whether the run has certainly ended, provided that this process has locked the directories."""
 
 
-def read_last_run(disk: "Disk", paths: Sequence[str]) -> LastRun:
-    """Return the run that used all directories last. The directories must be locked. Blocks."""
-    boot_id = read_boot_id(disk)
+def read_last_run(disk: "Disk", paths: Sequence[str], boot_id: str) -> LastRun:
+    """Return the run that used all directories last. The directories must be locked. Blocks.
+
+    `boot_id` is the machine's running boot.
+    """
     runs = [_read(disk, path, boot_id) for path in paths]
-    return runs[0] if runs and all(run == runs[0] for run in runs) else LastRun()
+    if not runs or any(run._replace(is_synced=runs[0].is_synced) != runs[0] for run in runs):
+        return LastRun()
+    # A crash may have happened after the mark was changed in some of the directories.
+    return runs[0]._replace(is_synced=all(run.is_synced for run in runs))
 
 
 def _read(disk: "Disk", path: str, boot_id: str) -> LastRun:
@@ -46,20 +55,52 @@ def _read(disk: "Disk", path: str, boot_id: str) -> LastRun:
         properties = read_properties(disk.read(f"{path}/{LAST_RUN}"), path)
         run = LastRun(properties["incarnation"], int(properties["broker.epoch"]), properties["boot.id"])
         is_same_directory = properties["path"] == _in_hex(path)
+        is_synced = properties.get("synced") == "true"
     except (OSError, CorruptLog, LookupError, ValueError):
-        return LastRun()  # the controller then takes the stop for an unclean one, which is always safe
-    return run._replace(has_ended=is_same_directory and run.boot_id != "" and run.boot_id == boot_id)
+        return LastRun()  # the controller then treats the stop as unclean, which is always safe
+    has_ended = is_same_directory and run.boot_id != "" and run.boot_id == boot_id
+    return run._replace(is_synced=is_synced, has_ended=has_ended)
 
 
 def write_last_run(disk: "Disk", paths: Sequence[str], run: LastRun) -> None:
-    """Write the file into each directory. Blocks. Raises OSError."""
+    """Write the file into each directory, durably. Blocks. Raises OSError."""
+    for path in paths:
+        _write(disk, path, run)
+
+
+def _write(disk: "Disk", path: str, run: LastRun) -> None:
     properties = {
         "incarnation": run.incarnation,
         "broker.epoch": str(run.broker_epoch),
         "boot.id": run.boot_id,
+        "synced": "true" if run.is_synced else "false",
+        "path": _in_hex(path),
     }
+    disk.write_atomic(f"{path}/{LAST_RUN}", format_properties(properties))
+
+
+def write_synced_mark(disk: "Disk", paths: Sequence[str], run: LastRun, is_synced: bool) -> dict[str, OSError]:
+    """Change whether the file of the present run says that every acknowledged record is synced, durably in each
+    directory. Returns the errors by directory. Blocks.
+
+    A directory without an error never has a mark that was withdrawn. If a full disk prevents the write that withdraws
+    the mark, the whole file is removed. The next start then counts as one after an unclean stop.
+    """
+    errors: dict[str, OSError] = {}
     for path in paths:
-        disk.write_atomic(f"{path}/{LAST_RUN}", format_properties({**properties, "path": _in_hex(path)}))
+        try:
+            _write(disk, path, run._replace(is_synced=is_synced))
+        except OSError as error:
+            if is_synced:
+                errors[path] = error
+                continue
+            try:
+                if disk.exists(f"{path}/{LAST_RUN}"):
+                    disk.remove(f"{path}/{LAST_RUN}")
+                disk.sync_dir(path)
+            except OSError as second_error:
+                errors[path] = second_error
+    return errors
 
 
 def _in_hex(path: str) -> str:
@@ -68,7 +109,7 @@ def _in_hex(path: str) -> str:
 
 
 def directory_ids(disk: "Disk", paths: Sequence[str]) -> tuple[DirectoryId, ...]:
-    """Return the ids of the directories; a directory whose id cannot be read is left out. Blocks."""
+    """Return the ids of the directories. Directories whose ids cannot be read are skipped. Blocks."""
     ids = []
     for path in paths:
         try:
@@ -80,7 +121,7 @@ def directory_ids(disk: "Disk", paths: Sequence[str]) -> tuple[DirectoryId, ...]
 
 
 def read_boot_id(disk: "Disk") -> str:
-    """Return the id of the machine's running boot; "" if the system has none. Blocks."""
+    """Return the id of the machine's current boot, or "" if the system has no boot ids. Blocks."""
     try:
         return "-".join(disk.read(BOOT_ID).decode(errors="replace").split())
     except OSError:

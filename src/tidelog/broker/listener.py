@@ -1,4 +1,4 @@
-"""Accept connections, and close those that exceed a limit or are idle for too long."""
+"""Accept connections. Close connections that exceed a limit or are idle for too long."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ class Listener:
     ) -> None:
         """`sockets` are bound to their address and do not listen yet. `name` is the listener's name in the settings.
 
-        `accepts_brokers`: the other brokers of the cluster connect to this listener.
+        `accepts_brokers` says that the other brokers of the cluster connect to this listener.
         """
         config = services.config
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
@@ -52,8 +52,8 @@ class Listener:
         self.pipelining = Pipelining(services.runtime.tasks)
         self._accepts_brokers = accepts_brokers
         self._is_protected = accepts_brokers and len(config.endpoints) > 1
-        """Whether the limits on the number and the rate of the whole broker's connections do not apply, as in Kafka.
-        Clients of the other listeners must not keep brokers away."""
+        """Whether the broker-wide limits on the number and the rate of connections do not apply to this listener, as in
+        Kafka. Otherwise clients of other listeners could use up the limits, so that brokers could not connect."""
         self.name = name
         self.host = sockets.host
         self.port = sockets.port
@@ -72,7 +72,7 @@ class Listener:
         self._wait_future: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Start to accept connections. Raises OSError."""
+        """Start accepting connections. Raises OSError."""
         assert self._sockets is not None
         self._sockets.listen(self._accept)
         self._sweep()
@@ -83,9 +83,9 @@ class Listener:
             self._sockets = None
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for running requests and unread responses; then close every connection.
+        """Wait at most `timeout_s` for running requests and unread responses. Then close every connection.
 
-        Requests that change something get another `timeout_s` to end.
+        Requests that change state get another `timeout_s` to end.
         """
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -121,7 +121,7 @@ class Listener:
     # Called by connections
 
     def broker_route(self, api_key: int, version: int) -> "Route | None":
-        """Return the route of an API that only brokers use. None unless other brokers use this listener."""
+        """Return the route of an API that only brokers use, or None if other brokers do not use this listener."""
         return find_broker_route(api_key, version) if self._accepts_brokers else None
 
     def opened(self, connection: ServerConnection) -> None:
@@ -146,7 +146,7 @@ class Listener:
         close_delay_ms = quotas.close_delay_ms(host, now_ms)
         if close_delay_ms:
             connection.mute(
-                close_delay_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate")
+                close_delay_ms / 1000, lambda: connection.close(f"{host} exceeds its connection_creation_rate")
             )
 
     def client_disconnected(self, connection: ServerConnection) -> None:
@@ -177,7 +177,7 @@ class Listener:
             self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
 
     def recycle(self, frame: bytearray) -> None:
-        """Reuse the buffer of a handled frame. No view of it may be used any more."""
+        """Store the buffer of a handled frame for reuse. No view of the buffer may be used any more."""
         if 65536 <= len(frame) <= self.frame_step_bytes:
             if len(self._spare_frames) >= SPARE_FRAMES:
                 self._spare_frames.pop(0)

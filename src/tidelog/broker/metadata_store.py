@@ -1,7 +1,8 @@
-"""Which metadata store a broker uses (`metadata.store`), and whether its data directories belong to that store.
+"""Create the metadata store that a broker uses (`metadata.store`), and check that its data directories belong to this
+store.
 
-A broker whose store is not the file in its data directory leaves a mark in each of its directories. Otherwise a later
-start without the setting would create an empty store, and forget every topic.
+A broker whose store is not the file in its data directory writes a mark into each of its directories. Without the mark,
+a later start without the setting would create an empty store, and would lose every topic.
 """
 
 from collections.abc import Sequence
@@ -36,9 +37,10 @@ def is_elsewhere(address: "StoreAddress", paths: Sequence[str]) -> bool:
 
 
 def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str], *, elsewhere: bool) -> bool:
-    """Return whether a directory has the mark of a store elsewhere. Blocks.
+    """Return whether one of the directories has a mark. Blocks.
 
-    Raises UnusableDirectories if the directories have their metadata in another place than `address`.
+    Raises UnusableDirectories if the metadata of the directories is not in the store at `address`. `elsewhere` is the
+    result of `is_elsewhere`.
     """
     marks = {path: f"{path}/{METADATA_STORE_MARK}" for path in paths if disk.exists(f"{path}/{METADATA_STORE_MARK}")}
     for path, mark in marks.items():
@@ -57,11 +59,11 @@ def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str
 
 
 def refuse_empty_store(disk: "Disk", address: "StoreAddress", path: str) -> None:
-    """Raise UnusableDirectories: the store has lost the metadata of the directory, or it is another one. Blocks."""
+    """Raise UnusableDirectories, since the store has lost the metadata of the directory or is another store. Blocks."""
     if address.kind == "sqlite" and disk.exists(address.path):
-        return  # after a crash, the file cannot be read without changes; the start reads it
+        return  # after a crash, the file cannot be read without changes; the start reads the file later
     raise UnusableDirectories(
-        f"{address} has no metadata, but {path} has data whose metadata were there: correct metadata.store, or "
+        f"{address} has no metadata, but the metadata of the data in {path} was there: correct metadata.store, or "
         "restore the store from a backup"
     )
 

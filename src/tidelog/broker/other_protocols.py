@@ -5,7 +5,9 @@ TLS_HANDSHAKE = b"\x16\x03"
 
 
 def other_protocol_hint(start: memoryview) -> str:
-    """Return which other protocol the peer seems to speak whose first four bytes are `start`; "" if that is unknown."""
+    """Return a hint at the protocol that a peer seems to use. `start` contains its first four bytes. Returns "" if they
+    are unknown.
+    """
     first_bytes = bytes(start)
     if first_bytes.isalpha() or first_bytes in (b"GET ", b"PUT "):
         return " (HTTP on the Kafka port?)"

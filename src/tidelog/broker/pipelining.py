@@ -1,8 +1,8 @@
 """Fair scheduling of connections that have received more requests than they may handle in one turn of the event
 loop.
 
-These connections are served in rotation, so that all of them together delay other connections hardly longer than one
-of them does.
+These connections are served in rotation. So all of them together delay other connections only slightly longer than a
+single one of them would.
 """
 
 from collections import deque
@@ -16,12 +16,13 @@ REQUESTS_PER_TURN = 64
 """Upper bound on the requests of one connection that are handled in one turn. The waiting requests of all
 connections together have the same bound."""
 DIRECT_PER_TURN = 256
-"""Upper bound on the requests of all connections that are handled directly when they arrive, per turn. Up to 50
-producers with five outstanding requests each need no second turn."""
+"""Upper bound on the requests of all connections that are handled directly when they arrive, in one turn. With this
+value, 50 producers with five outstanding requests each need only one turn."""
 COMBINE_REQUESTS = 16
 """If a connection has received at least this many complete small frames, their responses are sent in one call."""
 SHARE_MIN = 2
-"""Requests that a connection may always handle directly, however many other connections have waiting requests."""
+"""Number of requests that a connection may always handle directly, even if many other connections have waiting
+requests."""
 
 
 class Pipelining:
@@ -31,8 +32,8 @@ class Pipelining:
         self._tasks = tasks
         self._queue: deque[ServerConnection] = deque()
         self._direct_left = DIRECT_PER_TURN
-        """Requests that may still be handled directly in this turn. When half of them are used, a turn is scheduled
-        that resets the number."""
+        """Number of requests that may still be handled directly in this turn. When half of them are used, a turn is
+        scheduled, which resets the number."""
         self._is_turn_scheduled = False
         self.share = REQUESTS_PER_TURN
         """Number of requests that one connection may handle directly when they arrive."""

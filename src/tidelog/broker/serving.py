@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from tidelog.api.services import CloseConnection
+from tidelog.api.services import CloseConnection, Encoded
 from tidelog.wire.arrays import parts_of
 from tidelog.wire.errors import ApiError
 from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields_in_steps
@@ -15,19 +15,9 @@ if TYPE_CHECKING:
     from tidelog.api.registry import Route
     from tidelog.api.services import RequestContext, Services
     from tidelog.model.steps import Steps
-    from tidelog.runtime.interfaces import Piece
     from tidelog.runtime.turns import Turns
 
 logger = logging.getLogger("tidelog.connection")
-
-
-class Encoded:
-    """An encoded response in pieces, without its header. The response's objects have been freed."""
-
-    __slots__ = ("pieces",)
-
-    def __init__(self, pieces: "list[Piece]") -> None:
-        self.pieces = pieces
 
 
 def handle_in_steps(
@@ -38,10 +28,10 @@ def handle_in_steps(
     position: int,
     is_wanted: Callable[[], bool],
 ) -> "Steps[Any]":
-    """Decode the request at `position` (its header's tagged fields come first), and call its handler.
+    """Decode the request at `position`, which begins with the tagged fields of its header, and call its handler.
 
-    If the outcome is a response, or steps that return a response, the response is encoded. Returns `Encoded`; None
-    if the response is no longer needed; any other outcome unchanged.
+    If the outcome is a response, or steps that return a response, the response is encoded, and `Encoded` is returned.
+    If the response is not needed any more, None is returned. Any other outcome is returned unchanged.
     """
     try:
         if route.flexible_request:
@@ -64,8 +54,8 @@ def handle_in_steps(
 def finish_in_steps(
     turns: "Turns", route: "Route", answer: Any, is_wanted: Callable[[], bool], meter: "Meter | None" = None
 ) -> "Steps[Any]":
-    """Run the steps that a handler returned, and encode the response. Returns `Encoded`; None if the response is no
-    longer needed. Any other outcome is returned unchanged.
+    """Run the steps that a handler has returned, encode the response, and return it as `Encoded`. If the response is
+    not needed any more, None is returned. Any other outcome is returned unchanged.
 
     With a `meter`, the throttle time is written into the response.
     """
@@ -100,6 +90,6 @@ def failure_response(route: "Route", context: "RequestContext", error: Exception
 
 
 def log_encoding_failure(route: "Route") -> str:
-    """Log the failure of an encoding, and return the reason to close the connection."""
+    """Log that a response could not be encoded, and return the reason for closing the connection."""
     logger.exception("response cannot be encoded api=%s version=%d", route.name, route.version)
     return f"{route.name}: the response cannot be encoded"

@@ -1,5 +1,5 @@
-"""One request of a connection, from the outcome of its handler to its response. Its place in the order of the
-responses is reserved meanwhile.
+"""One request of a connection, from the outcome of its handler to its response. During this time, its position in the
+order of the responses is reserved.
 """
 
 from collections.abc import Coroutine
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tidelog.api.metering import measure_steps
 from tidelog.api.pending import Pending
 from tidelog.api.registry import PRODUCE_KEY, Route
-from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext
-from tidelog.broker.serving import Encoded, failure_response, finish_in_steps
+from tidelog.api.services import NO_RESPONSE, CloseConnection, Encoded, RequestContext
+from tidelog.broker.serving import failure_response, finish_in_steps
 from tidelog.model.steps import Steps
 from tidelog.runtime.turns import Work
 
@@ -22,7 +22,7 @@ _WITHOUT_THROTTLE_TIME = (Encoded, CloseConnection)
 
 
 class Slot:
-    """One request's place in the order of the responses."""
+    """The position of one request in the order of the responses."""
 
     __slots__ = (
         "answered",
@@ -43,11 +43,11 @@ class Slot:
         self.route = route
         self.context = context
         self.pipelined = route.api_key == PRODUCE_KEY and (meter is None or not meter.next_request_waits)
-        """Whether the next request may be handled before this one is answered."""
+        """Whether the next request may be handled before this request is answered."""
         self.answered = False
         self.response: Any = None
         self.waits_for: Pending[Any] | Work[Any] | None = None
-        """The object to abandon when the client disconnects. A coroutine is never abandoned: it runs to its end."""
+        """The object to abandon when the client disconnects. A coroutine is never abandoned, but runs to its end."""
         self.holds_buffer = False
         """Whether the steps in `waits_for` read the connection's buffer."""
         self.is_handled = False
@@ -59,7 +59,7 @@ class Slot:
         """Process the outcome of the handler, or of its steps or coroutine, until there is a response."""
         if isinstance(outcome, Pending):
             if self.route.api_key != PRODUCE_KEY:
-                self.is_handled = True  # not so for produce, since its batches may still have to be appended
+                self.is_handled = True  # a produce request is not handled yet: its batches may not be appended
             elif not self.pipelined:
                 self._allow_next_request()
             if self.connection.is_disconnected and not self.must_complete:
@@ -78,7 +78,7 @@ class Slot:
             self.answer(outcome)
 
     def _allow_next_request(self) -> None:
-        """Allow the connection to handle its next request. The batches of this request have been appended or queued,
+        """Allow the connection to handle its next request. The batches of this request are appended or queued already,
         so the batches of the next request will follow them.
         """
         meter = self.context.meter
@@ -154,7 +154,7 @@ class Slot:
         return self.route.has_effects and not self.is_handled and not self.answered
 
     def abandon(self) -> bool:
-        """Handle the disconnection of the client. Return True if the request continues in spite of it."""
+        """Handle the disconnection of the client. Return True if the request continues nevertheless."""
         if self.must_complete:
             return True
         waits_for, self.waits_for = self.waits_for, None

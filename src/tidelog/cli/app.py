@@ -1,5 +1,5 @@
-"""The table of commands, and how a command runs: its module is imported, and its errors become one line on stderr and
-an exit code.
+"""The table of commands, and the code that runs one: it imports the command's module, and turns an error of the
+command into one line on stderr and an exit code.
 """
 
 import errno
@@ -56,7 +56,9 @@ COMMANDS = {
 
 
 class LazyGroup(TyperGroup):
-    """Lists the commands' names and help without importing their modules; imports only the command that runs."""
+    """Lists the commands' names and help without importing their modules. Only the module of the command that runs
+    is imported.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 PERCENTS = (50, 90, 95, 99, 99.9)
 """Percentiles that are printed."""
 RECORD_SIZE_MAX = 1_000_000_000
-"""Upper bound on a record's value, in bytes: librdkafka accepts no larger message.max.bytes."""
+"""Upper bound on the size of a record's value, in bytes: librdkafka accepts no larger message.max.bytes."""
 
 Records = Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="Number of records.")]
 RecordSize = Annotated[
@@ -140,8 +140,8 @@ def latency(
 ) -> None:
     """Measure how long a record takes from producer to consumer.
 
-    Records are written at a steady rate. Each is timed from the moment
-    when it was due, so a stall counts for every record that it delays.
+    Records are written at a steady rate. Each record is timed from its
+    planned time, so a stall counts for every record that it delays.
 
     Examples:
 
@@ -265,7 +265,7 @@ def report_latency(result: measure.Latency, json: bool) -> None:
         *((f"End to end, {name}", text) for name, text in percentile_rows(result.latencies_ms)),
     ]
     print_table(measures_table(rows))
-    # The x axis counts nines: 90%, 99%, 99.9% ... are equally far apart, because the slowest records matter most.
+    # On the x axis, 90%, 99%, 99.9% ... have equal distances, because the slowest records matter most.
     nines = [step / 20 for step in range(1 + 20 * (len(str(len(result.latencies_ms))) - 1))]
     ys = [measure.percentile(result.latencies_ms, 100 - 100 / 10**nine) for nine in nines]
     ticks = [
@@ -303,7 +303,7 @@ def measures_table(rows: Sequence[tuple[str, str]]) -> Table:
 def plot(
     xs: Sequence[float], ys: Sequence[float], title: str, x_label: str, ticks: Sequence[tuple[float, str]] | None = None
 ) -> None:
-    """Print a line plot, if stdout is a terminal with UTF-8 and there are enough points to see a shape."""
+    """Print a line plot, if stdout is a terminal with UTF-8 and there are enough points for a curve."""
     if not sys.stdout.isatty() or not stdout_is_utf8() or len(xs) < 5:
         return
     from tidelog.cli.plots import line_plot

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from tidelog.cli.room import titled_lines
+from tidelog.cli.table_fit import titled_lines
 from tidelog.cli.tables import Table, name_text, printable
 
 ROW_INDENT = "  "
@@ -50,7 +50,7 @@ def row_lines(
 ) -> list[BlockLine]:
     """Return the lines of one row, without its names.
 
-    Empty cells are omitted, except, with `with_empty`, in columns that a table never leaves out.
+    Empty cells are omitted. With `with_empty`, they are kept in the columns that a table always shows.
     """
     titled_texts = [
         (column.title, name_text(cell))

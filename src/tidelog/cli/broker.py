@@ -125,7 +125,7 @@ def set_settings(
 
 
 def nothing_to_show(number: int, all_brokers: bool, keys: list[str]) -> str:
-    """Return the line that is printed instead of an empty table."""
+    """Return the line that is printed if the table is empty."""
     if all_brokers:
         return f"{comma_separated(keys)}: not set for all brokers." if keys else "No setting was set for all brokers."
     return (
@@ -173,7 +173,7 @@ def settings_table(settings: "list[BrokerSetting]") -> Table:
 
 
 def origin_text(setting: "BrokerSetting") -> str:
-    """Return where the value comes from, and the name of the setting that takes precedence, if there is one."""
+    """Return the origin of the value, and the name of the setting that takes precedence, if there is one."""
     if setting.replaced_by is None:
         return setting.origin
     if setting.value is None:
@@ -192,7 +192,7 @@ def displayed_value(name: str, value: str | None, sensitive: bool) -> str:
 
 
 def print_layers(settings: "list[BrokerSetting]") -> None:
-    """Print every place that gives these settings a value, in the order of precedence."""
+    """Print every place where these settings have a value, in the order of precedence."""
     rows = [
         (setting.name, layer.name, displayed_value(layer.name, layer.value, setting.sensitive), layer.origin)
         for setting in settings

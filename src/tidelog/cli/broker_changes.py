@@ -1,5 +1,5 @@
-"""`tidelog broker config set` and `unset`: make the changes, report settings that were not set, and say what to do if
-the broker refuses a change.
+"""`tidelog broker config set` and `unset`: make the changes, report settings that had no value to remove, and say
+what to do if the broker refuses a change.
 """
 
 import sys
@@ -17,8 +17,8 @@ ONLY_PER_BROKER = "cluster level"
 
 
 class ChangeTarget:
-    """Whose settings are changed (one broker's, or those of all brokers together), and the broker to which the requests
-    are sent.
+    """The target of the changes: one broker, or all brokers together. It also contains the broker to which the
+    requests are sent.
     """
 
     def __init__(self, client: Client, broker: int | None) -> None:
@@ -109,8 +109,8 @@ def values_per_broker(target: ChangeTarget, keys: Iterable[str]) -> dict[str, li
 
 
 def alter(target: ChangeTarget, changes: dict[str, str | None], *, only_check: bool) -> None:
-    """Make the changes. Raises CommandError with the broker's message, and with what to do if the message does not say
-    it.
+    """Make the changes. If the broker refuses them, raises CommandError with the broker's message. If the message
+    does not say what to do, the error says it.
     """
     try:
         broker_settings.alter(target.client, target.address, target.resource, changes, only_check=only_check)
@@ -119,7 +119,9 @@ def alter(target: ChangeTarget, changes: dict[str, str | None], *, only_check: b
 
 
 def remedy(target: ChangeTarget, changes: dict[str, str | None], refusal: str) -> str:
-    """Return what the user can do, to be appended to the broker's message; empty if there is nothing to add."""
+    """Return a text that says what the user can do. It is appended to the broker's message. Empty if there is no
+    advice.
+    """
     if target.is_all_brokers and ONLY_PER_BROKER in refusal:
         return "; name the broker with --broker N"
     if "restart" in refusal:

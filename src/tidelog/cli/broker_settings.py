@@ -28,7 +28,8 @@ from tidelog.wire.messages.incremental_alter_configs import (
 RESOURCE_BROKER = 4
 """Type of a broker resource in DescribeConfigs and IncrementalAlterConfigs."""
 SOURCE_START, SOURCE_DEFAULT = 4, 5
-"""Sources of a value in DescribeConfigs (KIP-226): set when the broker started; default."""
+"""Sources of a value in DescribeConfigs (KIP-226): the value was set when the broker started; the value is the
+default."""
 SET, DELETE = 0, 1
 """Operations of IncrementalAlterConfigs."""
 ALL_BROKERS = ""
@@ -36,8 +37,8 @@ ALL_BROKERS = ""
 NO_EFFECT = "No effect yet."
 """Words in the documentation of settings that Tidelog stores but does not use yet."""
 SET_AT_START = " Set at the start by "
-"""Words in Tidelog's documentation of a setting before the place where it was set (file and line, environment, or
-command line). The documentation is used because the protocol has no field for this place."""
+"""Words in Tidelog's documentation of a setting. They are followed by the place where the setting was set (file and
+line, environment, or command line). The documentation is used because the protocol has no field for this place."""
 FALLBACKS = {"log.dirs": ("log.dirs", "log.dir"), "advertised.listeners": ("advertised.listeners", "listeners")}
 """Groups of settings; the broker uses the first setting of a group that has a value. Settings that differ only in
 their unit are not listed here: `broker_synonyms` returns them."""
@@ -79,7 +80,7 @@ class BrokerSetting(NamedTuple):
 
     @property
     def effective(self) -> str | None:
-        """The value of this setting, or if it has none, the value of its replacement in the unit of this setting."""
+        """The value of this setting. If it has none, the value of its replacement in the unit of this setting."""
         if self.value is not None or self.replaced_by is None:
             return self.value
         return convert_value(self.name, self.replaced_by.name, self.replaced_by.value)
@@ -133,8 +134,8 @@ def describe_settings(client: Client, address: Address, resource: str, names: Se
 
 
 def setting_from(entry: DescribeConfigsResourceResult, start_places: Mapping[str, str]) -> BrokerSetting:
-    """Decode one setting. `start_places` has, by name, the places where settings were set at the start; "" if the
-    broker does not say it.
+    """Decode one setting. `start_places` contains, by name, the places where settings were set at the start; "" if
+    the broker does not say it.
     """
 
     def place(name: str, source: int) -> str:
@@ -156,17 +157,21 @@ def setting_from(entry: DescribeConfigsResourceResult, start_places: Mapping[str
 
 
 def start_place(documentation: str | None) -> str:
-    """Return where a setting was set at the start (file and line, environment, command line); empty if unknown."""
+    """Return the place where a setting was set at the start (file and line, environment, command line); empty if
+    unknown.
+    """
     return (documentation or "").partition(SET_AT_START)[2].removesuffix(".")
 
 
 def precedence_group(name: str) -> tuple[str, ...]:
-    """Return the settings that can replace each other, `name` included. The first that has a value is used."""
+    """Return the settings that can replace each other, including `name`. The broker uses the first one that has a
+    value.
+    """
     return next((names for names in FALLBACKS.values() if name in names), None) or broker_synonyms(name)
 
 
 def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) -> BrokerSetting:
-    """Return the setting with `replaced_by`: the first setting of its precedence group that has a value."""
+    """Return the setting with the field `replaced_by`: the first setting of its precedence group that has a value."""
     if own.sensitive or own.name in NEVER_REPLACED:
         return own
     group = precedence_group(own.name)
@@ -196,13 +201,13 @@ def setting_value_text(setting: BrokerSetting) -> str:
 
 
 def value_or_hidden(name: str, value: str) -> str:
-    """Return the value that the user gave, or "(hidden)" if the setting is a secret."""
+    """Return the user's value, or "(hidden)" if the setting is a secret."""
     key = broker_key(name)
     return "(hidden)" if key is not None and key.sensitive else value
 
 
 def values_for_all_brokers(client: Client, address: Address, names: Sequence[str]) -> dict[str, str]:
-    """Return, as text, the values of these settings that were altered for all brokers together."""
+    """Return the values of these settings, as text, that were set for all brokers together."""
     return {
         setting.name: setting_value_text(setting) for setting in describe_settings(client, address, ALL_BROKERS, names)
     }
@@ -218,7 +223,9 @@ def check_known(names: Iterable[str], reported: Iterable[str], broker: int) -> N
 
 
 def hint(name: str) -> str:
-    """Return a text to be appended to the error for an unknown setting: the name that the user may have meant."""
+    """Return a suggestion that is appended to the error for an unknown setting: the name that the user may have
+    meant.
+    """
     topic_key = TOPIC_KEYS.get(name)
     if topic_key is not None:
         return "; it is a topic setting" + (

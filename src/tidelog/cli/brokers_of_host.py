@@ -1,4 +1,4 @@
-"""Derive the settings of each broker that `tidelog start --brokers N` runs from the settings that the user gave.
+"""Derive the settings of each broker that `tidelog start --brokers N` runs from the user's settings.
 
 Broker i of N has node id i, the data directory DATA/broker-i, and the given ports plus i - 1. All of them share the
 metadata store DATA/cluster.sqlite, unless `metadata.store` is set.
@@ -20,8 +20,8 @@ BROKER_DIRECTORY = re.compile(r"broker-([1-9]\d*)")
 REPLICAS_MAX = 3
 """Upper bound on the default number of replicas."""
 MIN_INSYNC_REPLICAS = 2
-"""Default of `min.insync.replicas` if there are enough brokers: a record that was acknowledged with acks=all is then on
-two of them."""
+"""Default of `min.insync.replicas` if there are enough brokers. Then a record that was acknowledged with acks=all is
+on two brokers."""
 PORT_MAX = 65535
 
 
@@ -30,7 +30,7 @@ class BrokerPlan(NamedTuple):
 
     number: int
     settings: dict[str, str]
-    """The settings that override those that the user gave."""
+    """The settings that override the user's settings."""
     endpoints: tuple[Endpoint, ...]
     directories: list[str]
 
@@ -74,9 +74,9 @@ def cluster_defaults(config: BrokerConfig, count: int) -> dict[str, str]:
 
 
 def shifted(listener: str, distance: int) -> str:
-    """Return NAME://HOST:PORT with the port raised by `distance`. Port 0, which means any free port, stays.
+    """Return NAME://HOST:PORT with the port raised by `distance`. Port 0, which means any free port, is not changed.
 
-    Raises ConfigError if there is no such port.
+    Raises ConfigError if the result is not a valid port.
     """
     address, _, port = listener.rpartition(":")
     number = int(port)

@@ -1,7 +1,7 @@
 """Requests that commands send to a cluster, with plain values as results: topics, offsets, settings.
 
-Functions that ask about several topics or partitions return a result or a failure for each of them, so that a failure
-does not hide the other results. `describe` and `offsets_or_raise` raise the first failure instead.
+Functions for several topics or partitions return a result or a failure for each of them, so that a failure does not
+hide the other results. `describe` and `offsets_or_raise` raise the first failure instead.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Message")
 
 TOPIC, DEFAULT = "topic", "default"
-"""Origins of a setting's value: it was set on the topic itself; it is the default. `origin` returns all origins."""
+"""Origins of a setting's value: it was set on the topic itself, or it is the default. The function `origin` can
+return further origins."""
 START = "broker's start settings"
 """Origin of a value from the broker's file, environment or command line, which the protocol does not distinguish."""
 
@@ -50,7 +51,8 @@ class TopicState(NamedTuple):
 class Offsets(NamedTuple):
     earliest: int
     latest: int
-    """Exclusive: the offset of the next record, or the last stable offset (see `offsets`)."""
+    """The end of the partition (exclusive): the offset of the next record, or the last stable offset (see
+    `offsets`)."""
 
     @property
     def records(self) -> int:
@@ -121,7 +123,7 @@ def describe_each(client: "Client", names: Sequence[str], *, skip_missing: bool 
     for name in dict.fromkeys(names):
         answer = answers.get(name)
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if answer is None else answer.error_code
-        # A topic that was created a moment ago may have no leaders yet: it is described without them.
+        # A topic that was created a moment ago may have no leaders yet. It is then described without leaders.
         if answer is not None and code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             topics[name] = _topic_state(answer)
         elif code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -150,8 +152,8 @@ def no_such_topic(name: str, existing: Iterable[str]) -> CommandError:
     """Return the error for an unknown topic; it suggests the most similar of the `existing` names."""
     import difflib
 
-    near = difflib.get_close_matches(name, existing, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "tidelog topic list shows all"
+    similar_names = difflib.get_close_matches(name, existing, n=1)
+    remedy = f"did you mean {similar_names[0]}?" if similar_names else "tidelog topic list shows all"
     return CommandError(f"no such topic: {name}; {remedy}")
 
 
@@ -173,7 +175,7 @@ def code_error(code: int, message: str | None, topic: str) -> CommandError:
 def create_topic(
     client: "Client", name: str, partitions: int | None, replicas: int | None, settings: Mapping[str, str]
 ) -> bool:
-    """Create a topic and return True, or False if a topic with this name exists. Raises CommandError.
+    """Create a topic. Return True, or False if a topic with this name already exists. Raises CommandError.
 
     None for `partitions` or `replicas` means the cluster's default.
     """
@@ -245,10 +247,11 @@ def ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
 
 
 def offsets(client: "Client", topics: Iterable[TopicState], *, committed: bool = False) -> KnownOffsets:
-    """Return the earliest and the latest offset of every partition that has a leader, or why they cannot be read.
+    """Return the earliest and the latest offset of every partition that has a leader, or the reason why they cannot
+    be read.
 
     With `committed`, the latest offset is the last stable offset, which is before the first open transaction. For
-    consumers with isolation.level read_committed, the log ends there.
+    consumers with isolation.level read_committed, the log ends at this offset.
     """
     from tidelog.client.operations import EARLIEST, LATEST
 
@@ -290,7 +293,7 @@ def offsets_or_raise(
 ) -> dict[TopicAndPartition, int]:
     """Return the offsets from a result of `list_offsets`. Raises its first failure, if there is one.
 
-    Plans use this function because they must not leave out a partition.
+    Plans use this function, because a plan must include every partition.
     """
     listed, failures = result
     for failure in failures.values():
@@ -358,6 +361,6 @@ def settings_without_effect() -> dict[str, None]:
 
 
 def origin(source: int) -> str:
-    """Return where a value comes from, in words, for the source number in DescribeConfigs (KIP-226)."""
+    """Return the origin of a value, in words. `source` is the source number in DescribeConfigs (KIP-226)."""
     names = {1: TOPIC, 2: "broker", 3: "all brokers", 4: START, 5: DEFAULT, 6: "broker logger"}
     return names.get(int(source), "unknown")

@@ -92,7 +92,8 @@ def brokers(
 ) -> None:
     """List the brokers with their racks, addresses, leaders and replicas.
 
-    A fenced broker is registered, and is down or not ready: it leads nothing.
+    A fenced broker is registered, but is down or not ready. It leads no
+    partitions.
 
     Examples:
 
@@ -122,13 +123,13 @@ def elect(
     """Elect leaders: the preferred ones, or with --unclean any.
 
     The first replica of a partition is its preferred leader. After a broker
-    was down, others lead its partitions; this command brings the leaders
-    back, and loses nothing. Brokers with auto.leader.rebalance.enable do it
-    by themselves after some minutes.
+    was down, other brokers lead its partitions. This command makes it their
+    leader again, and no record is lost. Brokers with
+    auto.leader.rebalance.enable do the same after some minutes.
 
-    With --unclean, a partition that has no leader gets one of its replicas
-    that is alive, even if this replica lacks acknowledged records. These
-    records are lost. Do it only if no replica with all records can come back.
+    With --unclean, a partition without a leader gets a live replica as its
+    leader, even if this replica lacks acknowledged records. These records
+    are lost. Use --unclean only if no replica with all records can return.
 
     The exit code is 1 if a leader could not be elected.
 
@@ -179,7 +180,7 @@ def elect(
 
 
 def choose_partitions(partitions: list[PartitionReplicas], *, unclean: bool) -> list[PartitionReplicas]:
-    """Return the partitions for which an election has something to do."""
+    """Return the partitions that need an election."""
     if unclean:
         return [part for part in partitions if part.has_no_leader]
     return [part for part in partitions if part.is_led_by_other or part.has_no_leader]
@@ -231,8 +232,8 @@ def reassign(
 
     Without options, the command lists the moves that are not finished.
     --json prints a plan in the format of Kafka's kafka-reassign-partitions;
-    --plan reads it. --throttle limits the traffic; with --watch the limit is
-    removed when all is done, otherwise --clear-throttle removes it. --undo
+    --plan reads it. --throttle limits the traffic. With --watch, the limit
+    is removed after the last move; without it, use --clear-throttle. --undo
     writes the plan that moves the replicas back.
 
     The exit code is 1 if a move was refused.
@@ -313,9 +314,9 @@ def upgrade(
     """Show the levels of the cluster's features; finalize the newest ones.
 
     A new version of Tidelog may store metadata that older versions cannot
-    read. It does so only after its level is finalized. Do this when all
-    brokers have the new version, and after one broker has grown into a
-    cluster. Levels are not lowered again.
+    read. It does so only after its level is finalized. Finalize the levels
+    when all brokers have the new version, and after a single broker was
+    extended to a cluster. A level cannot be lowered again.
 
     Examples:
 

@@ -20,7 +20,7 @@ class FeatureLevel(NamedTuple):
     level: int
     """The finalized level; 0 if none is finalized."""
     newest: int
-    """The highest level that the broker that was asked supports."""
+    """The highest level that the broker supports to which the request was sent."""
 
 
 def read_levels(client: "Client") -> list[FeatureLevel]:
@@ -37,7 +37,9 @@ def read_levels(client: "Client") -> list[FeatureLevel]:
 
 
 def upgrade(client: "Client", *, execute: bool, json: bool) -> int:
-    """Show the levels; with `execute`, finalize the newest ones before. Raises CommandError if that is refused."""
+    """Show the levels. With `execute`, first finalize the newest ones. Raises CommandError if the cluster refuses
+    that.
+    """
     levels = read_levels(client)
     behind = [feature for feature in levels if feature.level < feature.newest]
     if execute and behind:
@@ -63,7 +65,7 @@ def _finalize(client: "Client", features: list[FeatureLevel]) -> None:
     """Finalize the newest levels, one feature after another, because one level may depend on another."""
     from tidelog.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
 
-    # The metadata of the cluster come first: other features need them.
+    # The level of the cluster's metadata is finalized first, because other features need it.
     for feature in sorted(features, key=lambda each: (not each.feature.endswith("metadata.version"), each.feature)):
         update = FeatureUpdateKey(feature=feature.feature, max_version_level=feature.newest, upgrade_type=UPGRADE)
         request = UpdateFeaturesRequest(timeout_ms=ANSWER_MS, feature_updates=[update])

@@ -30,14 +30,14 @@ Partition = tuple[str, int]
 
 
 class Execution(NamedTuple):
-    """What to do with a plan."""
+    """How a plan is executed."""
 
     execute: bool
     watch: bool
     throttle: int | None
-    """Bytes per second; None: no limit."""
+    """Limit of the traffic in bytes per second; None for no limit."""
     undo: str
-    """File for the plan that goes back; empty: none is written."""
+    """File to which the plan is written that reverses the moves; empty if it is not written."""
     json: bool
 
 
@@ -87,7 +87,7 @@ def write_plan(file: str, document: Any) -> None:
 
 
 def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: Execution) -> int:
-    """Show the plan and, if wanted, carry it out. Return the exit code."""
+    """Show the plan and, with `execution.execute`, carry it out. Return the exit code."""
     if execution.json and not execution.execute:
         print_json(plan_document(moves))
         return 0
@@ -204,7 +204,7 @@ def moves_table(moves: Mapping[Partition, Move]) -> Table:
 
 
 def wait_for(client: "Client", partitions: set[Partition], *, quiet: bool) -> None:
-    """Wait until none of these partitions moves any more, and print the number on stderr when it changes."""
+    """Wait until the moves of all these partitions have ended, and print their number on stderr when it changes."""
     total = remaining = len(partitions)
     shown = -1
     while partitions:
@@ -221,7 +221,7 @@ def wait_for(client: "Client", partitions: set[Partition], *, quiet: bool) -> No
 
 
 def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
-    """Cancel the unfinished moves: the replicas stay where they were. Return the exit code."""
+    """Cancel the unfinished moves. The replicas remain on their former brokers. Return the exit code."""
     moves = chosen(read_moves(client), topics)
     failures = alter_reassignments(client, dict.fromkeys(moves)) if moves else {}
     cancelled = {partition: move for partition, move in moves.items() if partition not in failures}
@@ -234,7 +234,9 @@ def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
 
 
 def remove_throttle(client: "Client", topics: Sequence[str], *, quiet: bool = False) -> None:
-    """Remove the limit of --throttle from all brokers, and from these topics or all."""
+    """Remove the limit of --throttle from all brokers, and from these topics or, if `topics` is empty, from all
+    topics.
+    """
     _, _, brokers = read_brokers(client)
     names = topics or list(dict.fromkeys(part.topic for part in read_partitions(client)))
     clear_throttle(client, [broker.number for broker in brokers if not broker.is_fenced], names)

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 BROKER_RESOURCE = 4
 """Type of a broker resource in IncrementalAlterConfigs."""
 RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
-"""Broker settings: bytes per second, as leader and as follower, of the throttled replicas."""
+"""Broker settings that limit the traffic of throttled replicas, in bytes per second: as leader, and as follower."""
 REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
-"""Topic settings: which replicas are throttled, as PARTITION:BROKER,..."""
+"""Topic settings that say which replicas are throttled, as PARTITION:BROKER,..."""
 
 
 class Election(NamedTuple):
     topic: str
     partition: int
     error: str
-    """Why no leader was elected; empty if one was, or if the right one leads already."""
+    """The reason why no leader was elected; empty if one was elected, or if the preferred leader already leads."""
     is_new: bool
     """Whether a leader was elected."""
 
@@ -32,7 +32,7 @@ class Election(NamedTuple):
 def elect_leaders(client: "Client", partitions: Mapping[str, Sequence[int]] | None, *, unclean: bool) -> list[Election]:
     """Elect leaders for these partitions, by topic, or for all partitions. Raises CommandError.
 
-    For all partitions, the brokers report only those for which there was something to do.
+    For all partitions, the brokers report only those that needed an election.
     """
     from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import ErrorCode

@@ -1,6 +1,7 @@
 """The state of a cluster as its brokers report it: brokers, partitions with their replicas, and unfinished moves.
 
-The requests work with Tidelog and with Apache Kafka. Older brokers lack some of them: then the state has less detail.
+The requests work with Tidelog and with Apache Kafka. Older brokers do not support some of them. Then the state has
+fewer details.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,8 +56,8 @@ class PartitionReplicas(NamedTuple):
     """The first one is the preferred leader."""
     isr: list[int]
     eligible: list[int] | None = None
-    """The eligible leader replicas (KIP-966): not in the ISR, but certain to have all records below the high watermark.
-    None if the broker does not report them."""
+    """The eligible leader replicas (KIP-966): they are not in the ISR, but certainly have all records below the high
+    watermark. None if the broker does not report them."""
     offline: list[int] = []  # noqa: RUF012 - never changed
     """Replicas on brokers that are down, or in directories that failed."""
     min_isr: int = 1
@@ -73,14 +74,14 @@ class PartitionReplicas(NamedTuple):
         return len(self.isr) < self.min_isr
 
     @property
-    def behind(self) -> list[int]:
+    def out_of_sync(self) -> list[int]:
         """The replicas that are not in sync. Replicas that a move is adding are not counted."""
         adding = self.move.adding if self.move is not None else ()
         return [replica for replica in self.replicas if replica not in self.isr and replica not in adding]
 
     @property
     def is_led_by_other(self) -> bool:
-        """Whether the leader is not the preferred one, the first replica."""
+        """Whether the leader is not the preferred leader, which is the first replica."""
         return self.leader >= 0 and bool(self.replicas) and self.leader != self.replicas[0]
 
     def __str__(self) -> str:
@@ -135,8 +136,9 @@ def _describe_cluster(client: "Client") -> "DescribeClusterResponse":
 def _quorum_leader(client: "Client") -> int:
     """Return the controller's number; -1 if the brokers do not report it.
 
-    Brokers of Kafka name any broker as the controller in DescribeCluster, and the real one only in DescribeQuorum.
-    Tidelog's brokers name themselves, since each of them forwards requests, and do not have DescribeQuorum.
+    In DescribeCluster, brokers of Kafka name any broker as the controller. Only DescribeQuorum names the real one.
+    Tidelog's brokers name themselves, because each of them forwards requests to the controller. They do not support
+    DescribeQuorum.
     """
     from tidelog.client.errors import ClientError
     from tidelog.metadata.image import CLUSTER_METADATA

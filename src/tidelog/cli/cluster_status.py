@@ -1,4 +1,4 @@
-"""Show the state of a cluster: a picture of the brokers' shares, and the partitions with trouble."""
+"""Show the state of a cluster: a picture of the brokers' shares, and the partitions that have a problem."""
 
 import sys
 from collections import Counter
@@ -25,7 +25,7 @@ SHOWN_PARTITIONS = 20
 
 
 class Trouble(NamedTuple):
-    """A kind of trouble that a partition can have."""
+    """A kind of problem that a partition can have."""
 
     key: str
     """The JSON key."""
@@ -37,10 +37,10 @@ class Trouble(NamedTuple):
 TROUBLES = (
     Trouble("offline", "offline", "bold red", lambda part: part.has_no_leader),
     Trouble("under_min_isr", "under min ISR", "red", lambda part: part.is_under_min_isr),
-    Trouble("under_replicated", "under-replicated", "yellow", lambda part: bool(part.behind)),
+    Trouble("under_replicated", "under-replicated", "yellow", lambda part: bool(part.out_of_sync)),
     Trouble("not_preferred_leader", "led by another", "", lambda part: part.is_led_by_other),
 )
-"""From the worst to the most harmless. The last one needs no action."""
+"""All kinds, from the worst to the most harmless. The last one needs no action."""
 MOVING = "moving"
 
 
@@ -51,13 +51,17 @@ def is_degraded(state: ClusterState) -> bool:
 
 
 def troubles_of(part: PartitionReplicas) -> list[Trouble]:
-    """Return the kinds of trouble of the partition, the worst first. Offline includes under min ISR."""
+    """Return the kinds of problems of the partition, the worst first. A partition that is offline is also listed as
+    under min ISR.
+    """
     found = [trouble for trouble in TROUBLES if trouble.applies(part)]
     return found[:1] if part.has_no_leader else found
 
 
 def state_words(part: PartitionReplicas) -> list[str]:
-    """Return the trouble of a partition, and whether it moves. A leader that is not preferred is no trouble."""
+    """Return the problems of a partition, and whether it is being moved. A leader that is not preferred is not a
+    problem.
+    """
     words = [trouble.title for trouble in troubles_of(part) if trouble is not TROUBLES[-1]]
     return words + [MOVING] * (part.move is not None)
 
@@ -113,7 +117,7 @@ def brokers_table(state: ClusterState, *, with_bars: bool = False) -> Table:
     """Return the brokers with their numbers of leaders and replicas; `with_bars` draws the numbers, too."""
     leaders = Counter(part.leader for part in state.partitions)
     replicas = Counter(broker for part in state.partitions for broker in part.replicas)
-    behind = Counter(broker for part in state.partitions for broker in part.behind)
+    out_of_sync = Counter(broker for part in state.partitions for broker in part.out_of_sync)
     columns = [
         Column("Broker", True),
         Column("Rack", spare=3),
@@ -137,13 +141,13 @@ def brokers_table(state: ClusterState, *, with_bars: bool = False) -> Table:
             f"{condition}, controller" if number == state.controller else condition,
             cell(leaders[number]),
             cell(replicas[number]),
-            cell(behind[number]),
+            cell(out_of_sync[number]),
         ]
         if with_bars:
             row[5:5] = [bar(leaders[number], max(leaders.values(), default=0))]
             row[7:7] = [bar(replicas[number], max(replicas.values(), default=0))]
         rows.append(row)
-        styles.append("red" if broker.is_fenced else "yellow" if behind[number] else "")
+        styles.append("red" if broker.is_fenced else "yellow" if out_of_sync[number] else "")
     return Table(columns, rows, row_styles=styles)
 
 
@@ -189,7 +193,7 @@ def trouble_table(partitions: list[PartitionReplicas]) -> Table:
 def state_json(state: ClusterState) -> dict[str, Any]:
     leaders = Counter(part.leader for part in state.partitions)
     replicas = Counter(broker for part in state.partitions for broker in part.replicas)
-    behind = Counter(broker for part in state.partitions for broker in part.behind)
+    out_of_sync = Counter(broker for part in state.partitions for broker in part.out_of_sync)
     document: dict[str, Any] = {
         "cluster_id": state.cluster_id,
         "controller": None if state.controller == UNKNOWN else state.controller,
@@ -204,7 +208,7 @@ def state_json(state: ClusterState) -> dict[str, Any]:
                 "controller": broker.number == state.controller,
                 "leaders": leaders[broker.number],
                 "replicas": replicas[broker.number],
-                "replicas_not_in_sync": behind[broker.number],
+                "replicas_not_in_sync": out_of_sync[broker.number],
             }
             for broker in state.brokers
         ],

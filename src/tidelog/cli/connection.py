@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 CLIENT_ID = "tidelog-cli"
 
 ANSWER_MS = 15_000
-"""Timeout of an administrative request, retries included."""
+"""Time limit of an administrative request including its retries, in milliseconds."""
 CONNECT_S = 5.0
 CONNECT_MS = 5_000
-"""Timeout of setting up one connection."""
+"""Time limit for establishing one connection, in milliseconds."""
 
 REPLICAS_MAX = 2**15 - 1
 PARTITION_MAX = 2**31 - 1
 """Largest values of the protocol's fields: the number of replicas of a partition (int16), and the number that
 identifies a partition (int32)."""
 PARTITIONS_MAX = 100_000
-"""Upper bound on a topic's partitions: librdkafka requests no more."""
+"""Upper bound on a topic's partitions, because librdkafka does not request more."""
 
 Bootstrap = Annotated[
     str,
@@ -121,7 +121,7 @@ class ConnectionOptions(NamedTuple):
 
 
 def open_client(bootstrap: str, settings: Mapping[str, str] = MappingProxyType({})) -> "Client":
-    """Create our own client; it connects with its first request.
+    """Create our own client. It connects when it sends its first request.
 
     Raises UsageError for a malformed address and for settings that contradict each other.
     """
@@ -142,7 +142,7 @@ def open_client(bootstrap: str, settings: Mapping[str, str] = MappingProxyType({
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """Raise KafkaException for a setting that librdkafka does not know: our own client would ignore it silently."""
+    """Raise KafkaException for a setting that librdkafka does not know. Our own client would silently ignore it."""
     from confluent_kafka import Producer
 
     Producer({"log_level": 0, **settings})
@@ -173,7 +173,7 @@ class Outage:
 def connect(bootstrap: str, client: Iterable[str]) -> ConnectionOptions:
     """Return the connection options, after a check that one of the addresses accepts connections.
 
-    Raises NoAnswerError if none does, and UsageError for a malformed option.
+    Raises NoAnswerError if no address accepts a connection, and UsageError for a malformed option.
     """
     settings = key_values(client, "-X", "security.protocol=SSL")
     check_reachable(bootstrap)
@@ -183,8 +183,8 @@ def connect(bootstrap: str, client: Iterable[str]) -> ConnectionOptions:
 def check_reachable(bootstrap: str) -> None:
     """Check that one of the addresses accepts a connection. The connection is closed again.
 
-    Raises NoAnswerError if no address does. Without this check, librdkafka would retry for a long time and say less
-    about the reason.
+    Raises NoAnswerError if no address accepts one. Without this check, librdkafka would retry for a long time and
+    report fewer details of the reason.
     """
     reasons = []
     for host, port in host_ports(bootstrap):
@@ -217,10 +217,10 @@ def host_ports(bootstrap: str) -> list[tuple[str, int]]:
 
 
 def host_port(address: str) -> tuple[str, int]:
-    """Split `HOST[:PORT]`. The port defaults to 9092, as for librdkafka; an IPv6 address must be in brackets.
+    """Split `HOST[:PORT]`. The default port is 9092, as in librdkafka. An IPv6 address must be in brackets.
 
     A security protocol before the host (`SASL_SSL://`) is accepted and ignored, as in Kafka's clients. Raises
-    UsageError; its message lacks the option's name, which the caller puts before it.
+    UsageError. Its message lacks the name of the option, and the caller must put it before the message.
     """
     scheme, separator, rest = address.partition("://")
     if separator and scheme.upper() in SECURITY_PROTOCOLS:
@@ -245,7 +245,9 @@ def key_value(text: str, option: str, example: str) -> tuple[str, str]:
 
 
 def split_key_value(text: str, expectation: str) -> tuple[str, str]:
-    """Split `KEY=VALUE`. Raises UsageError that begins with `expectation`, a sentence that says what is expected."""
+    """Split `KEY=VALUE`. Raises UsageError. Its message begins with `expectation`, a sentence that describes the
+    expected value.
+    """
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise UsageError(f"{expectation}, not {text!r}")
@@ -357,7 +359,7 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "", *, top
 def as_command_error(error: Exception) -> CommandError | None:
     """Convert an exception of a request to a CommandError of one line.
 
-    Return a CommandError unchanged, and None for an error that is not one of our own client.
+    Return a CommandError unchanged, and None for an error that did not come from our own client.
     """
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 BEGINNING, END = ("beginning", "earliest"), ("end", "latest")
-"""Words that --offset accepts instead of a number: the first of each pair is used by Kafka's tools, the second by its
-clients."""
+"""Words that --offset accepts instead of a number. Kafka's tools use the first word of each pair, and its clients
+the second one."""
 
 
 class Start(NamedTuple):
-    """Where reading begins. At most one field is set. If none is set, reading begins at the end: only records that are
-    written later are read.
+    """The position where reading begins. At most one field is set. If no field is set, reading begins at the end,
+    and only records that are written later are read.
     """
 
     from_beginning: bool
@@ -115,8 +115,8 @@ def consume(
 
 
 def check_start(group: str | None, has_explicit_start: bool, has_partitions: bool, reads_by_default: bool) -> None:
-    """Raise UsageError if the start does not suit the other options. `reads_by_default` says whether the command
-    reads any records if no start is given.
+    """Raise UsageError if the start contradicts the other options. `reads_by_default` says whether the command reads
+    any records if no start is given.
     """
     if group is not None:
         check_group(group, has_explicit_start or has_partitions)
@@ -243,7 +243,7 @@ def start_offsets(client: "Client", topic: str, start: Start, offsets: dict[int,
     if start.since_ms is not None:
         timestamps = {(topic, index): start.since_ms for index in offsets}
         listed = cluster.offsets_or_raise(cluster.list_offsets(client, timestamps))
-        # A negative offset means that no record has this timestamp or a later one. Reading then begins at the end.
+        # A negative offset means that all records are earlier than this timestamp. Reading then begins at the end.
         return {index: offset if offset >= 0 else offsets[index].latest for (_, index), offset in listed.items()}
     if start.from_beginning:
         return {index: ends.earliest for index, ends in offsets.items()}

@@ -33,7 +33,8 @@ class DirectWriter:
         self._round_robin = 0
 
     def write(self, record: OutgoingRecord, partition: int) -> None:
-        """Write the record to `partition`, or if this is -1, to the partition that the record's key selects.
+        """Write the record to `partition`. If it is -1, write the record to the partition that the record's key
+        selects.
 
         Raises ApiError and ClientError.
         """
@@ -47,7 +48,7 @@ class DirectWriter:
         self._client.produce({TopicPartition(self._topic, partition): batch}, self._acks)
 
     def _partition(self, key: bytes | None) -> int:
-        """Return the partition that the key selects; without a key, the next one in turn.
+        """Return the partition that the key selects. Without a key, return the partitions one after another.
 
         A missing topic is created, if the broker creates topics on demand.
         """

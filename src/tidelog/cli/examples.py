@@ -7,7 +7,7 @@ from typing import Any
 
 INDENT = "    "
 MARGIN = 2
-"""Blank columns beside a help text, left and right together."""
+"""Number of blank columns beside a help text: the left ones and the right ones together."""
 PROMPT = re.compile(r"^( *)(\$ (?:.*\\\n)*.*)$", re.MULTILINE)
 """A command line with its continuation lines."""
 BREAK = re.compile(r" *\\\n *")
@@ -26,7 +26,7 @@ def fit_examples(command: Any) -> None:
 
 
 def break_examples(text: str, width: int) -> str:
-    """Break the lines that begin with `$` to `width` characters; the other lines stay as they are."""
+    """Break the lines that begin with `$` to `width` characters. All other lines are not changed."""
     return PROMPT.sub(lambda line: line[1] + f"\n{line[1]}".join(break_line(BREAK.sub(" ", line[2]), width)), text)
 
 
@@ -39,8 +39,8 @@ def break_line(line: str, width: int) -> list[str]:
     lines: list[str] = []
     current = words[0]
     for number, word in enumerate(words[1:], start=2):
-        room = width if number == len(words) else width - len(" \\")
-        if len(current) + 1 + len(word) <= room:
+        line_width = width if number == len(words) else width - len(" \\")
+        if len(current) + 1 + len(word) <= line_width:
             current += f" {word}"
         else:
             lines.append(f"{current} \\")

@@ -129,7 +129,7 @@ def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
 
 
 def note(group: "ListedGroup", described: DescribedGroups, failures: Mapping[str, CommandError]) -> str:
-    """Return a short text that says what is not known about a group; empty if everything is known."""
+    """Return a short text about the unknown properties of a group; empty if everything is known."""
     name = group.group_id
     if name in described.failures:
         return str(described.failures[name])
@@ -275,7 +275,9 @@ for command in (reset_offsets, copy_offsets, delete, delete_offsets):
 
 
 class LagQuery:
-    """Measures lag at each call: that of the named groups, or if none is named, that of all groups that exist then."""
+    """At each call, measures the lag of the named groups. If no group is named, measures all groups that exist at
+    that time.
+    """
 
     def __init__(
         self, stack: ExitStack, connection: ConnectionOptions, groups: Sequence[str], topic: str | None

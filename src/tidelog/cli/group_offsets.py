@@ -120,10 +120,10 @@ def reset(
     execute: bool,
     json: bool,
 ) -> None:
-    """Plan the reset, show it, and commit the offsets with `execute`.
+    """Plan the reset and show it. With `execute`, commit the offsets.
 
-    `wanted` are the partitions of each topic, None for all of them; empty without --topic. `file_offsets` are the
-    offsets of --from-file.
+    `wanted` contains the requested partitions of each topic, or None for all partitions of a topic. It is empty
+    without --topic. `file_offsets` are the offsets of --from-file.
     """
     is_new = group not in group_names(client)
     if is_new and not wanted and file_offsets is None:
@@ -312,10 +312,10 @@ class ResetTarget:
         logs: Mapping[TopicAndPartition, Offsets],
         file_offsets: Mapping[TopicAndPartition, int] | None,
     ) -> Mapping[TopicAndPartition, int]:
-        """Return the new offset of each partition. An offset may be outside the log. A file may also have offsets of
-        other partitions.
+        """Return the new offset of each partition. An offset may be outside the log. The result for a file may also
+        contain other partitions.
 
-        Raises CommandError if a partition has no committed offset, which --shift-by needs.
+        Raises CommandError if --shift-by is used and a partition has no committed offset.
         """
         if file_offsets is not None:
             return file_offsets
@@ -360,9 +360,10 @@ def partitions_to_reset(
 ) -> list[TopicAndPartition]:
     """Return the partitions to set, sorted.
 
-    With a file, these are its partitions, only those in `wanted` if this is not empty. Otherwise they are the
-    partitions in `wanted`, or if this is empty, the partitions in which the group has committed. Raises CommandError if
-    a topic or partition in `wanted` does not exist, and if there is nothing to set.
+    If there is a file, these are the partitions in the file; if `wanted` is not empty, only those that are also in
+    `wanted`. Without a file, they are the partitions in `wanted`; if `wanted` is empty, the partitions in which the
+    group has committed. Raises CommandError if a topic or partition in `wanted` does not exist, and if the result
+    would be empty.
     """
     if file_offsets is not None:
         in_file = sorted(tp for tp in file_offsets if not wanted or _is_wanted(tp, wanted))
@@ -449,7 +450,7 @@ def committed_offsets(client: "Client", group: str) -> dict[TopicAndPartition, i
 
 
 def check_no_members(client: "Client", group: str, remedy: str) -> None:
-    """Raise CommandError if the group has members; the error names them and says `remedy` as the next step."""
+    """Raise CommandError if the group has members. The error names the members, and `remedy` as the next step."""
     described = describe_one(client, group)
     if described.members:
         count = counted(len(described.members), "member")
@@ -512,10 +513,10 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def delete_committed(client: "Client", group: str, partitions: Sequence[TopicAndPartition]) -> list[TopicAndPartition]:
-    """Delete the committed offsets of these partitions, and return the partitions where this is impossible because
-    members read them.
+    """Delete the committed offsets of these partitions. Return the partitions whose offsets cannot be deleted
+    because members read them.
 
-    Raises CommandError for any other failure. Some offsets may have been deleted before it.
+    Raises CommandError for any other failure. Some offsets may have been deleted before the failure.
     """
     from tidelog.client.error_codes import error_name
     from tidelog.model.ids import TopicPartition

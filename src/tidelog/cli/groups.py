@@ -30,7 +30,7 @@ class ListedGroups(NamedTuple):
 
 
 class RequestedGroups(NamedTuple):
-    """The requested groups in the order of the request, and errors for those that do not exist."""
+    """The requested groups in the order of the request, and an error for each group that does not exist."""
 
     listed: "list[ListedGroup]"
     failures: dict[str, CommandError]
@@ -77,8 +77,8 @@ def _unknown_group_error(client: "Client", name: str, existing: list[str], probl
 
     if offline_error := coordinator_failure(client, name):
         return offline_error
-    near = difflib.get_close_matches(name, existing, n=1) if name else []
-    remedy = f"did you mean {near[0]}?" if near else "tidelog group list shows all"
+    similar_names = difflib.get_close_matches(name, existing, n=1) if name else []
+    remedy = f"did you mean {similar_names[0]}?" if similar_names else "tidelog group list shows all"
     return CommandError("; ".join([f"no such group: {name_text(name)}", remedy, *problems]))
 
 
@@ -133,7 +133,7 @@ def foreign_protocol_type(protocol_type: str) -> str:
 
 
 def group_problem(group: "Group") -> str:
-    """Return a short text that says what is not known about the group's members; empty if everything is known."""
+    """Return a short text about the unknown properties of the group's members; empty if everything is known."""
     if protocol_type := foreign_protocol_type(group.protocol_type):
         return f"protocol type {protocol_type}"
     undecoded = sum(bool(member.problem) for member in group.members)

@@ -15,13 +15,13 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """The signals that should end the program and were received. Calling the object returns whether there was one."""
+    """The received signals that should end the program. Calling the object returns whether one was received."""
 
     def __init__(self) -> None:
         self.count = 0
         """Number of signals so far."""
         self.termination_signal: int | None = None
-        """SIGTERM or SIGHUP, whichever came last; None if only SIGINT came."""
+        """SIGTERM or SIGHUP: the later one of the two. None if only SIGINT was received."""
         self.raises_at_once = False
         """Whether a signal raises KeyboardInterrupt. True during a call that may block and does not run librdkafka."""
 
@@ -60,7 +60,7 @@ def record_interrupts(*, second_raises: bool = True) -> Iterator[Interrupts]:
 
     previous_handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     for number, handler in previous_handlers.items():
-        if handler is not signal.SIG_IGN:  # a shell's background job ignores signals: do not change that
+        if handler is not signal.SIG_IGN:  # a signal that a shell's background job ignores remains ignored
             signal.signal(number, record)
     try:
         yield interrupts

@@ -30,7 +30,8 @@ class Lag(NamedTuple):
     topic: str
     partition: int
     committed: int | None
-    """None if the group has not committed there. It then begins where its consumers' `auto.offset.reset` says."""
+    """None if the group has not committed in this partition. Its consumers' setting `auto.offset.reset` then decides
+    where they begin."""
     end: int | None
     """The log's end, exclusive. None if it cannot be read, for example because the topic was deleted or the
     partition has no leader."""
@@ -62,7 +63,7 @@ class Lag(NamedTuple):
 
 
 class Lags(NamedTuple):
-    """The lag of several groups, and what could not be read."""
+    """The lags of several groups, and the items that could not be read."""
 
     lags: list[Lag]
     problems: list[str]
@@ -76,7 +77,7 @@ def all_lags(
 ) -> Lags:
     """Return the lag of each group in every partition of the topics that it reads or has committed in.
 
-    `described` has the groups' members, as far as they are known. `behind_ms` is set only with `ages`.
+    `described` contains the groups' members, as far as they are known. `behind_ms` is set only with `ages`.
     """
     from tidelog.client.operations import EARLIEST, LATEST
 
@@ -147,7 +148,7 @@ class Ages:
 
 
 FETCHES_MAX = 500
-"""Upper bound on the fetches of one measurement. The next measurements fetch the ages that are still missing."""
+"""Upper bound on the fetches of one measurement. The next measurements fetch the missing ages."""
 
 
 def batch_timestamp_ms(client: "Client", topic: str, partition: int, offset: int) -> int | None:
@@ -177,7 +178,7 @@ class Commits(NamedTuple):
     unknown: dict[GroupPartition, str]
     """Partitions whose committed offset cannot be read, with the reason."""
     failures: dict[str, CommandError]
-    """Groups that failed as a whole, by name."""
+    """Groups of which no committed offset could be read, by name."""
 
 
 def read_commits(client: "Client", names: Iterable[str]) -> Commits:
@@ -208,7 +209,9 @@ class Total(NamedTuple):
     """Age of the oldest uncommitted record of all partitions; None if no age is known."""
 
     def text(self) -> str:
-        """Return the sum as text, with `+` after it if partitions are missing in the sum; `-` if it is unknown."""
+        """Return the sum as text. A `+` follows the sum if it does not include all partitions. The text is `-` if
+        the sum is unknown.
+        """
         if self.records is None:
             return "-"
         return cell(self.records) + "+" * bool(self.unknown)
@@ -262,8 +265,8 @@ def behind_text(behind_ms: int | None) -> str:
 
 LATE_MS = 60_000
 VERY_LATE_MS = 600_000
-"""If the oldest uncommitted record has this age or more, the partition's row is yellow (LATE_MS) or red
-(VERY_LATE_MS)."""
+"""Ages of the oldest uncommitted record. From LATE_MS on, the partition's row is yellow; from VERY_LATE_MS on, it is
+red."""
 
 
 def row_style(lag: Lag) -> str:

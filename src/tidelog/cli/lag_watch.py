@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from tidelog.cli.errors import CommandError
 from tidelog.cli.lag import NO_LAG, GroupPartition, Lag, behind_text, cell_or_dash, lag_json, row_style, total
 from tidelog.cli.offline import warn_of_hidden_groups
-from tidelog.cli.room import BEFORE_NAMES, fit, left_out_text, shorten, wrap_lines
+from tidelog.cli.table_fit import BEFORE_NAMES, fit, left_out_text, shorten, wrap_lines
 from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_notes, print_table, rich_table
 from tidelog.cli.watching import NoAnswerPeriod, PollResult, polling
 from tidelog.cli.when import duration_text, iso_time
@@ -40,9 +40,10 @@ class Progress(NamedTuple):
     written_per_s: float
 
     def until_caught_up(self, lag: int) -> str:
-        """Return the time until a group that is `lag` records behind has caught up at these rates, as text.
+        """Return the time, as text, until a group that is `lag` records behind has caught up at these rates.
 
-        "now" means that it has caught up; "never", that records are written as fast as the group reads, or faster.
+        "now" means that it has caught up. "never" means that records are written at least as fast as the group reads
+        them.
         """
         if lag == 0:
             return "now"
@@ -118,7 +119,7 @@ class LagSnapshot(NamedTuple):
     lags: list[Lag]
     offline: dict[str, list[int]]
     problems: list[str]
-    """One line for everything else that could not be read."""
+    """One line for each other item that could not be read."""
 
 
 def take_snapshot(source: LagSource) -> LagSnapshot:
@@ -136,8 +137,8 @@ class LagView(Protocol):
         """Show a new measurement."""
 
     def show_outage(self, outage: NoAnswerPeriod | None) -> None:
-        """Show that no broker answers. None means that there is no outage, or no result yet. Called at least every
-        REDRAW_S seconds.
+        """Show that no broker answers. `outage` is None if there is no outage, or no result yet. Called at least
+        every REDRAW_S seconds.
         """
 
 
@@ -240,7 +241,9 @@ def rates_between(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -
 
 
 def growth(before: int | None, after: int | None) -> int:
-    """Return the difference; 0 if it is negative, because an offset may be reset to a lower one. None counts as 0."""
+    """Return the difference. If it is negative, return 0, because an offset may have been reset to a lower one. None
+    counts as 0.
+    """
     return max((after or 0) - (before or 0), 0)
 
 
@@ -253,12 +256,12 @@ def whole_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress]) -
 
 
 def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, height: int) -> Table:
-    """Return a table that has at most `height` lines when it is drawn `width` cells wide, but always one row, the
-    total and the other FIXED_LINES.
+    """Return a table with at most `height` lines when it is drawn `width` cells wide. It always has at least one
+    row, the total and the other FIXED_LINES.
 
-    If all rows have the same group or topic, its name is in the title instead of a column. If the
-    table is too wide, the committed offsets and the ends are left out, then names are shortened (`cli.room`).
-    If not all rows fit, one row has the sum of the partitions for which there is no room (see `split_to_fit`).
+    If all rows have the same group or topic, its name is in the title instead of a column. If the table is too wide,
+    the committed offsets and the ends are omitted first, then names are shortened (`cli.table_fit`). If not all rows
+    fit, one row contains the sum of the remaining partitions (see `split_to_fit`).
     """
     table = table_of_rows(lags, progress, width, height - FIXED_LINES)
     note = left_out_text(table, fit(table, width))
@@ -268,7 +271,7 @@ def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], w
 
 
 def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, rows_max: int) -> Table:
-    """Return a table with at most `rows_max` rows, or one row if that is less than one, and a footer with the total."""
+    """Return a table with at most `rows_max` rows, but at least one, and a footer with the total."""
     shown, hidden = split_to_fit(lags, max(rows_max, 1))
     rows = [row(lag, progress) for lag in shown]
     if hidden:
@@ -301,11 +304,11 @@ def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress],
 
 
 def split_to_fit(lags: Sequence[Lag], rows_max: int) -> tuple[list[Lag], list[Lag]]:
-    """Split the partitions into those that have rows of their own, and those that share one row. Both lists are in the
-    given order. The second one is empty if all partitions fit.
+    """Split the partitions into those that have rows of their own, and those that share one row. Both lists are in
+    the given order. The second list is empty if all partitions fit.
 
-    Rows of their own go to the partitions with the largest lags; then to those whose lag is unknown, which are mostly
-    partitions without a commit, with the highest end offsets first; and last to those without lag.
+    Partitions get rows of their own in this order: first those with the largest lags; then those with an unknown
+    lag, which mostly have no commit, the highest end offset first; and last those without lag.
     """
     if len(lags) <= rows_max:
         return list(lags), []
@@ -343,8 +346,8 @@ def sum_row(name: str, lags: Sequence[Lag], progress: dict[GroupPartition, Progr
 
 
 def progress_cells(lag: int | None, progress: Progress | None) -> tuple[str, str, str]:
-    """Return the texts for records read per second, records written per second, and the time until the group has caught
-    up, if it is `lag` records behind. They are empty if the rates or the lag are not known.
+    """Return three texts for a group that is `lag` records behind: records read per second, records written per
+    second, and the time until it has caught up. They are empty if the rates or the lag are not known.
     """
     if progress is None or lag is None:
         return "", "", ""

@@ -48,10 +48,10 @@ USUAL_VALUES = {
     "coordinator_epoch": -1,
     "transaction_start": -1,
 }
-"""Usual values of fields. A line for people leaves out a field that has its usual value."""
+"""Usual values of fields. A line for people omits a field that has its usual value."""
 
 FIELDS_IN_HEAD = ("file", "kind", "position", "crc")
-"""Fields that the list of fields in a line for people leaves out, because the line begins with them, or for `file` the
+"""Fields that are not in the list of fields of a line for people. The line begins with them, or, for `file`, the
 heading shows it. The CRC is not shown at all, because `crc_ok` is enough."""
 
 
@@ -162,8 +162,8 @@ def verify(
             file = path_as_typed(finding.path, full_path, path)
             similar = ""
             if more:
-                place = " in the same directory" if finding.severity == NOTE else f", the last at {last}"
-                similar = f" (and {counted(more, 'more', 'more')} of this kind{place})"
+                reason_pattern = " in the same directory" if finding.severity == NOTE else f", the last at {last}"
+                similar = f" (and {counted(more, 'more', 'more')} of this kind{reason_pattern})"
             print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{similar}"))
     if json:
         print_json(report_json(result))
@@ -193,16 +193,16 @@ def group_similar(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, in
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: finding.severity != NOTE):
         reason_without_numbers = re.sub(r"0x[0-9a-f]+|\d+", "#", finding.reason)
-        place = finding.path
-        directory = place.rpartition("/")[0]
+        reason_pattern = finding.path
+        directory = reason_pattern.rpartition("/")[0]
         if finding.severity == NOTE and partition_of(directory.rpartition("/")[2]):
-            place = directory
-        groups.setdefault((place, finding.severity, reason_without_numbers), []).append(finding)
+            reason_pattern = directory
+        groups.setdefault((reason_pattern, finding.severity, reason_without_numbers), []).append(finding)
     return [(group[0], len(group) - 1, group[-1].position) for group in groups.values()]
 
 
 def split_readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
-    """Return the paths that can be read, and errors for all others, before a long command begins.
+    """Return the paths that can be read, and errors for all other paths. Called before a long command begins.
 
     Raises CommandError for a path that does not exist or is not a log, because the user has probably mistyped it.
     """
@@ -271,7 +271,9 @@ def _contains_log_file(disk: "LocalDisk", directory: str, is_log_file: Callable[
 
 
 def path_as_typed(file: str, full_path: str, path: str) -> str:
-    """Return the path of a file below `full_path` with `path`, which the user typed, in place of `full_path`."""
+    """Return the path of a file below `full_path`. In the result, `full_path` is replaced by `path`, which the user
+    typed.
+    """
     return path.rstrip("/") + file.removeprefix(full_path)
 
 
@@ -296,10 +298,10 @@ def entry_text(entry: "Entry") -> str:
         if name not in FIELDS_IN_HEAD and USUAL_VALUES.get(name, ...) != value
     }
     if kind == "record":
-        head = f"{'':12}  record  "
+        line_start = f"{'':12}  record  "
     else:
-        head = f"{entry['position']:>12}  {kind}  "
-    return head + " ".join(f"{name}={value_text(name, value)}" for name, value in shown.items())
+        line_start = f"{entry['position']:>12}  {kind}  "
+    return line_start + " ".join(f"{name}={value_text(name, value)}" for name, value in shown.items())
 
 
 def value_text(name: str, value: object) -> str:
@@ -320,7 +322,7 @@ def quote(data: bytes) -> str:
 
 
 def entry_json(entry: "Entry") -> dict[str, Any]:
-    """Return all fields of the entry; bytes that are not UTF-8 have `_base64` appended to their names."""
+    """Return all fields of the entry. If the bytes of a field are not UTF-8, the field's name ends with `_base64`."""
     document: dict[str, Any] = {}
     for name, value in entry.items():
         if isinstance(value, bytes):

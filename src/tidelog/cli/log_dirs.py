@@ -41,9 +41,9 @@ class Replica(NamedTuple):
     partition: int
     bytes: int
     offset_lag: int
-    """By how many offsets an unfinished copy is behind the log that is copied."""
+    """Number of offsets by which an unfinished copy is behind the log that is being copied."""
     future: bool
-    """Whether this is the unfinished copy of a partition that is moved to this directory."""
+    """Whether this is the unfinished copy of a partition that is being moved to this directory."""
 
 
 class LogDirectory(NamedTuple):
@@ -53,7 +53,8 @@ class LogDirectory(NamedTuple):
     path: str | None
     """None for a broker that did not report its directories."""
     error: str
-    """Why the directory is out of use, or why the broker did not answer; empty if the directory is in use."""
+    """The reason why the directory is out of use, or why the broker did not answer; empty if the directory is in
+    use."""
     total_bytes: int
     """Size of the file system; UNKNOWN_BYTES if the broker does not report it."""
     usable_bytes: int

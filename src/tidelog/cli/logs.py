@@ -13,7 +13,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def configure_logging(level: str, node_id: int | None = None) -> None:
-    """Send every logger of the process to stderr. `level` is one of LEVELS.
+    """Send the events of every logger in the process to stderr. `level` is one of LEVELS.
 
     With `node_id`, each line has a field `node=` after the level, because several brokers write to the same stderr.
     """
@@ -38,12 +38,15 @@ class OneLineFormatter(logging.Formatter):
         line += record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             line += f" {error_text(record.exc_info[1])}"
-        # Text from clients must not forge log lines or colours. The stream itself escapes characters that it lacks.
+        # Text from clients must not forge log lines or colours. The stream itself escapes characters that its encoding
+        # does not have.
         return escape_unprintable(line, "utf-8")
 
 
 def error_text(error: BaseException) -> str:
-    """Return the error and its call stack, innermost call last: `error="ValueError: x" trace="a.py:3 f > b.py:9 g"`."""
+    """Return the error and its call stack. The innermost call is the last one: `error="ValueError: x" trace="a.py:3
+    f > b.py:9 g"`.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     calls = " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)
     return f'error="{type(error).__name__}: {error}" trace="{calls}"'

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 SAMPLE_S = 0.1
 """Seconds between two points of the throughput curve."""
-TIMED_EVERY = 100
-"""Of this many records, the acknowledgement of one is timed. Timing all of them would slow down the writing."""
+RECORDS_PER_TIMING = 100
+"""The acknowledgement of one out of this many records is timed. Timing all of them would slow down the writing."""
 STUCK_S = 30.0
 """A measurement fails after this many seconds in which no record arrives."""
 
@@ -45,7 +45,7 @@ class Throughput(NamedTuple):
 
 class Latency(NamedTuple):
     latencies_ms: list[float]
-    """For each record, the time from the moment when it was due to its arrival at the consumer, sorted."""
+    """For each record, the time from its planned time to its arrival at the consumer, sorted."""
     rate_wanted: float
     rate_reached: float
 
@@ -68,7 +68,7 @@ def temporary_topic(connection: ConnectionOptions, partitions: int) -> Iterator[
 def measure_produce(
     connection: ConnectionOptions, topic: str, records: int, value: bytes, settings: dict[str, Any], show: ShowPoint
 ) -> Throughput:
-    """Write as many records as `records`, all with the same value, and wait for every acknowledgement.
+    """Write `records` records, all with the same value, and wait for every acknowledgement.
 
     Raises CommandError when a record is rejected.
     """
@@ -89,7 +89,7 @@ def measure_produce(
 
     written = 0
     while written < records and not failures:
-        is_timed = written % TIMED_EVERY == 0
+        is_timed = written % RECORDS_PER_TIMING == 0
         try:
             producer.produce(topic, value, on_delivery=record_latency if is_timed else record_failure)
         except BufferError:
@@ -108,7 +108,8 @@ def measure_produce(
 
 
 def measure_consume(connection: ConnectionOptions, topic: str, records: int, show: ShowPoint) -> Throughput:
-    """Read at most `records` records from the beginning of the topic, and stop earlier at the end of its partitions.
+    """Read at most `records` records from the beginning of the topic. Stop earlier if all partitions have been read
+    to their ends.
 
     The topic may have fewer records than offsets, because compaction and transactions leave offsets without records.
     Raises CommandError when there is no readable record, and when no record arrives for STUCK_S.
@@ -172,8 +173,8 @@ def measure_latency(
 ) -> Latency:
     """Write records at a steady rate, and measure the time until a waiting consumer receives each of them.
 
-    Each record is due at a fixed moment and is timed from this moment. A stall therefore counts for every record that
-    it delays.
+    Each record has a planned time and is timed from this time. A stall therefore counts for every record that it
+    delays.
     """
     from confluent_kafka import OFFSET_END, TopicPartition
 
@@ -213,7 +214,7 @@ def measure_latency(
 
 
 class Arrivals:
-    """Reads records in its own thread, and times each from the moment when it was due, which is in its key."""
+    """Reads records in a thread of its own. Each record is timed from its planned time, which is in its key."""
 
     def __init__(self, consumer: "Consumer", wanted: int, deadline: float) -> None:
         self.wanted = wanted
@@ -262,7 +263,7 @@ def produce_when_there_is_room(producer: "Producer", topic: str, value: bytes, k
 def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -> None:
     """Write records until the consumer reads one of them. The consumer then waits at the end of the partition.
 
-    Raises CommandError if none is read within STUCK_S.
+    Raises CommandError if no record is read within STUCK_S.
     """
     deadline = time.monotonic() + STUCK_S
     mark = os.urandom(8)
@@ -292,7 +293,9 @@ class ThroughputMeter:
         return time.perf_counter() - self.start
 
     def update(self, records: int, size_bytes: int | None = None) -> None:
-        """Report the current number of records. Most calls are cheap: a point is added only once in SAMPLE_S."""
+        """Report the current number of records. Most calls are cheap, because a point is added only once in
+        SAMPLE_S.
+        """
         seconds = self.seconds
         if seconds - self.points[-1].seconds >= SAMPLE_S:
             self.points.append(Point(seconds, records, self.bytes_of(records, size_bytes)))
@@ -314,7 +317,7 @@ class ThroughputMeter:
 
 
 def percentile(sorted_values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least `percent` percent of the values do not exceed.
+    """Return the smallest value such that at least `percent` percent of the values are not larger.
 
     Raises ValueError if there are no values.
     """

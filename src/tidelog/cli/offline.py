@@ -57,7 +57,7 @@ def coordinator_failure(client: "Client", group: str) -> CommandError | None:
 
 
 def warn_of_groups(client: "Client", topics: Iterable[str]) -> dict[str, list[int]]:
-    """Warn about groups that a list of groups cannot show, and about unknown lags in these topics.
+    """Warn about groups that are missing in a list of groups, and about unknown lags in these topics.
 
     Return the offline partitions that are the reason.
     """
@@ -90,7 +90,7 @@ def partitions_text(offline: Offline) -> str:
 
 
 def warn(offline: Offline, consequence: str) -> None:
-    """Print a warning on stderr, where it is seen even if stdout is redirected.
+    """Print a warning on stderr, so that the user sees it even if stdout is redirected.
 
     Nothing is printed if no partition is offline.
     """

@@ -15,7 +15,7 @@ from tidelog.cli.tables import Column, Table, cell
 
 
 class OffsetChange(NamedTuple):
-    """One partition's committed offset before and after."""
+    """The committed offset of one partition before and after the plan."""
 
     topic: str
     partition: int
@@ -23,7 +23,7 @@ class OffsetChange(NamedTuple):
     """None if no offset was committed."""
     after: int
     note: str = ""
-    """Why `after` differs from the requested offset; empty if both are equal."""
+    """The reason why `after` differs from the requested offset; empty if both are equal."""
 
     @property
     def difference(self) -> int | None:

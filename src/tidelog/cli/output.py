@@ -1,4 +1,4 @@
-"""Discard stdout once it cannot be written."""
+"""Discard the output on stdout after a write to it has failed."""
 
 import os
 import sys

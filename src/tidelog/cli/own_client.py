@@ -22,7 +22,8 @@ M = TypeVar("M", bound="Message")
 def connected(bootstrap: str) -> "Iterator[Client]":
     """Open a client, after a check that one of the addresses accepts connections.
 
-    Raises NoAnswerError at once if none does. Errors of the client in the block become CommandError.
+    Raises NoAnswerError immediately if no address accepts a connection. Errors of the client in the block become
+    CommandError.
     """
     check_reachable(bootstrap)
     with ConnectionOptions(bootstrap, {}).open() as client:

@@ -19,9 +19,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def watch_parent(loop: asyncio.AbstractEventLoop, pipe: int, on_parent_end: Callable[[], object]) -> None:
-    """Call `on_parent_end` on the loop once this process's parent has ended.
+    """Call `on_parent_end` on the loop when this process's parent has ended.
 
-    `pipe` is the read end of the pipe, inherited from the parent.
+    `pipe` is the read end of the pipe, which this process has inherited from the parent.
     """
     parent = os.getppid()
 

@@ -42,9 +42,10 @@ PROGRESS_EVERY_S = 0.5
 STUCK_S = 5.0
 """After this many seconds without an acknowledgement, the command checks for the reason and reports it."""
 OFFLINE_TIMEOUT_MS = 10_000
-"""How long librdkafka tries to write a record if a partition was offline at the start. Its default is five minutes."""
+"""Time in milliseconds for which librdkafka tries to write a record if a partition was offline at the start. Its
+default is five minutes."""
 INTERRUPT_GRACE_S = 2.0
-"""How long the command waits after Ctrl-C for acknowledgements of records that were sent."""
+"""Time in seconds for which the command waits after Ctrl-C for acknowledgements of records that were sent."""
 
 
 @app.command()
@@ -222,22 +223,22 @@ class Writer:
         self.written_records = 0
         self.written_bytes = 0
         self.failed: dict[str, int] = {}
-        """Reason -> the number of records that were not written because of it."""
+        """Number of records that were not written, by the reason."""
         self.keyless_rejected = False
         """Whether the broker rejected a record without a key as invalid. The missing key may or may not be the
         reason."""
         self.started_s = time.monotonic()
         self.progress_shown_s = self.started_s
         self.last_change = (self.started_s, 0)
-        """When the number of finished records (written or failed) last changed, and the number itself."""
+        """The time of the last change of the number of finished records (written or failed), and this number."""
         self.shows_progress = sys.stderr.isatty() and not sys.stdin.isatty()
         self.outage = Outage()
         self.client = client
         self.direct_writer = DirectWriter(client, topic, settings["acks"])
         self.offline_partitions: list[int] = []
         self.online_partitions: Iterator[int] | None = None
-        """Yields the online partitions in turn, for records without a key. Used if a partition is offline, because
-        librdkafka does not know this. Otherwise None, and librdkafka chooses the partition."""
+        """Yields the online partitions one after another, for records without a key. Used if a partition is offline,
+        because librdkafka does not know this. Otherwise it is None, and librdkafka chooses the partition."""
         self.find_offline_partitions()
         self.producer: Producer = connection.producer(
             {
@@ -254,8 +255,8 @@ class Writer:
     def find_offline_partitions(self) -> None:
         """Find offline partitions, warn about them, and exclude them for records without a key.
 
-        A topic that does not exist is not an error, because brokers may create it on the first record. Raises
-        CommandError like `__init__`.
+        A topic that does not exist is not an error, because brokers may create it when the first record is written.
+        Raises the errors of `__init__`.
         """
         described = cluster.describe(self.client, [self.topic], skip_missing=True)
         offline_by_topic = offline.offline_partitions_of(described)
@@ -333,7 +334,7 @@ class Writer:
             except BufferError:
                 if self.interrupts():
                     raise KeyboardInterrupt from None
-                self.producer.poll(0.1)  # librdkafka's queue is full: wait until acknowledgements make room
+                self.producer.poll(0.1)  # librdkafka's queue is full: wait until acknowledgements free space in it
                 self.report_trouble()
                 continue
             except KafkaException as error:
@@ -382,7 +383,7 @@ class Writer:
         self.failed[reason] = self.failed.get(reason, 0) + 1
 
     def report_trouble(self) -> None:
-        """Print once why records are not acknowledged, while librdkafka keeps trying."""
+        """Print once the reason why records are not acknowledged. librdkafka continues to try."""
         self.outage.report()
         now, finished = time.monotonic(), self.written_records + sum(self.failed.values())
         changed_s, finished_before = self.last_change
@@ -404,8 +405,8 @@ class Writer:
                 )
 
     def finish(self) -> None:
-        """Wait for the acknowledgements (after Ctrl-C at most INTERRUPT_GRACE_S), and print how many records were
-        written.
+        """Wait for the acknowledgements, and print how many records were written. After Ctrl-C, wait at most
+        INTERRUPT_GRACE_S.
         """
         deadline: float | None = None
         while self.producer.flush(0.2):

@@ -191,7 +191,7 @@ def entity_from_options(
     default_client_id: bool,
     default_ip: bool,
 ) -> "Entity":
-    """Return the entity that the options name: the types and names of its parts. It is empty if no option is used.
+    """Return the entity that the options select: the types and names of its parts. It is empty if no option is used.
 
     The name None means the default entity. Raises UsageError for options that cannot be used together.
     """

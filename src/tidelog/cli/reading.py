@@ -1,8 +1,9 @@
-"""The reading loop of `tidelog consume`: read from given offsets, or as a member of a group, until a reason to stop.
+"""The reading loop of `tidelog consume`. It reads from given offsets, or as a member of a group, until there is a
+reason to stop.
 
 Tidelog's own client fetches the records, because librdkafka truncates or rejects header keys that contain a NUL or
-are not UTF-8. In a group, librdkafka is the member: it joins, receives partitions and commits offsets, but fetches
-nothing.
+are not UTF-8. In a group, librdkafka is the member: it joins, receives partitions and commits offsets, but does not
+fetch records.
 """
 
 import sys
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from tidelog.client.reader import Chunk, Skipped, Stopped
 
 FETCH_WAIT_S = 0.1
-"""Upper bound on the wait of one fetch for records, and on a pause, in seconds. Signals are checked in between."""
+"""Upper bound on the time for which one fetch waits for records, and on a pause, in seconds. Signals are checked
+between them."""
 HINT_AFTER_S = 2.0
-"""After this many seconds without any record, a hint on the terminal says that the command waits."""
+"""After this many seconds without any record, a message on the terminal says that the command waits."""
 OFFLINE_CHECK_S = 5.0
 """After this many seconds without a record, the reader checks whether partitions have gone offline."""
 JOINING_NOTICE_S = 0.5
@@ -33,7 +35,7 @@ JOINING_NOTICE_S = 0.5
 FETCH_BYTES_MAX = 16 << 20
 """Upper bound on the bytes of records in a fetch response."""
 PARTITION_BYTES_MAX = 1 << 20
-"""Upper bound on the bytes of a partition in a fetch response. A single larger batch is nevertheless returned whole."""
+"""Upper bound on the bytes of one partition in a fetch response. A single larger batch is still returned as a whole."""
 
 
 class RecordSink(Protocol):
@@ -66,8 +68,7 @@ class TopicReader:
         self.remaining_records = records_max
         self.until_end = until_end
         self.pending_ends: dict[int, int] = {}
-        """Partition -> end offset (exclusive), for partitions that have not been read to their end. Only with
-        `until_end`."""
+        """End offset (exclusive) of each partition that has not been read to its end. Only used with `until_end`."""
         self.committed_only = connection.settings.get("isolation.level", "read_committed") == "read_committed"
         limits = FetchLimits(
             round(FETCH_WAIT_S * 1000),
@@ -225,7 +226,9 @@ class TopicReader:
             print(NO_BROKER, file=sys.stderr)
 
     def report_waiting(self, seconds: float) -> None:
-        """Print each reason for waiting once, only on a terminal, and only until the first record arrives."""
+        """Print each reason for waiting once. Messages are printed only on a terminal, and only until the first
+        record arrives.
+        """
         if self.member is not None and not self.member.assigned:
             self.member.report_joining(seconds)
         elif not self.hint_shown and seconds > HINT_AFTER_S:
@@ -271,8 +274,8 @@ class TopicReader:
 
 
 class GroupMember:
-    """The membership of this process in a group, by a consumer of librdkafka: receives the partitions that the process
-    reads, and commits offsets.
+    """The membership of this process in a group. It uses a consumer of librdkafka, which receives the partitions
+    that the process reads, and commits offsets.
     """
 
     def __init__(self, connection: ConnectionOptions, client: "Client", group: str, topic: str, reset: str) -> None:
@@ -283,7 +286,7 @@ class GroupMember:
         self.assigned = False
         """Whether the group has sent an assignment, even an empty one."""
         self.starts: dict[int, int] = {}
-        """Assigned partition -> the offset where reading starts."""
+        """The offset where reading starts, by assigned partition."""
         self.seen: set[int] = set()
         """Assigned partitions that are being read, or were read until they failed."""
         self._joining_reported = not sys.stderr.isatty()
@@ -320,8 +323,8 @@ class GroupMember:
     def _starts(self, partitions: list[int]) -> dict[int, int]:
         """Return the offset where reading begins in each partition.
 
-        It is the committed offset. If none is committed or it cannot be read, it is the earliest or the latest
-        offset, by the reset policy. Partitions whose offsets cannot be listed are reported and left out.
+        This is the committed offset. If no offset is committed, or if it cannot be read, the reset policy selects
+        the earliest or the latest offset. Partitions whose offsets cannot be listed are reported and omitted.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition

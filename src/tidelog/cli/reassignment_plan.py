@@ -1,8 +1,9 @@
 """Plan which brokers have the replicas of partitions: for `tidelog cluster reassign` and `drain`. Pure functions.
 
-The rules, the most important one first: 1. no replica is on a broker that is not allowed; 2. the replicas of a
-partition are on as many racks as possible; 3. brokers have about the same number of replicas, and are the preferred
-leader of about the same number of partitions; 4. as few replicas as possible move. The same input gives the same plan.
+The rules, the most important one first: 1. every replica is on an allowed broker; 2. the replicas of a partition are
+on as many racks as possible; 3. brokers have about the same number of replicas, and are the preferred leader of
+about the same number of partitions; 4. as few replicas as possible are moved. The same input always results in the
+same plan.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,12 +37,12 @@ class PlannedMove(NamedTuple):
 
 
 class _Placement:
-    """The replicas of all partitions while the plan is made."""
+    """The replicas of all partitions at the present stage of the plan."""
 
     def __init__(self, replicas: list[list[int]], brokers: Sequence[int], racks: Mapping[int, str | None]) -> None:
         self.replicas = replicas
         self.counts = dict.fromkeys(brokers, 0)
-        """How many replicas each allowed broker has."""
+        """Number of replicas on each allowed broker."""
         self._racks = racks
         for brokers_of_partition in replicas:
             for broker in brokers_of_partition:
@@ -49,14 +50,16 @@ class _Placement:
                     self.counts[broker] += 1
 
     def rack(self, broker: int) -> object:
-        """A broker without a rack counts as in a rack of its own."""
+        """Return the broker's rack. A broker without a rack is treated as the only broker in a rack of its own."""
         return self._racks.get(broker) or broker
 
     def racks_used(self, replicas: Iterable[int]) -> int:
         return len({self.rack(broker) for broker in replicas})
 
     def add(self, index: int) -> None:
-        """Add a replica on the best allowed broker: on a rack that the partition does not use, with few replicas."""
+        """Add a replica on the best allowed broker: a broker with few replicas, on a rack that the partition does
+        not use yet.
+        """
         replicas = self.replicas[index]
         candidates = [broker for broker in self.counts if broker not in replicas]
         best = min(candidates, key=lambda broker: (-self.racks_used([*replicas, broker]), self.counts[broker], broker))
@@ -75,7 +78,9 @@ class _Placement:
         self.counts[target] += 1
 
     def balance(self) -> None:
-        """Move replicas from the broker with the most to one with fewer, while that makes the numbers more equal."""
+        """Move replicas from the broker with the most replicas to one with fewer, as long as this makes the numbers
+        more equal.
+        """
         is_improving = True
         while is_improving:
             is_improving = False
@@ -100,7 +105,7 @@ class _Placement:
         return has_moved
 
     def balance_leaders(self) -> None:
-        """Reorder replicas, so that every broker is first in about the same number of partitions."""
+        """Reorder replicas, so that every broker has the first replica of about the same number of partitions."""
         leads = dict.fromkeys(self.counts, 0)
         for replicas in self.replicas:
             leads[replicas[0]] += 1
@@ -137,11 +142,11 @@ def plan_moves(
                 f"partition {part} needs {replicas or len(part.replicas)} brokers for its replicas, and only "
                 f"{len(brokers)} may be used ({', '.join(map(str, brokers))}); --replicas N lowers their number"
             )
-    kept = []
+    current_replicas = []
     for part in partitions:
         allowed = [broker for broker in part.replicas if broker in brokers]
-        kept.append(allowed if replicas is None else allowed[:replicas])
-    placement = _Placement(kept, brokers, racks)
+        current_replicas.append(allowed if replicas is None else allowed[:replicas])
+    placement = _Placement(current_replicas, brokers, racks)
     for index, part in enumerate(partitions):
         placement.fill(index, replicas or len(part.replicas))
     if balance:
@@ -161,7 +166,7 @@ def _changes(partitions: Sequence[PartitionReplicas], placement: _Placement) -> 
 def plan_drain(
     partitions: Sequence[PartitionReplicas], broker: int, others: Sequence[int], racks: Mapping[int, str | None]
 ) -> list[PlannedMove]:
-    """Return the moves that replace `broker` by one of the `others`. All other replicas stay where they are.
+    """Return the moves that replace `broker` by one of the `others`. All other replicas remain on their brokers.
 
     `partitions` are all partitions of the cluster. Raises CommandError if there are too few other brokers.
     """
@@ -177,16 +182,17 @@ def plan_drain(
         if broker not in part.replicas:
             continue
         placement.fill(index, len(part.replicas))
-        # The new broker takes the place of the old one, also as the preferred leader.
+        # The new broker has the position of the old one in the list. It may thus become the preferred leader.
         replicas = placement.replicas[index]
         replicas.insert(part.replicas.index(broker), replicas.pop())
     return _changes(partitions, placement)
 
 
 def lead_elsewhere(partitions: Sequence[PartitionReplicas], broker: int) -> list[PlannedMove]:
-    """Return new orders of replicas, with `broker` last, for the partitions whose preferred leader is `broker`.
+    """Return new orders of replicas for the partitions whose preferred leader is `broker`. In these orders, `broker`
+    is last.
 
-    No data moves. Partitions with one replica are left out.
+    No data moves. Partitions with one replica are omitted.
     """
     moves = []
     for part in partitions:

@@ -24,9 +24,9 @@ HEADER_FIELDS = ("key", "key_base64", "value", "value_base64")
 EXACT_TEXT_FIELDS = ("key", "value")
 TIMESTAMP_MAX = (1 << 63) - 1
 DIGITS_MAX = 25
-"""A number with more digits is parsed as infinity, because Python is slow to convert thousands of digits, and rejects
-more than 4,300. The value of so long a number does not matter: a key or value uses the exact text, and in any other
-field it is out of range or ignored."""
+"""A number with more digits is parsed as infinity, because Python is slow to convert thousands of digits, and
+rejects more than 4,300 digits. The value of such a long number does not matter: a key or value uses the exact text,
+and in any other field the number is out of range or ignored."""
 
 SPACE = re.compile(r"[ \t\n\r]*").match
 COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
@@ -65,7 +65,7 @@ def parse_json(text: str) -> object:
     try:
         document: Any = WHOLE_DECODER.decode(text)
         if not isinstance(document, dict) or not needs_exact_text(document):
-            return document  # most lines take this fast path
+            return document  # the fast path for most lines
     except RepeatedError:
         pass
     at = SPACE(text, 0).end()  # type: ignore[union-attr]
@@ -213,9 +213,9 @@ def number_from_json(document: dict[str, Any], name: str, maximum: int) -> int |
 
 
 def timestamp_from_json(document: dict[str, Any]) -> int | None:
-    """Return the timestamp. If it is None, librdkafka writes the present time.
+    """Return the timestamp. For None, librdkafka writes the present time.
 
-    Raises RecordJsonError for 0 and less: for 0, librdkafka would also write the present time.
+    Raises RecordJsonError for 0 and negative numbers: for 0, librdkafka would also write the present time.
     """
     number, text = number_from_json(document, "timestamp_ms", TIMESTAMP_MAX), document.get("timestamp")
     if number is not None or text is not None:
@@ -244,7 +244,7 @@ def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
         except (TypeError, ValueError):
             raise RecordJsonError(f'"{name}_base64" is not base64') from None
     data: str | ExactText | None = document.get(name)
-    # A value that is not a string is an ExactText, so that in a line written by hand, JSON need not be quoted.
+    # A value that is not a string is an ExactText. Therefore a user who writes a line by hand need not quote JSON.
     if isinstance(data, str):
         return encode_text(data, name)
     return None if data is None else bytes(data)

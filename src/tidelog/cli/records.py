@@ -13,7 +13,8 @@ KCAT_FIELDS = {
     "t": "{topic}", "p": "{partition}", "o": "{offset}", "k": "{key}", "s": "{value}", "h": "{headers}",
     "T": "{timestamp_ms}",
 }  # fmt: skip
-"""Placeholder of `kcat -f`, without the percent sign -> the field with the same meaning in our templates."""
+"""The field in our templates that has the same meaning as a placeholder of `kcat -f`, by the placeholder without the
+percent sign."""
 ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 Headers = Sequence[tuple[str, bytes | None]]

@@ -18,16 +18,18 @@ from tidelog.cli.logs import configure_logging
 from tidelog.cli.start import FAILED, Options
 from tidelog.config.broker_config import BrokerConfig, ConfigError
 from tidelog.model.addresses import host_port_text
+from tidelog.runtime.cancelling import cancel_and_wait
 from tidelog.runtime.failures import IN_PYTHON, ON_THE_COMMAND_LINE, explain
 from tidelog.runtime.interfaces import Runtime
 
 log = logging.getLogger("tidelog.cli")
 
 ORPHAN_GRACE_S = 5.0
-"""Seconds that a broker may take for an orderly stop after its parent has ended."""
+"""Time in seconds that a broker has for an orderly stop after its parent has ended."""
 SWITCH_INTERVAL_S = 0.0005
-"""The interpreter's thread switch interval: the event loop waits at most this long for a thread that computes (for
-example one that makes a checkpoint of 10,000 partitions). Python's default of 5 ms would increase the tail latency."""
+"""The interpreter's thread switch interval, in seconds. The event loop waits at most this long for a thread that
+computes (for example one that makes a checkpoint of 10,000 partitions). Python's default of 5 ms would increase the
+tail latency."""
 
 
 class RunningBroker(Protocol):
@@ -123,9 +125,12 @@ async def run_broker(
         stop_task = loop.create_task(stop_requested.wait())
         await asyncio.wait((start_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
         if not start_task.done():
-            # A signal arrived while the broker was recovering its log. Stop without waiting for the end, because the
-            # next start can repeat the recovery.
-            start_task.cancel()
+            # A signal arrived while the broker was recovering its log or was waiting for a lease. Stop without waiting
+            # for the end of the start, because the next start can repeat the recovery. But wait until the broker has
+            # released what the start used, because the release needs the runtime.
+            await cancel_and_wait(start_task)
+            if not start_task.cancelled() and start_task.exception() is not None:
+                log.warning("start not undone reason=%s", start_task.exception())
             return 0
         await start_task
         try:
@@ -144,7 +149,7 @@ async def run_broker(
         failure_task.cancel()
     except Exception as error:
         address = host_port_text(config.endpoints[0].host, config.endpoints[0].port)
-        return fail(explain(error, config.data_directory, address, remedies))
+        return fail(explain(error, config.data_directories, address, remedies))
     finally:
         await runtime.close()
         restore_signals()
@@ -154,8 +159,9 @@ async def run_broker(
 def handle_stop_signals(
     stop_requested: asyncio.Event, log: logging.Logger, before_exit: Callable[[], None] | None = None
 ) -> Callable[[], None]:
-    """Let the first signal to stop set `stop_requested`, and the second one end the process at once, after
-    `before_exit`. Return a function that restores the former handlers. Call this on the loop that runs.
+    """Handle the signals that stop the broker: the first one sets `stop_requested`, and the second one calls
+    `before_exit` and ends the process immediately. Return a function that restores the former handlers. Call this
+    function on the running loop.
     """
     loop = asyncio.get_running_loop()
 
@@ -209,6 +215,8 @@ def ready_json(broker: RunningBroker, config: BrokerConfig) -> str:
 
 
 def print_failure(line: str, node_id: int | None = None) -> int:
-    """Print the error on stderr, with the broker's number if it is one of several, and return the exit code."""
+    """Print the error on stderr, and return the exit code. If the broker is one of several, the line contains its
+    number.
+    """
     print(f"Error: {line}" if node_id is None else f"Error: broker {node_id}: {line}", file=sys.stderr)
     return FAILED

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tidelog.cli.logs import LEVELS
 
-FAILED, MISUSED = 1, 2
+FAILED, WRONG_USAGE = 1, 2
 """Exit codes: the broker failed; the command line is malformed. 0 means that a signal or the end of the parent process
 stopped the broker. If a second signal ends it at once, the exit code is 128 + the signal's number.
 """
@@ -27,7 +27,7 @@ FLAGS = {
     "--parent-pipe": "FD",
     "--supervisor-pipe": "FD",
 }
-"""Flag -> the name of its value; "" for a flag without a value."""
+"""The name of each flag's value; "" for a flag without a value."""
 HIDDEN_FLAGS = ("--parent-pipe", "--supervisor-pipe")
 """Flags that the help does not show. `--parent-pipe` is for programs that start a broker as their child
 (`cli/parent.py`), `--supervisor-pipe` for the supervisor of a cluster (`cli/supervisor.py`)."""
@@ -42,7 +42,7 @@ FOREIGN_OPTIONS = {
     **dict.fromkeys(("--nodes", "--replicas", "-n"), "--brokers"),
     "-c": "--config",
 }
-"""Options of other brokers and of other commands -> our flag with the same meaning."""
+"""Our flag with the same meaning as an option of another broker or another command, by this option."""
 
 
 class MisusedError(Exception):
@@ -55,9 +55,9 @@ class Options(NamedTuple):
     """Kafka's setting name -> value, from `--set`, `--data` and `--listen`."""
     log_level: str
     parent_pipe: int | None
-    """The read end of a pipe whose write end the parent process holds; the broker stops when the parent has ended."""
+    """The read end of a pipe. The parent process holds the write end. The broker stops when the parent has ended."""
     brokers: int | None = None
-    """How many brokers a supervisor runs; None means that this process is one broker."""
+    """Number of brokers that a supervisor runs; None means that this process is one broker."""
     json: bool = False
     """Whether the lines on stdout are JSON."""
     is_supervised: bool = False
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         options = parse(arguments)
     except MisusedError as error:
         print(f"Error: {error} (see tidelog start --help)", file=sys.stderr)
-        return MISUSED
+        return WRONG_USAGE
     if options.brokers is not None:
         from tidelog.cli.supervisor import supervise
 

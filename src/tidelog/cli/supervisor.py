@@ -1,10 +1,10 @@
 """`tidelog start --brokers N`: run the brokers of a cluster on one machine, each in a process of its own.
 
-The supervisor starts the processes, reports their addresses, starts a process again that has ended, and stops all of
-them one after another. It has no data and no connections: clients use the brokers' ports.
+The supervisor starts the processes, reports their addresses, starts a process again after it has ended, and stops
+all of them one after another. It has no data and no connections: clients use the brokers' ports.
 
-Every broker has the read end of a pipe whose write end only the supervisor holds. When the supervisor ends, also by
-kill -9, the brokers read end-of-file, and stop (`cli/parent.py`).
+Every broker has the read end of a pipe, and only the supervisor has the write end. When the supervisor ends, even by
+kill -9, the brokers read end-of-file and stop (`cli/parent.py`).
 """
 
 import asyncio
@@ -34,7 +34,7 @@ logger = logging.getLogger("tidelog.supervisor")
 
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 30.0
-"""Bounds of the pause before a broker that has ended is started again. The pause doubles with each end."""
+"""Bounds of the pause before a broker is started again, in seconds. The pause doubles each time the broker ends."""
 HEALTHY_S = 60.0
 """A broker that has served for this long is started again after the shortest pause."""
 STOP_S = 60.0
@@ -63,7 +63,7 @@ class Child:
         self.serving: ServingBroker | None = None
         """The address and the process of the last run that served; None if no run has served yet."""
         self.ends_in_a_row = 0
-        """How often the process has ended without having served for HEALTHY_S."""
+        """Number of times in a row that the process has ended without having served for HEALTHY_S."""
         self.exit_code: int | None = None
         """The exit code of the last run that has ended."""
 
@@ -156,7 +156,7 @@ def broker_command(options: Options, plan: BrokerPlan, pipe: int) -> list[str]:
 
 
 class Supervisor:
-    """Keeps the processes of the brokers running, until a signal or the end of the parent process."""
+    """Runs the processes of the brokers, until a signal or the end of the parent process stops them."""
 
     def __init__(
         self,
@@ -177,9 +177,9 @@ class Supervisor:
         self._reading_end, self._writing_end = os.pipe()
 
     async def run(self) -> int:
-        """Start the brokers; return the exit code when all of them have ended.
+        """Start the brokers. Return the exit code when all of them have ended.
 
-        The first signal to stop stops all brokers in order, and the second one kills them. The exit code is 0 if a
+        The first stop signal stops all brokers in order, and the second one kills them. The exit code is 0 if a
         signal stopped them and every broker stopped in order.
         """
         restore_signals = handle_stop_signals(self._stop_requested, logger, self._kill_all)
@@ -262,7 +262,9 @@ class Supervisor:
         return time.monotonic()
 
     def _no_broker_works(self) -> bool:
-        """Return whether every broker has ended before it ever served. Each has said why."""
+        """Return whether all brokers have ended and none of them has ever served. Each broker has reported the
+        reason.
+        """
         return all(child.serving is None and child.ends_in_a_row > 0 for child in self._children)
 
     # The end
@@ -270,8 +272,8 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Stop the brokers one after another.
 
-        A broker that stops hands its leaderships over, so the others still serve. The controller, which decides this,
-        stops last.
+        A broker that stops hands its leaderships over, so that the remaining brokers still serve. The controller
+        decides about the leaderships, so it stops last.
         """
         self._stopping = True
         controller = await self._leases.controller() if len(self._children) > 1 else None
@@ -295,7 +297,7 @@ class Supervisor:
 
 
 def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
-    """Send a signal to a process that the event loop has not seen ending.
+    """Send a signal to a process, unless the event loop has noticed its end.
 
     Methods of `process` are not used, because they may collect the exit code, which asyncio then reports as 255.
     """

@@ -1,5 +1,5 @@
-"""The lines that the supervisor of several brokers prints on stdout, as text or as JSON, and those that it reads from
-the brokers.
+"""The lines that the supervisor of several brokers prints on stdout, as text or as JSON, and the lines that it reads
+from the brokers.
 """
 
 import json
@@ -15,7 +15,7 @@ from tidelog.model.addresses import host_port_text
 
 logger = logging.getLogger("tidelog.supervisor")
 
-BOLD, GREEN, PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[0m"
+BOLD, GREEN, UNQUOTED = "\x1b[1m", "\x1b[32m", "\x1b[0m"
 
 
 class ServingBroker(NamedTuple):
@@ -34,8 +34,8 @@ class ServingBroker(NamedTuple):
 
 
 def read_serving_line(line: bytes) -> ServingBroker | None:
-    """Decode the line that a broker prints when it serves (`serve.ready_json`). Return None for an empty line: the
-    process has ended.
+    """Decode the line that a broker prints when it serves (`serve.ready_json`). Return None for an empty line, which
+    means that the process has ended.
     """
     if not line.strip():
         return None
@@ -46,7 +46,7 @@ def read_serving_line(line: bytes) -> ServingBroker | None:
 
 
 class LineReporter:
-    """Prints one line for each event. A reader that has closed the pipe does not stop the brokers."""
+    """Prints one line for each event. If the reader closes the pipe, the brokers continue."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -98,11 +98,11 @@ class LineReporter:
 
 
 def bold(text: str) -> str:
-    return f"{BOLD}{text}{PLAIN}" if has_colour() else text
+    return f"{BOLD}{text}{UNQUOTED}" if has_colour() else text
 
 
 def green(text: str) -> str:
-    return f"{GREEN}{text}{PLAIN}" if has_colour() else text
+    return f"{GREEN}{text}{UNQUOTED}" if has_colour() else text
 
 
 def has_colour() -> bool:

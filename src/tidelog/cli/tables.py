@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
 
 NAME_WIDTH_MIN = 8
-"""Least width, in cells, to which a column of text may shrink, even if all its words are shorter."""
+"""Minimum width, in cells, to which a column of text may shrink, even if all its words are shorter."""
 
 
 class Column(NamedTuple):
@@ -24,11 +24,11 @@ class Column(NamedTuple):
     """Whether the texts are aligned to the right, as numbers are."""
     style: str | None = None
     spare: int = 0
-    """Order in which columns are left out of a narrow table: the highest value first. 0 means that the rows are printed
-    as blocks instead; a negative value, that the column is not left out of a table of one-line rows either.
-    """
+    """Order in which columns are left out of a narrow table: the column with the highest value first. 0 means that
+    the rows are printed as blocks instead. A negative value means that the column also remains in a table of
+    one-line rows."""
     breaks: bool = False
-    """Whether a word may be split over several lines. The words of other columns, such as names, stay whole."""
+    """Whether a word may be split over several lines. In other columns, for example of names, words are never split."""
 
 
 class Table(NamedTuple):
@@ -40,7 +40,7 @@ class Table(NamedTuple):
     footer: Sequence[str] = ()
     """The last row, for totals; empty if there is none."""
     row_styles: Sequence[str] = ()
-    """Styles of the rows at a terminal; empty if they have none."""
+    """Styles of the rows at a terminal; empty if the rows have no styles."""
     shorten: bool = False
     """Whether names may be shortened in the middle so that every row is one line. Otherwise names stay whole."""
     json: bool = True
@@ -85,7 +85,9 @@ def _printable_or_escape(match: re.Match[str]) -> str:
 
 
 def stdout_is_utf8() -> bool:
-    """Whether stdout's encoding is UTF-8. Other encodings (ASCII, Latin-1) lack characters, which are then escaped."""
+    """Whether stdout's encoding is UTF-8. Other encodings (ASCII, Latin-1) lack characters, and these characters are
+    escaped.
+    """
     return (sys.stdout.encoding or "").lower().replace("_", "-") in ("utf-8", "utf8")
 
 
@@ -168,7 +170,7 @@ def rich_table(table: Table, width: int) -> "Group":
     from rich.text import Text
 
     from tidelog.cli.blocks import block_lines
-    from tidelog.cli.room import above_lines, fit, left_out_text, shorten
+    from tidelog.cli.table_fit import above_lines, fit, left_out_text, shorten
 
     def line_text(line: str, style: str = "") -> Text:
         if table.shorten:

@@ -49,7 +49,7 @@ INTERNAL_CONTENTS = {
     "__transaction_state": "the state of every transaction",
     "__share_group_state": "the state of every share group",
 }
-"""What brokers store in their internal topics."""
+"""The data that brokers store in their internal topics."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -201,8 +201,8 @@ def list_topics(
 
 
 def records_json(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets) -> dict[str, int]:
-    """Return the number of records, and the number of partitions that it does not include because their offsets are
-    unknown.
+    """Return the number of records, and the number of partitions that are not included in it because their offsets
+    are unknown.
     """
     partition_offsets = [known_offsets.offsets.get((topic.name, part.partition)) for part in topic.partitions]
     return {
@@ -227,10 +227,12 @@ def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownO
 
 
 def trouble(topic: cluster.TopicState) -> str:
-    """Return a text about partitions that an operator should check; empty if there are none."""
+    """Return a text about partitions that an operator should check; empty if there are no such partitions."""
     leaderless = sum(part.leader < 0 for part in topic.partitions)
-    behind = sum(len(part.isr) < len(part.replicas) for part in topic.partitions)
-    parts = [f"{leaderless} without a leader"] * bool(leaderless) + [f"{behind} under-replicated"] * bool(behind)
+    out_of_sync = sum(len(part.isr) < len(part.replicas) for part in topic.partitions)
+    parts = [f"{leaderless} without a leader"] * bool(leaderless) + [f"{out_of_sync} under-replicated"] * bool(
+        out_of_sync
+    )
     return comma_separated(parts)
 
 
@@ -278,7 +280,9 @@ def describe(
 
 
 def replicas_by_partition(client: "Client", topics: list[str]) -> dict[cluster.TopicAndPartition, PartitionReplicas]:
-    """Return the replicas and their state. Empty if a topic was deleted meanwhile or must not be described."""
+    """Return the replicas and their state. The result is empty if a topic was deleted in the meantime or must not be
+    described.
+    """
     try:
         partitions = read_partitions(client, topics) if topics else []
     except CommandError:
@@ -501,10 +505,10 @@ def settings_to_unset(client: "Client", topic: str, names: list[str]) -> list[st
 
 
 def setting_hint(name: str, known_names: Iterable[str]) -> str:
-    """Return a suggestion to be appended to the error for an unknown setting; empty if there is none.
+    """Return a suggestion that is appended to the error for an unknown setting; empty if there is no suggestion.
 
-    If `name` is a broker setting that is the default of a topic setting, this topic setting is suggested; otherwise the
-    most similar name.
+    If `name` is a broker setting that is the default of a topic setting, this topic setting is suggested; otherwise
+    the most similar name.
     """
     from tidelog.config.keys import TOPIC_KEYS, nearest
 

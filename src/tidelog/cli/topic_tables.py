@@ -25,7 +25,9 @@ def partitions_table(
     offsets: dict[cluster.TopicAndPartition, cluster.Offsets],
     replicas: Mapping[cluster.TopicAndPartition, PartitionReplicas] = {},
 ) -> Table:
-    """Return the table of partitions. The columns ELR and State are shown only if a partition has something there."""
+    """Return the table of partitions. The columns ELR and State are shown only if they are not empty for at least
+    one partition.
+    """
     columns = [
         Column("Partition", True),
         Column("Leader", True, spare=1),
@@ -69,7 +71,7 @@ def settings_table(settings: list[cluster.Setting]) -> Table:
 
 
 def value_text(name: str, value: str) -> str:
-    """Return the value as it was set. At a terminal, a text in brackets explains a large number or "no limit"."""
+    """Return the value as it was set. At a terminal, a text in brackets explains a large number, or says "no limit"."""
     if not sys.stdout.isatty() or not value.removeprefix("-").isdigit():
         return value
     number = int(value)
@@ -94,7 +96,7 @@ def topic_json(
     if offsets is not None:
         for part in partitions:
             partition_offsets = offsets.get((topic.name, part["partition"]))
-            part["offline"] = partition_offsets is None
+            part["offline"] = part["leader"] < 0
             if partition_offsets is not None:
                 part |= {"first_offset": partition_offsets.earliest, "next_offset": partition_offsets.latest}
     for part in partitions:
@@ -103,7 +105,7 @@ def topic_json(
             part |= {
                 "eligible_leader_replicas": state.eligible,
                 "offline_replicas": state.offline,
-                "under_replicated": bool(state.behind),
+                "under_replicated": bool(state.out_of_sync),
                 "under_min_isr": state.is_under_min_isr,
             }
     return {"topic": topic.name, "topic_id": topic.topic_id, "internal": topic.internal, "partitions": partitions}

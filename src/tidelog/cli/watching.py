@@ -1,7 +1,7 @@
-"""Poll a cluster in a thread while the caller shows the results, also during an outage of the cluster.
+"""Poll a cluster in a thread while the caller shows the results, even during an outage of the cluster.
 
-One request may wait up to `ANSWER_MS` for an answer. The caller does not wait for the request: it can report for how
-long there has been no answer, and it can stop at once.
+One request may wait up to `ANSWER_MS` for an answer. The caller does not wait for the request: it can report the
+duration of the outage, and it can stop immediately.
 """
 
 import threading
@@ -17,23 +17,25 @@ from tidelog.cli.errors import CommandError, NoAnswerError
 T = TypeVar("T")
 
 PATIENCE_S = 3.0
-"""A request that takes longer than this is reported as an outage. If the previous request took more than half of this
-time, the limit is twice the previous duration instead."""
+"""A request that takes longer than this, in seconds, is reported as an outage. If the previous request took more
+than half of this time, the limit is twice the previous duration instead."""
 
 
 class PollResult(NamedTuple, Generic[T]):
     value: T
     at_s: float
-    """When the call ended, on the monotonic clock."""
+    """The time at which the call ended, on the monotonic clock."""
 
 
 class NoAnswerPeriod(NamedTuple):
-    """The cluster does not answer: the last call failed, or the present call has been running for too long."""
+    """A period in which the cluster does not answer: the last call failed, or the present call has been running for
+    too long.
+    """
 
     since_s: float
-    """When the last successful call ended, on the monotonic clock."""
+    """The time at which the last successful call ended, on the monotonic clock."""
     error: CommandError | None
-    """Why the last call failed; None while a call is still running."""
+    """The reason why the last call failed; None while a call is still running."""
 
     def text(self, bootstrap: str, seconds: str) -> str:
         """Return the message. `seconds` is the duration of the outage as text."""
@@ -43,7 +45,7 @@ class NoAnswerPeriod(NamedTuple):
 
 
 class Poller(Generic[T]):
-    """Calls `request` again and again, `interval_s` after the previous call, and queues the results."""
+    """Calls `request` repeatedly. Each call begins `interval_s` after the previous one. The results are queued."""
 
     def __init__(self, request: Callable[[], T], interval_s: float) -> None:
         self._request = request
@@ -92,7 +94,7 @@ class Poller(Generic[T]):
         return None
 
     def outage(self) -> NoAnswerPeriod | None:
-        """Return the present outage; None if there is none, and before the first result."""
+        """Return the present outage. None if the cluster answers, and before the first result."""
         if self._last_success_s is None:
             return None
         started_s = self._call_started_s

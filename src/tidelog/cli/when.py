@@ -68,7 +68,7 @@ def _since_epoch_ms(text: str, now: datetime) -> int:
         return epoch_ms(now) - round(parse_duration_s(lowered.removesuffix("ago")) * 1000)
     try:
         return epoch_ms(datetime.fromisoformat(words))
-    except (ValueError, OverflowError):  # OverflowError: converted to UTC, the date is outside the calendar
+    except (ValueError, OverflowError):  # OverflowError: the date in UTC is outside the calendar
         pass
     try:
         return epoch_ms(now) - round(parse_duration_s(lowered) * 1000)
@@ -79,8 +79,8 @@ def _since_epoch_ms(text: str, now: datetime) -> int:
 
 
 def epoch_ms(moment: datetime) -> int:
-    """Return milliseconds since the epoch, rounded down. A time without a zone is local time on that day (summer or
-    winter time).
+    """Return milliseconds since the epoch, rounded down. A time without a zone is local time, in summer or winter
+    time as on that day.
     """
     return (moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 

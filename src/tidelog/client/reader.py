@@ -34,9 +34,7 @@ class Chunk(NamedTuple):
     records: list[Record]
     next_offset: int
     end_offset: int
-    """The exclusive end of the partition at present, for the reader's isolation level; the high watermark if a
-    `Skipped` of the same fetch follows.
-    """
+    """The exclusive end of the partition at present, for the reader's isolation level."""
 
 
 class Skipped(NamedTuple):
@@ -131,13 +129,16 @@ class Reader:
         position = self.positions[tp]
         records: list[Record] = []
         events: list[Event] = []
+        end_offset = fetched.last_stable_offset if self._limits.isolation == READ_COMMITTED else fetched.high_watermark
+        if end_offset < 0:
+            end_offset = fetched.high_watermark
         headers, damage = whole_batches(fetched.records, self._check_crcs)
         for header in visible_batches(headers, fetched, self._limits.isolation):
             try:
                 decoded = decode_records(header.buffer, header.position)
             except MalformedMessage as error:
                 if records:
-                    events.append(Chunk(tp, records, header.base_offset, fetched.high_watermark))
+                    events.append(Chunk(tp, records, header.base_offset, end_offset))
                     records = []
                 events.append(Skipped(tp, max(position, header.base_offset), header.next_offset, str(error)))
                 continue
@@ -145,8 +146,7 @@ class Reader:
         if headers:
             position = max(position, headers[-1].next_offset)
             self.positions[tp] = position
-        end_offset = fetched.last_stable_offset if self._limits.isolation == READ_COMMITTED else fetched.high_watermark
-        events.append(Chunk(tp, records, position, end_offset if end_offset >= 0 else fetched.high_watermark))
+        events.append(Chunk(tp, records, position, end_offset))
         if damage is not None:  # the batches before the damage have been read
             events.append(self._stop(tp, damage))
         return events

@@ -1,4 +1,7 @@
-"""Many deadlines that share one timer. Pure. Each heartbeat postpones a deadline, which costs only one assignment."""
+"""Many deadlines that share one timer. Each heartbeat postpones a deadline, which costs only one assignment.
+
+The module is pure: it does no input or output, and its callers pass the current time.
+"""
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
@@ -7,7 +10,8 @@ from typing import Any
 from tidelog.coordinator.decision import Decision, Moment
 
 STALE_MIN = 1000
-"""The heap is rebuilt when it has more stale entries than this, and more than half of its entries are stale."""
+"""The heap is rebuilt when it has more stale entries than this, and more than half of its entries are stale. An
+entry is stale if its deadline was cleared, or was set to an earlier time and has a newer entry."""
 
 
 class Deadline:
@@ -18,40 +22,42 @@ class Deadline:
     def __init__(self, callback: Callable[[Any, Decision, Moment], None], subject: Any = None) -> None:
         self.callback = callback
         self.subject = subject
-        """Passed to `callback`, together with the decision to which the callback adds its effects, and the time."""
+        """The callback's first argument. The other two are the decision to which the callback adds its effects, and
+        the current time."""
         self.at_ms: int | None = None
         """Monotonic milliseconds; None if the deadline is not set. Only `Deadlines` changes it."""
         self._queued_ms: int | None = None
+        """Time of the deadline's newest heap entry; None if no entry is valid."""
 
 
 class Deadlines:
     """All deadlines of one coordinator partition. Times are monotonic milliseconds."""
 
-    __slots__ = ("_count", "_heap", "_stale")
+    __slots__ = ("_heap", "_push_count", "_stale_count")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Deadline]] = []
-        self._count = 0
-        self._stale = 0
+        self._push_count = 0
+        self._stale_count = 0
 
     def set(self, deadline: Deadline, at_ms: int) -> None:
         """Set the deadline to `at_ms`, whether it was set before or not."""
         queued = deadline._queued_ms
         if deadline.at_ms is None and queued is not None:
-            self._stale -= 1
+            self._stale_count -= 1
         deadline.at_ms = at_ms
-        # `due` pushes an entry that it pops too early again with the new time, so a later time needs no change of the
-        # heap here.
+        # A later time needs no change of the heap here. When the old entry is due, `due` pops it, sees the later time
+        # and pushes a new entry.
         if queued is None or at_ms < queued:
             if queued is not None:
-                self._stale += 1
+                self._stale_count += 1
             self._push(deadline, at_ms)
 
     def clear(self, deadline: Deadline) -> None:
         if deadline.at_ms is not None:
             deadline.at_ms = None
-            self._stale += 1
-            if self._stale > STALE_MIN and self._stale * 2 > len(self._heap):
+            self._stale_count += 1
+            if self._stale_count > STALE_MIN and self._stale_count * 2 > len(self._heap):
                 self._rebuild()
 
     def next_ms(self) -> int | None:
@@ -66,12 +72,12 @@ class Deadlines:
         while heap and heap[0][0] <= now_ms:
             queued, _, deadline = heappop(heap)
             if deadline._queued_ms != queued:
-                self._stale -= 1
+                self._stale_count -= 1
                 continue
             deadline._queued_ms = None
             at_ms = deadline.at_ms
             if at_ms is None:
-                self._stale -= 1
+                self._stale_count -= 1
             elif at_ms > now_ms:
                 self._push(deadline, at_ms)
             else:
@@ -84,8 +90,8 @@ class Deadlines:
 
     def _push(self, deadline: Deadline, at_ms: int) -> None:
         deadline._queued_ms = at_ms
-        self._count += 1
-        heappush(self._heap, (at_ms, self._count, deadline))
+        self._push_count += 1
+        heappush(self._heap, (at_ms, self._push_count, deadline))
 
     def _rebuild(self) -> None:
         current_entries = []
@@ -98,4 +104,4 @@ class Deadlines:
                 current_entries.append((queued, count, deadline))
         self._heap[:] = current_entries
         heapify(self._heap)
-        self._stale = 0
+        self._stale_count = 0

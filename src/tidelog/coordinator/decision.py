@@ -27,7 +27,9 @@ class Moment(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """A line for the broker's log: a text with placeholders, and their values, as `logging` accepts them."""
+    """A line for the broker's log: a text with placeholders, and the values of the placeholders, in the form that
+    `logging` accepts.
+    """
 
     text: str
     arguments: tuple[object, ...]
@@ -42,7 +44,8 @@ class Decision:
         self.records: list[CoordinatorRecord] = []
         """Appended as one batch, then replayed into the core."""
         self.batch: bytearray | None = None
-        """The encoded batch of `records` if it was encoded in steps before the decision, as for a commit; else None."""
+        """The encoded batch of `records` if the records were encoded in advance, in several steps, as for a commit;
+        else None."""
         self.producer_id: int | None = None
         """The producer in whose open transaction `records` are; then `batch` is set. None: they take effect at once."""
         self.replies: list[tuple[Reply, Any]] = []
@@ -53,7 +56,7 @@ class Decision:
         self.lines: list[LogLine] = []
         """Written once the records are replayed."""
         self.reply_offset = 0
-        """Exclusive end of the older part of the log on which the replies are based."""
+        """The replies also depend on the log below this offset, which earlier decisions appended (exclusive end)."""
 
     def reply(self, to: Reply, answer: Any) -> None:
         self.replies.append((to, answer))

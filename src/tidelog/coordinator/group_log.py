@@ -14,7 +14,7 @@ logger = logging.getLogger("tidelog.coordinator")
 LINES_MAX = 20
 """Upper bound on the lines that are written in one period."""
 PERIOD_S = 10.0
-"""Length of a period, in seconds. At its end, one more line reports the number of omitted lines."""
+"""Length of a period, in seconds. If lines were omitted in a period, a last line reports their number at its end."""
 
 
 class GroupLog:
@@ -44,5 +44,5 @@ class GroupLog:
             self._omitted_count += 1
 
     def _log_omitted_count(self) -> None:
-        logger.info("lines about groups left out count=%d", self._omitted_count)
+        logger.info("group log lines omitted count=%d", self._omitted_count)
         self._omitted_count = 0

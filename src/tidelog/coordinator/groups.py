@@ -103,7 +103,8 @@ class GroupCoordinators:
         """
         self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._durable_groups)
         self._missing_replicas = 0
-        """See `missing_replicas`, as it was last logged."""
+        """Number of replicas that each partition of `__consumer_offsets` lacked when it was last compared; see the
+        function `missing_replicas`."""
         self._lag_task: asyncio.Task[None] | None = None
 
     # Life cycle
@@ -135,8 +136,8 @@ class GroupCoordinators:
         return None
 
     def _warn_of_missing_replicas(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """On the controller, log a warning when it notices that the topic, which was created for fewer brokers, could
-        have more replicas.
+        """On the controller, log a warning if `__consumer_offsets` was created when the cluster had fewer brokers,
+        and its partitions could now have more replicas.
         """
         topic = new.topics.get(CONSUMER_OFFSETS)
         is_changed = (
@@ -260,11 +261,12 @@ class GroupCoordinators:
             # The published metadata still contains a topic while its offsets are being removed.
             topics = self._followed_image.topics
             prepared = yield from prepare_commit(commit, self._settings, coordinator.now(), topics)
-            # A topic may have been deleted during the steps. Its offsets were removed and must not be written again, so
-            # the commit is prepared again.
+            # A topic may have been deleted during the steps. Its offsets were removed and must not be written again.
+            # In this case, the commit is prepared again.
             if not _was_topic_deleted(topics, self._followed_image.topics, commit):
                 break
-        # During the steps, the group may have moved to another broker, or its generation may have changed.
+        # During the steps, the group may have moved to another broker, or its generation may have changed. Therefore
+        # the coordinator is looked up again, and it checks the commit again.
         coordinator = self.host.coordinator(commit.group_id)
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
@@ -375,7 +377,7 @@ class GroupCoordinators:
 
     def _check_group_id(self, group_id: str) -> None:
         if not group_id:
-            raise InvalidGroupId("a group that has members needs a group id")
+            raise InvalidGroupId("a group that has members needs a group id that is not empty")
 
     def _new_core(self) -> "GroupCore":
         from tidelog.coordinator.group.core import GroupCore
@@ -422,7 +424,7 @@ def _check_member_id_prefix(request: "JoinGroupRequest", client_id: str) -> None
 
 
 def hyphenated_uuid(random_bytes: bytes) -> str:
-    """Return the UUID in the form that ends a member id: 36 characters, of which 4 are hyphens."""
+    """Return the UUID in the form that ends a member id: 36 characters, including 4 hyphens."""
     text = random_bytes.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 

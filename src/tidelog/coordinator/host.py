@@ -1,4 +1,4 @@
-"""What all coordinators have in common: they serve the partitions of one internal topic that this broker leads."""
+"""The common base of all coordinators: they serve those partitions of one internal topic that this broker leads."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Runtime
 
 logger = logging.getLogger("tidelog.coordinator")
+
+WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+"""The errors of a change that finds no controller, or one that does not answer in time."""
 C = TypeVar("C", bound="Core")
 
 CACHED_KEYS_MAX = 20_000
@@ -31,10 +34,11 @@ CACHED_KEYS_MAX = 20_000
 class CoordinatorHost(Generic[C]):
     """The coordinators of the internal topic `topic` on this broker: one for each partition that the broker leads.
 
-    A coordinator belongs to one leader epoch of its partition. It is made when the epoch begins on this broker: after a
-    follower has ended the cut of its log that was under way. It is closed in the step of the event loop in which the
-    epoch ends, or in which the log goes offline. So no coordinator ever uses a state that another leader may have
-    changed, not even if this broker loses the leadership and regains it between two images.
+    A coordinator belongs to one leader epoch of its partition. It is created when the epoch begins on this broker.
+    If this broker was a follower and its log was being truncated at that time, the coordinator is created after the
+    truncation. The coordinator is closed in the same step of the event loop in which the epoch ends or the log goes
+    offline. Therefore no coordinator uses state that another leader may have changed, even if this broker loses the
+    leadership and regains it between two metadata images.
     """
 
     def __init__(
@@ -53,9 +57,9 @@ class CoordinatorHost(Generic[C]):
     ) -> None:
         """`perform` carries out the effects of the cores' decisions, if they have any.
 
-        `incarnation` identifies this run of one of several brokers. Until the metadata says that this run is
-        registered, no partition is served: the leader epochs of the metadata may be those of the broker's last run.
-        None: the metadata store belongs to this broker alone, so every leader epoch is its own.
+        `incarnation` identifies this run of the broker. It is None if no other broker uses the metadata store: then
+        every leader epoch in the metadata belongs to this run. Otherwise no partition is served until the metadata says
+        that this run is registered, because older leader epochs may belong to the broker's previous run.
         """
         self.topic = topic
         self._runtime = runtime
@@ -98,14 +102,14 @@ class CoordinatorHost(Generic[C]):
                     self._role_changed(partition)
 
     def _role_changed(self, partition: "Partition") -> None:
-        """Serve the partition in its current leader epoch, or cease to serve it.
+        """Serve the partition in its current leader epoch, or stop serving it.
 
-        Called within the step that has changed the partition's role, or has taken its log offline.
+        Called in the same step that changes the partition's role or marks its log as offline.
         """
         try:
             self._serve(partition)
         except Exception:  # the other partitions must still change their roles
-            logger.exception("coordinator did not follow the leader partition=%s-%d", partition.topic, partition.index)
+            logger.exception("coordinator role change failed partition=%s-%d", partition.topic, partition.index)
 
     def _serve(self, partition: "Partition") -> None:
         index = partition.index
@@ -158,7 +162,7 @@ class CoordinatorHost(Generic[C]):
         count = self._partition_count
         coordinator = self._coordinators.get(self._partition_index(key, count)) if count else None
         if coordinator is None:
-            raise NotCoordinator  # without a message, as Kafka
+            raise NotCoordinator  # without a message, as in Kafka
         return coordinator
 
     def coordinator_of(self, index: int) -> "CoordinatorPartition[C]":
@@ -172,7 +176,9 @@ class CoordinatorHost(Generic[C]):
         return list(self._coordinators.values())
 
     def loaded(self) -> "Iterator[CoordinatorPartition[C]]":
-        """Yield the coordinators that are loaded. Others may be closed or loaded during the iteration."""
+        """Yield the loaded coordinators. During the iteration, coordinators may be closed and other ones may be
+        loaded.
+        """
         for coordinator in self.coordinators():
             if coordinator.is_loaded:
                 yield coordinator
@@ -202,18 +208,21 @@ class CoordinatorHost(Generic[C]):
             (topic_result,) = (
                 await self._controller.ensure_topics(EnsureTopics([self.topic], timeout_ms=timeout_ms))
             ).result()
-            refusal = None if topic_result.error is ErrorCode.NONE else topic_result.message or topic_result.error.name
-        except ApiError as error:
-            refusal = error.message
-        if refusal is not None:
-            logger.error("cannot make topic=%s reason=%s", self.topic, refusal)
-            raise CoordinatorNotAvailable(f"cannot create {self.topic}: {refusal}")
+            error, message = topic_result.error, topic_result.message
+        except ApiError as refusal:
+            error, message = refusal.code, refusal.message
+        if error is not ErrorCode.NONE:
+            # The client asks again, and by then the cluster usually has a controller that answers.
+            level = logging.WARNING if error in WITHOUT_CONTROLLER else logging.ERROR
+            logger.log(level, "cannot create topic=%s reason=%s", self.topic, message or error.name)
+            raise CoordinatorNotAvailable(f"cannot create {self.topic}: {message or error.name}")
         await self.wait_for_loads()  # Empty logs load immediately, so the client need not retry.
 
     def address_of(self, key: str, listener: str) -> "tuple[int, Endpoint]":
-        """Return the broker that coordinates the key, and its address for clients of this broker's `listener`.
+        """Return the id of the broker that coordinates the key, and its address for clients of this broker's
+        `listener`.
 
-        Raises CoordinatorNotAvailable if there is none at present.
+        Raises CoordinatorNotAvailable if no broker coordinates the key at present.
         """
         image = self._metadata.image
         topic = image.topics.get(self.topic)

@@ -2,8 +2,8 @@
 
 The lag of a group in time is the age of the oldest record that the group has not committed. The age is measured from
 the first timestamp of the record's batch, if the record can have been appended at that time. Some producers write
-other timestamps: none at all, seconds instead of milliseconds, or the times of events that happened last year.
-Therefore the rounds store high watermarks of the partitions, which show for most records between which rounds the
+other timestamps: no timestamp at all, seconds instead of milliseconds, or the times of events that happened last
+year. Therefore each round also stores the high watermarks of the partitions. They show between which two rounds most
 records were appended.
 """
 
@@ -35,10 +35,10 @@ HEADER_READS_MAX = 200
 OFFSETS_PER_TURN = 200
 """Committed offsets that a round checks in one turn of the event loop."""
 BEHIND_MS = 600_000
-"""The broker warns about a group that is at least this far behind, in milliseconds."""
+"""A group is far behind if its lag is at least this long, in milliseconds. The broker then logs a warning."""
 UNUSED_MS = 86_400_000
-"""The broker does not warn about a group without members whose last commit is this old, in milliseconds, because
-nobody uses the group any longer."""
+"""The broker does not warn about a group without members if its last commit is at least this old, in milliseconds:
+such a group is probably no longer used."""
 EARLIEST_APPEND_MS = 1_293_840_000_000
 """The beginning of 2011, the year of Kafka's first release. No record can have been appended earlier."""
 LINES_PER_ROUND_MAX = 20
@@ -47,13 +47,13 @@ LINES_PER_ROUND_MAX = 20
 PartitionId = tuple[str, int]
 """Topic and partition index."""
 Position = tuple[str, int, int]
-"""Topic, partition index, and the first offset that the group has not committed and that is still in the log."""
+"""Topic, partition index, and the first offset in the log that the group has not committed."""
 
 
 class HighWatermark(NamedTuple):
     """The high watermark of a partition, and when it was read."""
 
-    seen_ms: int
+    read_ms: int
     offset: int
 
 
@@ -66,26 +66,23 @@ class HighWatermarks(NamedTuple):
     later: HighWatermark
 
     def with_sample(self, sample: HighWatermark) -> "HighWatermarks":
-        return HighWatermarks(self.later, sample) if sample.seen_ms - self.later.seen_ms >= BEHIND_MS else self
+        return HighWatermarks(self.later, sample) if sample.read_ms - self.later.read_ms >= BEHIND_MS else self
 
     def appended_ms(self, offset: int, timestamp_ms: int, now_ms: int) -> int:
-        """Return when the record was appended: at its timestamp if the samples allow that, else at the latest time that
-        they allow.
+        """Return the time at which the record was appended, in milliseconds. The result is the record's timestamp if
+        the samples permit it, else the latest time that they permit.
         """
         earliest_ms, latest_ms = EARLIEST_APPEND_MS, now_ms
         for sample in (self.later, self.earlier):
             if offset < sample.offset:
-                latest_ms = sample.seen_ms
+                latest_ms = sample.read_ms
             else:
-                earliest_ms = max(earliest_ms, sample.seen_ms)
+                earliest_ms = max(earliest_ms, sample.read_ms)
         return timestamp_ms if earliest_ms <= timestamp_ms <= latest_ms else latest_ms
 
 
 class GroupLags:
-    """The lag of all groups that this broker coordinates.
-
-    `groups` returns the groups, each with its committed offsets.
-    """
+    """The lags of all groups that this broker coordinates."""
 
     def __init__(
         self,
@@ -99,7 +96,8 @@ class GroupLags:
         self._tasks = tasks
         self._groups = groups
         self._appended_ms: dict[Position, int] = {}
-        """When the record at the position of each group was appended. It is determined once for each position."""
+        """The time at which the record at each group's position was appended. It is determined only once for each
+        position."""
         self._high_watermarks: dict[PartitionId, HighWatermarks] = {}
         """The samples of each partition in which groups have committed offsets."""
         self._warned_groups: dict[str, None] = {}
@@ -114,22 +112,24 @@ class GroupLags:
             try:
                 await self.run_round()
             except Exception:
-                logger.exception("lag is not known")  # the next round tries again
+                logger.exception("group lag check failed")  # the next round tries again
             seconds = self._clock.monotonic() - started
 
     async def run_round(self) -> None:
-        """Run one round: determine missing append times, remove the times of former positions, and log warnings."""
+        """Run one round: determine missing append times, discard those of positions that no group has any longer,
+        and log warnings.
+        """
         lag_round = LagRound(self._clock.now_ms(), self._high_watermarks)
         checked_count = line_count = 0
         warned_groups: dict[str, None] = {}
         for group_id, durable in self._groups():
             oldest: tuple[int, Position] | None = None
-            used_ms = last_change_ms(durable)
+            last_use_ms = last_change_ms(durable)
             for topic, index, commit in _committed_offsets(durable):
                 checked_count += 1
                 if checked_count % OFFSETS_PER_TURN == 0:
                     await self._tasks.sleep(0)
-                used_ms = max(used_ms, commit.commit_timestamp)
+                last_use_ms = max(last_use_ms, commit.commit_timestamp)
                 partition = self._find_partition(topic, index, commit.topic_id)
                 if partition is None:
                     continue
@@ -142,7 +142,7 @@ class GroupLags:
                     oldest = appended_ms, position
             if oldest is None or lag_round.now_ms - oldest[0] < BEHIND_MS:
                 continue
-            if not has_members(durable) and lag_round.now_ms - used_ms >= UNUSED_MS:
+            if not has_members(durable) and lag_round.now_ms - last_use_ms >= UNUSED_MS:
                 continue
             if group_id in self._warned_groups:
                 warned_groups[group_id] = None
@@ -155,7 +155,9 @@ class GroupLags:
         self._warned_groups = warned_groups
 
     async def _find_appended_ms(self, position: Position, partition: "Partition", lag_round: "LagRound") -> int | None:
-        """Return when the record at `position` was appended; None if that cannot be determined in this round."""
+        """Return the time at which the record at `position` was appended; None if it cannot be determined in this
+        round.
+        """
         appended_ms = lag_round.appended_ms.get(position, self._appended_ms.get(position))
         if appended_ms is None:
             if lag_round.header_reads == HEADER_READS_MAX:
@@ -165,7 +167,7 @@ class GroupLags:
             try:
                 timestamp_ms = await _timestamp_at(partition, offset, self._tasks)
             except (ApiError, CorruptMessage, OSError):
-                return None  # consumers that read the record get the error; the next round tries again
+                return None  # a consumer that reads the record gets the error; the next round tries again
             if timestamp_ms is None:
                 return None
             appended_ms = lag_round.high_watermarks[topic, index].appended_ms(
@@ -215,8 +217,8 @@ def has_members(durable: "DurableGroup") -> bool:
 
 
 def last_change_ms(durable: "DurableGroup") -> int:
-    """Return when a classic group last changed its state, for example when its last member left; 0 if no record says
-    that.
+    """Return the time at which a classic group last changed its state, for example when its last member left; 0 if
+    no record states the time.
     """
     return 0 if durable.metadata is None else max(durable.metadata.current_state_timestamp, 0)
 

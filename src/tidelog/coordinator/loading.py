@@ -1,4 +1,6 @@
-"""Load a coordinator's partition: read its log from start to end in bounded pieces, and replay it into a core."""
+"""Load a coordinator's partition: read its log from start to end in pieces of bounded size, and replay the records
+into a core.
+"""
 
 import logging
 from collections.abc import Callable
@@ -43,9 +45,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 READ_BYTES_MAX = 1 << 20
-"""Upper bound on the bytes of one read. A larger batch is read as a whole."""
+"""Upper bound on the size of one read, in bytes. A batch that is larger is still read as a whole."""
 RECORDS_PER_TURN = 200
-"""After this many records the loader yields to the event loop."""
+"""The loader yields to the event loop each time after this many records."""
 COMMIT_MARKER = 1
 
 
@@ -73,7 +75,7 @@ class Loader:
         self.records = 0
         """Number of records read so far."""
         self.next_offset = log.log_start_offset
-        """Exclusive end of the part of the log that was replayed."""
+        """The log was replayed up to this offset (exclusive end)."""
 
     async def run(self, still_wanted: Callable[[], bool]) -> None:
         """Replay the log up to its end. Returns early when `still_wanted` returns False.
@@ -131,21 +133,21 @@ class Loader:
             for record in records:
                 self._end_transaction(header.producer_id, record)
             return
-        place = file_position + header.position
+        batch_position = file_position + header.position
         if header.is_transactional:
-            records_of_producer = self._open_transactions.setdefault(header.producer_id, [])
-            records_of_producer += [
-                StoredRecord(_key(record), record.value, record.offset, path, place) for record in records
+            producer_records = self._open_transactions.setdefault(header.producer_id, [])
+            producer_records += [
+                StoredRecord(_key(record), record.value, record.offset, path, batch_position) for record in records
             ]
         else:
             for record in records:
-                self._set_latest(StoredRecord(_key(record), record.value, record.offset, path, place))
+                self._set_latest(StoredRecord(_key(record), record.value, record.offset, path, batch_position))
 
     def _end_transaction(self, producer_id: int, marker: Record) -> None:
-        records_of_producer = self._open_transactions.pop(producer_id, [])
+        producer_records = self._open_transactions.pop(producer_id, [])
         kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
         if kind.type == COMMIT_MARKER:
-            for stored in records_of_producer:
+            for stored in producer_records:
                 latest = self._latest_beside_open.get(stored.key)
                 if latest is None or latest.offset < stored.offset:
                     self._set_latest(stored)
@@ -164,23 +166,23 @@ class Loader:
             self._latest_records[stored.key] = stored
 
     async def _replay(self, next_offset: int) -> None:
-        unknown = 0
+        unknown_count = 0
         for stored in self._latest_records.values():
             try:
                 record = self._core.decode(stored.key, stored.value)
             except MalformedMessage as error:
                 raise CorruptLog(stored.path, stored.position, str(error)) from error
             if record is None:
-                unknown += 1
+                unknown_count += 1
             else:
                 self._core.replay(record, next_offset)
             await self._yield_after(1)
-        if unknown:
-            logger.warning("records of unknown kinds are ignored partition=%s count=%d", self._name, unknown)
+        if unknown_count:
+            logger.warning("records of unknown kinds are ignored partition=%s count=%d", self._name, unknown_count)
 
     async def _replay_open_transactions(self, next_offset: int) -> None:
-        for producer_id, records_of_producer in self._open_transactions.items():
-            for stored in records_of_producer:
+        for producer_id, producer_records in self._open_transactions.items():
+            for stored in producer_records:
                 if self._deleted_beside_open.get(stored.key, -1) > stored.offset:
                     continue
                 latest = self._latest_beside_open.get(stored.key)

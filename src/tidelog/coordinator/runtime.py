@@ -1,21 +1,22 @@
 """Run the core of one coordinator partition, in one leader epoch: decide, append, replay, reply.
 
 A core makes decisions without changing durable state. The records of a decision are appended as one batch and then
-replayed into the core, in the same way as a load replays them. The replies are sent when the batch is committed. If
+replayed into the core, as during a load. The replies are sent when the batch is committed. If
 an append fails, the decision and all soft state that depends on it are invalid. Therefore the core is dropped, and a
 new core is loaded from the log. An unexpected exception in a step has the same consequence.
 
-Every append names the leader epoch in which the coordinator was made, and is refused in any other. When the epoch ends,
-`host.py` closes the coordinator, and makes another one if this broker leads the partition again.
+Each append states the leader epoch in which the coordinator was created. The partition refuses the append if its
+leader epoch is another one. When the epoch ends, `host.py` closes the coordinator. If this broker leads the
+partition again later, `host.py` creates a new coordinator.
 
-While there is no core, clients get one of these errors:
+While no core is loaded, clients get one of these errors:
 
     COORDINATOR_LOAD_IN_PROGRESS   the log is being loaded
     COORDINATOR_NOT_AVAILABLE      the load failed and will be repeated
     NOT_COORDINATOR                the log is offline, led by another broker, or cannot be decoded (restart to retry)
 
-In a cluster, an answer that waits longer than offsets.commit.timeout.ms for the in-sync replicas is replaced by
-COORDINATOR_NOT_AVAILABLE, as in Kafka. Its records may still be committed later.
+In a cluster, a reply waits for the in-sync replicas for at most offsets.commit.timeout.ms. After that time the
+client gets COORDINATOR_NOT_AVAILABLE instead, as in Kafka. The records may still be committed later.
 """
 
 import logging
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     class ReplicaView(Protocol):
         @property
         def is_alone(self) -> bool:
-            """Whether no other broker matters for what is committed."""
+            """Whether the partition has no other replica, so that this broker alone decides what is committed."""
 
     class LedPartition(Protocol):
         """The part of `replication.partition.Partition` that this module uses."""
@@ -109,7 +110,9 @@ Perform: TypeAlias = Callable[["CoordinatorPartition[Any]", Any], None]
 
 
 class CoordinatorPartition(Generic[C]):
-    """The coordinator of one partition of an internal topic, in the leader epoch in which it is made."""
+    """The coordinator of one partition of an internal topic. It serves only the leader epoch in which it was
+    created.
+    """
 
     def __init__(
         self,
@@ -143,11 +146,12 @@ class CoordinatorPartition(Generic[C]):
         """Whether due deadlines are being processed in steps at present."""
         self._load_task: asyncio.Task[None] | None = None
         self._load_end = 0
-        """Exclusive end of the log that the core was loaded from. No answer rests on less: the loaded state may lack
-        a group because its deletion, which is not committed yet, is a part of the log."""
+        """Exclusive end of the log that was loaded into the core. Each answer waits until the log is committed up to
+        here, because the loaded state may reflect records that are not committed yet, for example the deletion of a
+        group."""
         self._waiting_answers: deque[tuple[float, list[tuple[Reply, Any]]]] = deque()
-        """Answers that wait for the in-sync replicas, each with the time at which it waits no longer. A list is empty
-        when its answers were sent."""
+        """Answers that wait for the in-sync replicas, each with its monotonic deadline in seconds. When answers are
+        sent, their list is emptied, but its entry remains until its deadline."""
         self._answer_timer: TimerHandle | None = None
 
     # State
@@ -208,7 +212,7 @@ class CoordinatorPartition(Generic[C]):
             await self._load_task
 
     def close(self) -> None:
-        """Stop serving: the leader epoch has ended, or the broker stops. Waiting clients get NOT_COORDINATOR."""
+        """Stop serving, because the leader epoch has ended or the broker stops. Waiting clients get NOT_COORDINATOR."""
         self._is_closed = True
         unsent = [reply for _, replies in self._waiting_answers for reply in replies]
         for _, replies in self._waiting_answers:
@@ -236,7 +240,7 @@ class CoordinatorPartition(Generic[C]):
                 return
             except (ApiError, OSError) as error:
                 if not self.partition.deleted and self._group_log.failed_appends.admits_line():
-                    logger.error("append failed, loading anew partition=%s error=%s", self.name, error)
+                    logger.error("append failed, loading again partition=%s error=%s", self.name, error)
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
                 self._schedule_load()
                 return
@@ -296,7 +300,9 @@ class CoordinatorPartition(Generic[C]):
             self.partition.when_committed(reply_offset, begin)
 
     def answer(self, reply: Reply, answer: Any, reply_offset: int) -> None:
-        """Send an answer that is based on the log below `reply_offset`, when that part of the log is committed."""
+        """Send the answer when the log is committed up to `reply_offset` (exclusive end). The answer reflects the
+        log up to there.
+        """
         self._answer([(reply, answer)], reply_offset)
 
     def _answer(self, replies: list[tuple[Reply, Any]], reply_offset: int) -> None:
@@ -313,7 +319,7 @@ class CoordinatorPartition(Generic[C]):
     def _answer_after_commit(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
         """Send the replies after the commit, or an error if the records can no longer be committed."""
         unsent = list(replies)
-        replies.clear()  # they do not wait any longer, see `_end_waits`
+        replies.clear()  # so that `_end_waits` does not refuse them
         if error is not None:
             self._unload(NotCoordinator(f"{self.name}: {error.message}"), unsent)
             self._schedule_load()
@@ -321,7 +327,7 @@ class CoordinatorPartition(Generic[C]):
         for reply, answer in unsent:
             reply(answer)
 
-    # Answers that wait for other brokers. There is one timer for all of them.
+    # Answers that wait for other brokers. One timer serves all of them.
 
     def _limit_wait(self, replies: list[tuple[Reply, Any]]) -> None:
         """Replace the answers by an error unless they are sent within offsets.commit.timeout.ms."""
@@ -362,9 +368,11 @@ class CoordinatorPartition(Generic[C]):
     # Deadlines
 
     def arm(self) -> None:
-        """Set the timer for the next deadline. Callers that change deadlines without a decision call it, too."""
+        """Set the timer for the next deadline. A caller that changes deadlines without applying a decision must call
+        it, too.
+        """
         if self._is_expiring:
-            return  # when all due deadlines have been processed, `arm` is called again
+            return  # `_expire_in_steps` calls `arm` after it has processed all due deadlines
         core = self._core
         next_ms = core.next_deadline_ms() if core is not None else None
         if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
@@ -372,8 +380,8 @@ class CoordinatorPartition(Generic[C]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = next_ms
-        # The delay is computed with the truncated milliseconds of `now`. With the clock's fractions, the timer could
-        # fire a little too early, again and again.
+        # The delay is computed from the whole milliseconds of `now`, in which deadlines are compared. With fractions of
+        # a millisecond, the timer could repeatedly fire a little too early.
         delay_ms = next_ms - self.now().monotonic_ms
         self._timer = self._tasks.call_later(max(delay_ms, 0) / 1000, self._expire)
 
@@ -403,11 +411,11 @@ class CoordinatorPartition(Generic[C]):
             self._replace_failed_core([], error)
 
     def _replace_failed_core(self, unsent_replies: list[tuple[Reply, Any]], error: Exception) -> None:
-        """Replace the core after an unexpected exception, because its state may differ from the log, or its deadlines
-        may no longer be processed.
+        """Replace the core after an unexpected exception. Its state may differ from the log, and its deadlines may
+        no longer be processed.
         """
-        logger.error("step failed, loading anew partition=%s", self.name, exc_info=error)
-        self._unload(NotCoordinator(f"{self.name} is loaded anew"), unsent_replies)
+        logger.error("step failed, loading again partition=%s", self.name, exc_info=error)
+        self._unload(NotCoordinator(f"{self.name} is being loaded again"), unsent_replies)
         self._schedule_load()
 
     # Load and unload
@@ -423,7 +431,7 @@ class CoordinatorPartition(Generic[C]):
                 log.fail(str(error))  # the log itself writes the log line
         except (ApiError, OSError) as error:
             if log.failure is None and self._is_current(log):
-                logger.error("load failed, tried again partition=%s error=%s", self.name, error)
+                logger.error("load failed, will be retried partition=%s error=%s", self.name, error)
                 self._refusal = CoordinatorNotAvailable(f"{self.name} could not be loaded: {error}")
                 self._schedule_load()
         except Exception as error:
@@ -436,8 +444,9 @@ class CoordinatorPartition(Generic[C]):
             self.partition.fail()
 
     def _is_current(self, log: "PartitionLogView") -> bool:
-        """Return whether `log` is still the log to load. It may have moved to another directory, or may have been
-        deleted. If the leader epoch has ended, this broker may cut it while a thread reads it.
+        """Return whether `log` is still the log to load. It may have been replaced because it moved to another
+        directory, or it may have been deleted. After the end of the leader epoch, this broker may truncate the log
+        while a thread reads it.
         """
         return self.partition.log is log and not self.partition.deleted and not self._is_closed
 
@@ -462,7 +471,9 @@ class CoordinatorPartition(Generic[C]):
         self.apply(core.loaded(self.now()))
 
     def _schedule_load(self) -> None:
-        """Schedule a new load, unless one is scheduled already: one failed append may make several replies fail."""
+        """Schedule a new load, unless a load is scheduled already, because one failed append may make several
+        replies fail.
+        """
         if not self._is_closed and self._reload_timer is None:
             self._reload_timer = self._tasks.call_later(self._reload_delay_s, self._reload)
             self._reload_delay_s = min(self._reload_delay_s * 2, RELOAD_DELAY_MAX_S)

@@ -1,7 +1,8 @@
 """Read the batches of a segment file, or only their headers, in sequence.
 
-Each header is checked: it must be complete, with magic 2, a length that fits into the file, and offsets above those of
-the batch before it. Otherwise CorruptLog is raised with the position of the batch. CRCs are not checked.
+Each header is checked: it must be complete, with magic 2, a length that fits into the file, and offsets above those
+of the previous batch. If a header is wrong, CorruptLog is raised with the position of the batch. CRCs are not
+checked.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, MAGIC, MIN_LENGTH
 HEADER = Struct(">qiibIhiqqqhii")
 
 Fields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""An unpacked header. The constants below are the indexes of its fields."""
+"""An unpacked header of a batch. The constants below are the indexes of its fields."""
 
 BASE_OFFSET = 0
 LENGTH = 1
@@ -34,29 +35,29 @@ COUNT = 12
 OFFSETS_MAX = 1 << 31
 """Limit on a segment's offsets relative to its base offset, which are stored in 31 bits."""
 WINDOW_BYTES = 16 * 1024
-"""Bytes that one read of headers returns while batches are small. After a larger batch, a read of LARGE_STEP_BYTES
-returns the next header."""
+"""Number of bytes that one read of headers returns while batches are small. After a larger batch, a read of
+LARGE_STEP_BYTES returns the next header."""
 LARGE_STEP_BYTES = 256
 WHOLE_WINDOW_BYTES = 1 << 20
-"""Bytes that one read of whole batches returns; more if a batch is larger."""
+"""Number of bytes that one read of whole batches returns. The read returns more if a batch is larger."""
 BATCH_BYTES_MAX = 256 << 20
-"""Upper bound on the size of a batch, in bytes. No request is larger. A larger stated length is damage, and no
-memory is allocated for it."""
+"""Upper bound on the size of a batch, in bytes. No request is larger. A batch that states a larger length is
+damaged, and no memory is allocated for it."""
 
 
-def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str | None:
-    """Return the first defect of a batch header, as text; None if it has none.
+def defect(fields: Fields, available_bytes: int, next_offset: int, offset_end: int) -> str | None:
+    """Return a text that describes the first defect of a batch header; None if the header has no defect.
 
-    `room` is the number of bytes from the beginning of the batch to the end of the file. The offsets must be in
-    `next_offset` .. `offset_end` (exclusive).
+    `available_bytes` is the number of bytes from the beginning of the batch to the end of the file. The offsets must
+    be at least `next_offset` and less than `offset_end`.
     """
     size = fields[LENGTH] + LENGTH_END
     if fields[LENGTH] < MIN_LENGTH:
         return f"the batch states a length of {fields[LENGTH]} bytes, the least possible is {MIN_LENGTH}"
     if fields[MAGIC_AT] != MAGIC:
         return f"the batch states magic {fields[MAGIC_AT]}, this log holds magic {MAGIC}"
-    if size > room:
-        return f"the batch states {size} bytes, {room} bytes are left"
+    if size > available_bytes:
+        return f"the batch states {size} bytes, {available_bytes} bytes are left"
     if size > BATCH_BYTES_MAX:
         return f"the batch states {size} bytes, more than any request carries"
     if fields[BASE_OFFSET] < next_offset:
@@ -70,11 +71,12 @@ def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str 
 
 
 def is_unwritten(file: File, position: int, end: int) -> bool:
-    """Return whether the bytes from `position` to `end`, the file's end, were never written: they are all zero.
+    """Return whether the bytes from `position` to `end`, the file's end, were never written: all of them are zero.
 
-    Kafka gives a new segment its full size (`log.preallocate`). After a crash, zeros remain after its last batch. Even
-    a single byte may remain, because a segment ends when the next batch does not fit. But fewer bytes than the offset
-    and length fields of a batch have (LENGTH_END) may also be the beginning of a batch: the caller must decide.
+    If `log.preallocate` is set, Kafka creates a new segment with its full size. After a crash, zeros remain after
+    the segment's last batch. There may be only one such byte, because a segment ends when the next batch does not
+    fit. But zeros that are fewer than the bytes of a batch's offset and length fields (LENGTH_END) may also be the
+    beginning of a batch. In this case, the caller must decide.
     """
     if end <= position:
         return False

@@ -6,10 +6,11 @@
     meta.properties: Java properties (cluster.id, node.id or broker.id, version, directory.id)
     partition.metadata (one in each partition): version: 0 / topic_id: 22 characters
 
-Parsing raises CorruptLog with the position in bytes. An empty file has no entries; Kafka may leave such files.
+Each function that parses a file raises CorruptLog with the position in bytes. An empty file is accepted and has no
+entries, because Kafka may leave empty files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tidelog.config.properties import parse_properties
@@ -30,10 +31,72 @@ PARTITION_METADATA = "partition.metadata"
 VERSION = 0
 
 
-def format_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
-    lines = [f"{VERSION}", f"{len(offsets)}"]
-    lines += [f"{topic} {index} {offset}" for (topic, index), offset in offsets.items()]
-    return ("\n".join(lines) + "\n").encode()
+def _line(key: TopicPartition, offset: int) -> str:
+    topic, index = key
+    return f"{topic} {index} {offset}"
+
+
+def _join_lines(lines: list[str]) -> bytes:
+    return "\n".join([f"{VERSION}", f"{len(lines)}", *lines, ""]).encode()
+
+
+class OffsetsCopy(dict[TopicPartition, int]):
+    """A copy of offsets that change partition by partition. It says what changed since the copy before it.
+
+    Formatting ten thousand entries takes several milliseconds, in which the event loop waits for the interpreter lock
+    again and again. So a checkpoint that is written every second formats only the entries that changed.
+    """
+
+    __slots__ = ("_previous", "_touched", "_version")
+
+    def __init__(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        version: object,
+        previous: object,
+        touched: Iterable[TopicPartition],
+    ) -> None:
+        """`version` identifies this copy, and `previous` is the version of the copy before it. `touched`: every key
+        that was set or removed between the two.
+        """
+        super().__init__(offsets)
+        self._version = version
+        self._previous = previous
+        self._touched = touched
+
+    def changes_since(self, older: Mapping[TopicPartition, int] | None) -> list[TopicPartition] | None:
+        """Return the keys whose offset differs from `older` or is in only one of the two; None if `older` is not the
+        copy directly before this one.
+        """
+        if isinstance(older, OffsetsCopy) and older._version is self._previous:
+            return [key for key in self._touched if older.get(key) != self.get(key)]
+        return None
+
+
+class CheckpointText:
+    """The text of one checkpoint file. It remembers the lines of its last text."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self) -> None:
+        self._lines: dict[TopicPartition, str] = {}
+
+    def format(self, offsets: Mapping[TopicPartition, int], changed: Iterable[TopicPartition] | None) -> bytes:
+        """Return the text of a checkpoint file with these offsets.
+
+        `changed`: the keys of entries that differ from the offsets of the last call; None if these are unknown.
+        """
+        lines = self._lines
+        if changed is None:
+            self._lines = lines = {key: _line(key, offset) for key, offset in offsets.items()}
+            changed = ()
+        for key in changed:
+            offset = offsets.get(key)
+            if offset is None:
+                lines.pop(key, None)
+            else:
+                lines[key] = _line(key, offset)
+        return _join_lines(list(lines.values()))
 
 
 def parse_offsets(data: bytes, path: str) -> dict[TopicPartition, int]:
@@ -112,7 +175,7 @@ def read_partition_metadata(disk: "Disk", directory: str) -> bytes | None:
 
 
 def _entries(data: bytes, path: str, words_per_line: int) -> list[tuple[int, list[str]]]:
-    """Return (position, words) of each line after the head. The head must state their number."""
+    """Return (position, words) of each line after the head. The head must state the number of these lines."""
     if not data.strip():
         return []
     lines = data.split(b"\n")

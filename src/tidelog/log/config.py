@@ -8,12 +8,12 @@ DAY_MS = 86_400_000
 
 
 class LogConfig:
-    """Settings of one topic. A field's name is the name of the setting with `_` instead of `.`; defaults are Kafka
-    4.3's.
+    """Settings of one topic. A field's name is the name of the setting with `_` instead of `.`. The defaults are
+    those of Kafka 4.3.
 
-    -1 in `retention_ms` and `retention_bytes` means no limit. `durability` and `record_validation` exist only in
-    Tidelog: with `fsync` acknowledgements wait for the disk, with `full` every record is decoded before its batch is
-    appended.
+    In `retention_ms` and `retention_bytes`, -1 means no limit. `durability` and `record_validation` exist only in
+    Tidelog. With `fsync`, acknowledgements wait for the disk. With `full`, every record is decoded before its batch
+    is appended.
     """
 
     __slots__ = (
@@ -113,8 +113,8 @@ class LogConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "LogConfig":
-        """Make a configuration from parsed settings by their Kafka names (`segment.bytes` ...). Other settings are
-        ignored.
+        """Return the configuration for parsed settings, which have Kafka's names (such as `segment.bytes`). Other
+        settings are ignored.
         """
         names = {name.replace("_", "."): name for name in cls.__slots__}
         return cls(**{names[key]: value for key, value in settings.items() if key in names})
@@ -125,8 +125,8 @@ class LogConfig:
 
     @property
     def roll_after_ms(self) -> int:
-        """The longest time for which records are appended to a segment. In a compacted topic it is at most
-        `max.compaction.lag.ms`, since the active segment is never compacted.
+        """The longest time for which records are appended to one segment. In a compacted topic it is at most
+        `max.compaction.lag.ms`, because the active segment is never compacted.
         """
         return min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
 

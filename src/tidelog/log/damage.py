@@ -1,11 +1,11 @@
-"""Distinguish a torn tail from damage at the first bad batch of a recovery scan.
+"""At the first bad batch of a recovery scan, decide between a torn tail and damage.
 
 After a crash, bytes that were appended since the last sync may be missing, in whole or in part: the file is short,
-or sectors that never reached the disk read as zeros. Such a tail is cut off and logged.
+or sectors that never reached the disk read as zeros. Such a torn tail is cut off and logged.
 
-A bad batch is damage, and nothing is cut off, in four cases: it was synced before; its checksum holds, but its offset
-is wrong; it has a message format from before Kafka 4.0; or sound batches follow it although none of its sectors reads
-as zeros.
+In four cases a bad batch is damage, and nothing is cut off: it was synced before the crash; its checksum is valid,
+but its offset is wrong; it has a message format from before Kafka 4.0; or sound batches follow it although none of
+its sectors reads as zeros.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import File
 
 SECTOR_BYTES = 512
-_LOST = bytes(SECTOR_BYTES)
+_ZERO_SECTOR = bytes(SECTOR_BYTES)
 _WINDOW_BYTES = 1 << 20
 _MAGIC_POSITION = 16
 
@@ -35,10 +35,11 @@ def check_torn_tail(
     flushed_end: int,
     has_later_records: bool,
 ) -> None:
-    """Return if everything from `position` on may be cut off; raise CorruptLog if it may not.
+    """Raise CorruptLog if the bytes from `position` on must not be cut off.
 
-    `problem` is the reason why the batch at `position`, which should begin with `next_offset`, is bad. Everything below
-    the offset `flushed_end` was flushed before the crash. `has_later_records`: later segments contain records.
+    `problem` is the reason why the batch at `position` is bad. This batch should begin with `next_offset`. All
+    records below the offset `flushed_end` were flushed before the crash. `has_later_records`: later segments contain
+    records.
     """
     if next_offset < flushed_end:
         reason = f"{problem.reason}; offset {next_offset} was on the disk, as was every offset below {flushed_end}"
@@ -47,7 +48,7 @@ def check_torn_tail(
     fields = _header_at(file, position, end)
     if fields is not None and _is_sound(file, position, end, fields, 0, 1 << 63):
         if _has_lost_sector(file, position, position + min(SECTOR_BYTES - position % SECTOR_BYTES, HEADER_BYTES)):
-            return  # the sector with its base offset was lost; the checksum covers only later sectors
+            return  # the sector with the batch's base offset was lost; the checksum covers only later sectors
         raise CorruptLog(problem.path, position, f"{problem.reason}; its checksum holds") from problem
     if fields is not None and fields[MAGIC_AT] < MAGIC and _is_old_message(file, position, end):
         raise CorruptLog(problem.path, position, f"message format {fields[MAGIC_AT]} is not read since Kafka 4.0")
@@ -65,9 +66,10 @@ def check_torn_tail(
 
 
 def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> int | None:
-    """Return the position of the next complete batch with a valid CRC after the bad one at `position`, or None.
+    """Return the position of the next complete batch with a valid CRC after the bad batch at `position`; None if
+    there is no such batch.
 
-    The offsets of that batch must be at or above `offset_min`, and less than 2^31 above it.
+    The offsets of the returned batch are at or above `offset_min`, and less than 2^31 above it.
     """
     fields = _header_at(file, position, end)
     if fields is not None and fields[LENGTH] >= HEADER_BYTES - LENGTH_END:
@@ -90,7 +92,7 @@ def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> 
 
 
 def _header_at(file: "File", position: int, end: int) -> Fields | None:
-    """Return the batch header at `position`, unchecked; None if less than a header lies before `end`."""
+    """Return the batch header at `position`, unchecked; None if fewer bytes than a header has are before `end`."""
     if position + HEADER_BYTES > end:
         return None
     return HEADER.unpack(file.pread(HEADER_BYTES, position))
@@ -114,8 +116,8 @@ def _is_old_message(file: "File", position: int, end: int) -> bool:
 
 
 def _has_lost_sector(file: "File", position: int, end: int) -> bool:
-    """Return whether a sector between `position` and `end` consists of zeros, or the file ends before `end`. Of the
-    first and last sector, only the bytes in this range are compared.
+    """Return whether a sector between `position` and `end` consists of zeros, or the file ends before `end`. In the
+    first and the last sector, only the bytes between these positions are examined.
     """
     at = position
     while at < end:
@@ -123,7 +125,7 @@ def _has_lost_sector(file: "File", position: int, end: int) -> bool:
         start = 0
         while start < len(window):
             stop = min(start + SECTOR_BYTES - (at + start) % SECTOR_BYTES, len(window))
-            if window[start:stop] == _LOST[: stop - start]:
+            if window[start:stop] == _ZERO_SECTOR[: stop - start]:
                 return True
             start = stop
         if not window:

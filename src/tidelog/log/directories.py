@@ -1,8 +1,9 @@
-"""The data directories of one broker (`log.dirs`): which are usable, and which one holds each partition.
+"""The data directories of one broker (`log.dirs`): which of them can be used, and which of them holds each
+partition.
 
-A directory that fails, at the start or later, is out of use until the next start, and its partitions are offline. A
-partition that is in no usable directory is created only if it is new, or if no directory is out of use and none looks
-as if its disk were not mounted.
+A directory that fails, at the start or later, is not used until the next start, and its partitions are offline. If
+no usable directory holds a partition, the partition is created only in two cases. It is new; or all directories can
+be used, and no directory looks as if its disk were not mounted.
 """
 
 import logging
@@ -34,17 +35,17 @@ logger = logging.getLogger("tidelog.directory")
 
 
 STRAYS_NAMED = 5
-"""Maximum number of partitions that the log line about partitions without a topic names."""
+"""Maximum number of partitions that are named in the log line about partitions without a topic."""
 
 
 class UnusableDirectories(Exception):
-    """The broker cannot start with its data directories as they are. The message is one line with the cause and the
-    next step.
+    """The broker cannot start with its present data directories. The message is one line with the cause and the next
+    step.
     """
 
 
 def missing_directories(disk: "Disk", paths: Sequence[str]) -> list[str]:
-    """Return the paths that do not exist, with their missing parent directories. Each parent comes before its
+    """Return the paths that do not exist, and their missing parent directories. Each parent is listed before its
     children.
     """
     missing_paths: list[str] = []
@@ -64,7 +65,7 @@ class _UnsettledMove(NamedTuple):
     copy: DataDirectory
     old: DataDirectory
     discarded: DataDirectory
-    """Either `copy` or `old`: the one whose records are not used."""
+    """Either `copy` or `old`. The records in this directory are not used."""
 
 
 class DataDirectories:
@@ -103,7 +104,7 @@ class DataDirectories:
         """Paths that do not exist; `acquire` creates the directories."""
         self._unsettled_moves: list[_UnsettledMove] = []
         self.is_acquired = False
-        """Whether `acquire` has locked every directory, and so may have changed their content."""
+        """Whether `acquire` has locked every directory. If so, it may have changed the directories' content."""
 
     @classmethod
     def open(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
@@ -115,7 +116,7 @@ class DataDirectories:
     @classmethod
     def inspect(cls, disk: "Disk", paths: Sequence[str], metadata_elsewhere: bool = False) -> "DataDirectories":
         """Read and index the existing directories without changing their content. A directory that cannot be used is
-        left out and logged.
+        omitted and logged.
 
         Raises UnusableDirectories and DirectoryInUse. Raises OSError if there is only one configured directory, or
         if the error is temporary.
@@ -136,13 +137,13 @@ class DataDirectories:
         return directories
 
     def acquire(self) -> None:
-        """Create the missing directories, lock all of them, and begin to use them. After a failure the caller must
+        """Create the missing directories, lock all of them, and begin to use them. After an error the caller must
         call `release`.
 
-        Raises the errors of `inspect`. If it fails before every directory is locked, the directories that it created
-        are removed.
+        Raises the errors of `inspect`. After an error that occurs before all directories are locked, the directories
+        that this call created are removed.
         """
-        made = missing_directories(self._disk, self._missing)
+        created_paths = missing_directories(self._disk, self._missing)
         try:
             missing, self._missing = self._missing, []
             for path in missing:
@@ -153,7 +154,7 @@ class DataDirectories:
                 self._run_step(directory, directory.lock)
             self._check()
         except BaseException:
-            self._remove_empty(made)
+            self._remove_empty(created_paths)
             raise
         self.is_acquired = True
         for directory in list(self.online):
@@ -161,9 +162,9 @@ class DataDirectories:
         self._check()
         self._settle_moves()
 
-    def _remove_empty(self, made: Sequence[str]) -> None:
+    def _remove_empty(self, created_paths: Sequence[str]) -> None:
         """Remove new directories that contain nothing but a lock file, children before their parents."""
-        for path in reversed(made):
+        for path in reversed(created_paths):
             if self._disk.exists(path) and set(self._disk.list(path)) <= {LOCK}:
                 self._disk.remove_tree(path)
 
@@ -200,7 +201,7 @@ class DataDirectories:
         logger.error("directory offline path=%s reason=%s", path, error)
 
     def _sort_as_configured(self) -> None:
-        """Sort the directories in the configured order, since missing ones were added last."""
+        """Sort the directories in the configured order, because missing directories were added last."""
         self.online.sort(key=lambda directory: self.paths.index(directory.path))
 
     def _index_partitions(self, directory: DataDirectory) -> None:
@@ -244,8 +245,8 @@ class DataDirectories:
                 raise UnusableDirectories(f"{path} is a copy of {same_id_path}: both have the same directory.id")
 
     def _choose_moved_copies(self) -> None:
-        """Choose between a log and its copy with the same name, which an interrupted move leaves. Only the directory of
-        the chosen one stays a holder of the partition.
+        """Choose between a log and its copy with the same name, which exist after an interrupted move. Afterwards
+        only the chosen directory counts as a holder of the partition.
         """
         for partition, holders in self._holders.items():
             marked_holders = (
@@ -260,13 +261,13 @@ class DataDirectories:
             holders.remove(discarded)
 
     def _settle_moves(self) -> None:
-        """Rename the log or copy that is not used, and remove its checkpoint entries. Only the other one then has the
+        """Rename the log or copy that is not used, and remove its checkpoint entries. Then only the used one has the
         log's name.
         """
         unsettled, self._unsettled_moves = self._unsettled_moves, []
         for partition, copy, old, discarded in unsettled:
             if copy.path in self.failed or old.path in self.failed:
-                continue  # one of the two directories has failed since; the next start decides again
+                continue  # one of the two directories has failed in the meantime; the next start decides again
             discarded.give_up(partition)
             if discarded is old:
                 retire_log(self._disk, old.path, partition, bytes(16))
@@ -279,7 +280,7 @@ class DataDirectories:
         for partition, holders in self._holders.items():
             if len(holders) < 2:
                 continue
-            # An id that cannot be read may be any id, so do not guess.
+            # An id that cannot be read may equal any other id, so this is treated as a duplicate.
             ids = [self._topic_id(d, partition) for d in holders]
             if None in ids or len(set(ids)) < len(ids):
                 paths = " and in ".join(d.path for d in holders)
@@ -317,11 +318,11 @@ class DataDirectories:
         return next((directory for directory in self.online if directory.path == path), None)
 
     def place(self, partition: TopicPartition, topic_id: bytes, *, new: bool) -> DataDirectory:
-        """Return the directory that holds the partition. If no directory holds it, choose the one with the fewest
-        partitions that is not cordoned, and record that it holds the partition from now on.
+        """Return the directory that holds the partition. If no directory holds it, choose the directory with the
+        fewest partitions that is not cordoned, and record that it holds the partition from now on.
 
-        `new`: the topic is being created. Raises StorageError if the directory of the partition is out of use, if the
-        partition is possibly in a directory that is out of use or not mounted, or if no directory can be used.
+        `new`: the topic is being created. Raises StorageError if the directory of the partition is out of use, if
+        the partition is possibly in a directory that is out of use or not mounted, or if no directory can be used.
         """
         holders = self._holders.get(partition)
         if holders:
@@ -347,8 +348,8 @@ class DataDirectories:
         usable = [d for d in self.online if d.path not in self.failed]
         if not usable:
             raise StorageError("no data directory can be used")
-        # The controller refuses clients' topics if all are cordoned. An internal topic needs a directory
-        # nevertheless.
+        # If all directories are cordoned, the controller refuses clients' topics. But an internal topic still needs a
+        # directory.
         cordoned_paths = self.cordoned()
         return [d for d in usable if d.path not in cordoned_paths] or usable
 
@@ -368,7 +369,9 @@ class DataDirectories:
     # Failures
 
     def fail(self, path: str, reason: str) -> bool:
-        """Take a directory out of use. It stays locked and in `online`. Returns False if it was out of use already."""
+        """Take a directory out of use. It remains locked and listed in `online`. Returns False if it was already out
+        of use.
+        """
         if path in self.failed:
             return False
         self.failed[path] = reason
@@ -388,11 +391,12 @@ class DataDirectories:
     # Operations on every directory
 
     def forget_stale_entries(self, exists: Callable[[TopicPartition], bool]) -> None:
-        """Remove checkpoint entries of partitions that do not exist or are in another directory. Called once at the
+        """Remove checkpoint entries of partitions that do not exist or are in another directory. Called once, at the
         start.
 
-        A kill after a deletion leaves such entries, and so does a move from a full disk. Directories of partitions
-        that do not exist are kept and logged: the metadata store may be an old copy that lacks their topics.
+        Such entries remain if the process is killed after a deletion, and after a move from a full disk. Directories
+        of partitions that do not exist are kept and logged, because the metadata store may be an old copy that lacks
+        their topics.
         """
 
         def drop_stale_entries(directory: DataDirectory) -> None:
@@ -428,8 +432,8 @@ class DataDirectories:
         return [d for d in self._holders.get(partition, ()) if d.path not in self.failed]
 
     def retire(self, logs: Mapping[str, Mapping[TopicPartition, tuple[bytes, "PartitionLog | None"]]]) -> list[str]:
-        """Retire partitions with `DataDirectory.retire`; `logs` is by the path of the data directory. Returns the
-        new paths.
+        """Retire partitions with `DataDirectory.retire`. The keys of `logs` are paths of data directories. Returns
+        the new paths.
         """
         retired: list[str] = []
         for path, partitions in logs.items():
@@ -461,7 +465,7 @@ class DataDirectories:
         return directory
 
     def write_identity(self, cluster_id: str, node_id: int, new_ids: Sequence[str]) -> None:
-        """Write meta.properties in each directory. `new_ids` has one id for each directory, which is used if the
+        """Write meta.properties in each directory. `new_ids` contains one id for each directory. It is used if the
         directory has no id yet. Raises CorruptLog, OSError.
         """
         for directory, directory_id in zip(self.online, new_ids, strict=True):
@@ -479,8 +483,8 @@ class DataDirectories:
     ) -> None:
         """Write the checkpoints of each directory, with the entries of its own partitions.
 
-        All directories are tried. Then raises OSError if an error was temporary (such as a full disk). Any other
-        error is recorded as a failure of that directory (see `take_failures`).
+        All directories are tried. After that, OSError is raised if an error was temporary (such as a full disk). Any
+        other error is recorded as a failure of its directory (see `take_failures`).
         """
         _raise_temporary(self.try_checkpoints(recovery_points, start_offsets, high_watermarks))
 
@@ -490,7 +494,9 @@ class DataDirectories:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> dict[str, OSError]:
-        """Write the checkpoints as `write_checkpoints` does, but return all errors, temporary or not, by directory."""
+        """Write the checkpoints as `write_checkpoints` does, but return all errors by directory, both temporary and
+        permanent ones.
+        """
         return self._in_each(
             lambda directory: directory.write_checkpoints(
                 *(self._entries_of(directory, offsets) for offsets in (recovery_points, start_offsets, high_watermarks))
@@ -509,9 +515,9 @@ class DataDirectories:
         return errors
 
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> dict[str, OSError]:
-        """Persist start offsets before files below them are removed, and return the errors by directory.
+        """Persist start offsets before the log files below them are removed, and return the errors by directory.
 
-        No file may be removed in a directory with an error.
+        The caller must not remove files in a directory with an error.
         """
         return self._in_each(
             lambda directory: directory.write_start_offsets(self._entries_of(directory, start_offsets)),
@@ -519,14 +525,14 @@ class DataDirectories:
 
     @property
     def are_behind(self) -> bool:
-        """Whether a full disk has prevented a write of a checkpoint in any directory, or has caused the removal of
-        one.
+        """Whether, in any directory, a full disk has prevented the write of a checkpoint or has caused the removal
+        of one.
         """
         return any(directory.is_behind for directory in self._usable())
 
     def clean_offset(self, partition: TopicPartition) -> int | None:
         """Return the offset up to which the partition is compacted, from the checkpoint of its directory; None if
-        unknown.
+        the offset is unknown.
         """
         holder = self.of(partition)
         return None if holder is None else holder.clean_offset(partition)
@@ -537,9 +543,11 @@ class DataDirectories:
             self._in_each(lambda directory: directory.write_cleaner_offsets(self._entries_of(directory, offsets)))
         )
 
-    def _entries_of(self, directory: DataDirectory, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _entries_of(
+        self, directory: DataDirectory, offsets: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int]:
         if len(self.online) == 1:
-            return dict(offsets)
+            return offsets
         holders = self._holders
         return {key: offset for key, offset in offsets.items() if directory in holders.get(key, ())[:1]}
 
@@ -551,7 +559,7 @@ class DataDirectories:
     def close(self, unclean: Mapping[str, str]) -> None:
         """Mark each directory as stopped cleanly, and unlock all of them.
 
-        Directories that failed, or that `unclean` contains with a reason, are not marked.
+        A directory is not marked if it failed, or if `unclean` contains a reason for it.
         """
         for directory in self.online:
             reason = self.failed.get(directory.path) or unclean.get(directory.path)

@@ -1,15 +1,15 @@
 """One data directory of a broker: its lock, whether its last stop was clean, its checkpoints, its partitions.
 
-Every method blocks. While the broker runs, its methods are thread-safe (`open`, `inspect`, `lock`, `begin` and
-`close_clean` are called before and after). But methods that write checkpoints (`write_...`, `retire`,
+Every method blocks. While the broker runs, the methods are thread-safe. (`open`, `inspect`, `lock` and `begin` are
+called before that time, and `close_clean` after it.) But methods that write checkpoints (`write_...`, `retire`,
 `remove_retired`, `give_up`, `make_way`, `register_incoming`) must be called one at a time.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
 created. Otherwise the new log would look as if it had lost records at its end or start.
 
-A log's start offset is persisted before the first file below it is removed, so a missing file above it is noticed.
-If a log has no start offset in the checkpoint, or comes from Kafka, which writes this checkpoint only at intervals,
-it begins with its first file.
+A log's start offset is persisted before the first file below it is removed. Therefore a missing file above the start
+offset is noticed. A log begins with its first file in two cases: it has no start offset in the checkpoint, or Kafka
+wrote the directory, because Kafka writes this checkpoint only at intervals.
 """
 
 import logging
@@ -23,7 +23,8 @@ from tidelog.log.checkpoints import (
     META_PROPERTIES,
     PARTITION_METADATA,
     RECOVERY_POINTS,
-    format_offsets,
+    CheckpointText,
+    OffsetsCopy,
     format_partition_metadata,
     format_properties,
     read_offsets,
@@ -47,7 +48,7 @@ LOCK: Final = ".lock"
 CLEAN_MARKER: Final = ".kafka_cleanshutdown"
 STRAY_SUFFIX: Final = "-stray"
 UNREADABLE_ID: Final = b""
-"""Used in place of a topic id that cannot be read."""
+"""Stands for a topic id that cannot be read."""
 
 
 class DirectoryInUse(Exception):
@@ -55,8 +56,8 @@ class DirectoryInUse(Exception):
 
 
 class InTheWay(Exception):
-    """Files or checkpoint entries of an older topic with the same name exist: call `make_way`, then open the
-    partition again.
+    """Files or checkpoint entries of an older topic with the same name exist. The caller must call `make_way` and
+    then open the partition again.
     """
 
 
@@ -73,10 +74,12 @@ class DataDirectory:
         self._lock = lock
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
-        """Content of the checkpoints on the disk, by file name. A missing or damaged one is absent, except
-        CLEANER_OFFSETS, which is then empty."""
+        """Content of the checkpoints on the disk, by file name. A missing or damaged checkpoint has no entry here.
+        The exception is CLEANER_OFFSETS, which then has an empty one."""
         self._latest: dict[str, Mapping[TopicPartition, int]] = {}
         """The newest content of each checkpoint. A full disk may have prevented its write."""
+        self._texts: dict[str, CheckpointText] = {}
+        """The text of the last write of each checkpoint, successful or not."""
         self._recovery_points = self._read(RECOVERY_POINTS)
         self._recovery_points_known = RECOVERY_POINTS in self._checkpoints
         self._start_offsets = self._read(LOG_START_OFFSETS)
@@ -89,11 +92,11 @@ class DataDirectory:
         self._latest.update(self._checkpoints)
         self._latest[LOG_START_OFFSETS] = dict(self._start_offsets)
         self._preserved: dict[TopicPartition, None] = {}
-        """Partitions whose entries are preserved until the caller's checkpoints contain them: they were just opened,
-        or failed to open."""
+        """Partitions whose entries are preserved until the caller's checkpoints contain them. These partitions were
+        just opened, or could not be opened."""
         self._retired: dict[TopicPartition, None] = {}
-        """Deleted partitions. Nothing is written about them until a log of that name is created; their old entries
-        are dropped by the next write of each checkpoint."""
+        """Deleted partitions. Nothing is written about them until a log of that name is created. Their old entries
+        are removed by the next write of each checkpoint."""
 
     @classmethod
     def open(cls, disk: "Disk", path: str) -> "DataDirectory":
@@ -110,8 +113,8 @@ class DataDirectory:
 
     @classmethod
     def inspect(cls, disk: "Disk", path: str) -> "DataDirectory":
-        """Read the directory without changing its content. Lock it if it has a lock file; without a lock file, no
-        broker uses it.
+        """Read the directory without changing its content. Lock it if it has a lock file. If it has none, no broker
+        uses it.
 
         Raises DirectoryInUse, OSError.
         """
@@ -136,10 +139,11 @@ class DataDirectory:
             self._disk.sync_dir(self.path)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """Read a checkpoint into `_checkpoints` and return it; empty if it is missing or damaged.
+        """Read a checkpoint into `_checkpoints` and return it. The result is empty if the checkpoint is missing or
+        damaged.
 
-        If it is damaged, the last stop no longer counts as clean: logs are recovered as after a crash. No record is
-        lost.
+        If it is damaged, the last stop no longer counts as clean, and logs are recovered as after a crash. No record
+        is lost.
         """
         try:
             offsets = read_offsets(self._disk, f"{self.path}/{name}")
@@ -152,7 +156,7 @@ class DataDirectory:
         return offsets or {}
 
     def _read_hints(self, name: str, consequence: str) -> dict[TopicPartition, int]:
-        """Read a checkpoint without which no log has to be recovered; a damaged one is ignored."""
+        """Read a checkpoint that no recovery depends on. A damaged one is ignored."""
         try:
             return read_offsets(self._disk, f"{self.path}/{name}") or {}
         except CorruptLog as error:
@@ -184,14 +188,14 @@ class DataDirectory:
     ) -> PartitionLog:
         """Open or create the partition's log. `new`: the topic is being created, so no log of it can exist.
 
-        Raises InTheWay, CorruptLog and OSError. After CorruptLog and OSError, the checkpoints keep the partition's
-        entries for the next start.
+        Raises InTheWay, CorruptLog and OSError. After CorruptLog and OSError, the partition's entries remain in the
+        checkpoints for the next start.
         """
         key = TopicPartition(topic, index)
         self._preserved[key] = None
         path = f"{self.path}/{key}"
-        known_id = self._read_id(path, new=new)
-        if known_id != topic_id and (known_id is not None or self._belongs_to_older_topic(key, path, new=new)):
+        stored_id = self._read_id(path, new=new)
+        if stored_id != topic_id and (stored_id is not None or self._belongs_to_older_topic(key, path, new=new)):
             raise InTheWay(f"{path} or its checkpoint entries belong to an earlier topic of that name")
         self._retired.pop(key, None)
         log = PartitionLog.open(
@@ -203,8 +207,9 @@ class DataDirectory:
             log_start_offset=self._start_offsets.get(key, 0),
             now_ms=now_ms,
             cache=self._cache,
+            may_have_holes=self.clean_offset(key) is not None,
         )
-        if known_id is None:
+        if stored_id is None:
             self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
             self._disk.sync_dir(self.path)
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
@@ -213,8 +218,9 @@ class DataDirectory:
         return log
 
     def _read_id(self, path: str, *, new: bool) -> bytes | None:
-        """Read the topic id; None if the file is missing. If the id cannot be read, return UNREADABLE_ID while a topic
-        is created or deleted (`new`); otherwise raise CorruptLog.
+        """Read the topic id; None if the file is missing. If the id cannot be read, the result depends on `new`,
+        which means that the topic is being created or deleted: return UNREADABLE_ID if it is true, else raise
+        CorruptLog.
         """
         try:
             return read_partition_metadata(self._disk, path)
@@ -224,12 +230,13 @@ class DataDirectory:
             raise
 
     def _belongs_to_older_topic(self, key: TopicPartition, path: str, *, new: bool) -> bool:
-        """Return whether files or checkpoint entries under the partition's name belong to an older topic. The partition
-        has no directory, or one without a topic id.
+        """Return whether files or checkpoint entries under the partition's name belong to an older topic. The
+        partition has no directory, or one without a topic id.
 
-        If the topic is new, or a partition of this name was deleted before, all of them do. Otherwise entries without
-        a directory do only if the directory of a deleted partition of this name still waits for its removal. If it
-        does not, the partition's own directory may have been lost, and the opening of the log reports that.
+        The result is True if the topic is new, or if a partition of this name was deleted before. In any other case,
+        entries without a directory belong to an older topic only if the directory of a deleted partition of this
+        name still waits for its removal. If no such directory exists, the partition's own directory may have been
+        lost, and the opening of the log reports that.
         """
         path_exists = self._disk.exists(path)
         if new or key in self._retired:
@@ -237,28 +244,28 @@ class DataDirectory:
         return not path_exists and self.has_entries_of(key) and aside_stem(key) in map(_stem_of_retired, self.retired())
 
     def has_entries_of(self, key: TopicPartition) -> bool:
-        """Return whether a checkpoint has an entry of the partition, on the disk or in the next write."""
+        """Return whether a checkpoint has an entry of the partition, on the disk or in its next write."""
         return any(key in offsets for offsets in self._all_entries())
 
     def entries(self) -> list[TopicPartition]:
-        """Return the partitions that have an entry in a checkpoint, on the disk or in the next write."""
+        """Return the partitions that have an entry in a checkpoint, on the disk or in its next write."""
         return list(dict.fromkeys(key for offsets in self._all_entries() for key in list(offsets)))
 
     def _all_entries(self) -> list[Mapping[TopicPartition, int]]:
         return [self._recovery_points, self._start_offsets, *list(self._checkpoints.values())]
 
     def make_way(self, key: TopicPartition, topic_id: bytes) -> None:
-        """Remove the partition's checkpoint entries. Then, if its directory belongs to another topic than `topic_id`,
-        rename the directory to `-stray`.
+        """Remove the partition's checkpoint entries. If the partition's directory belongs to another topic than
+        `topic_id`, then also rename the directory to `-stray`.
 
         Called after InTheWay. Raises OSError.
         """
         if self.has_entries_of(key):
             self.give_up(key)
         path = f"{self.path}/{key}"
-        known_id = self._read_id(path, new=True)
-        if known_id != topic_id and self._disk.exists(path):
-            stray = self._free_name(key, known_id or topic_id, STRAY_SUFFIX)
+        stored_id = self._read_id(path, new=True)
+        if stored_id != topic_id and self._disk.exists(path):
+            stray = self._free_name(key, stored_id or topic_id, STRAY_SUFFIX)
             # The directory usually belongs to a deleted topic. But a damaged topic id has the same effect, so this is
             # logged as an error.
             logger.error("partition of another topic put aside path=%s as=%s", path, stray)
@@ -275,17 +282,18 @@ class DataDirectory:
     def retire(
         self, logs: Mapping[TopicPartition, tuple[bytes, PartitionLog | None]]
     ) -> tuple[list[str], OSError | None]:
-        """Put partitions of deleted topics aside: remove their checkpoint entries, close their logs, and rename their
-        directories.
+        """Put partitions of deleted topics aside: remove their checkpoint entries, close their logs, and rename
+        their directories.
 
         `logs`: for each partition the topic id, and the log, or None if the log is not open. All partitions are
-        tried. Returns the new paths, for `empty_retired` and `remove_retired`, and the first error. A full disk that
-        prevents the write of the checkpoints is not returned as an error: `remove_retired` removes the entries before
-        it removes the directory.
+        tried. Returns the new paths, which the caller passes to `empty_retired` and `remove_retired`, and the first
+        error. If a full disk prevents the write of the checkpoints, that is not returned as an error, because
+        `remove_retired` removes the entries before it removes the directory.
         """
         first_error: OSError | None = None
         try:
-            # The checkpoints come first: a new topic of the same name must not find entries of these logs.
+            # The checkpoints are written first, because a new topic of the same name must not find entries of these
+            # logs.
             self.give_up(*logs)
         except OSError as error:
             logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", self.path, error)
@@ -297,7 +305,8 @@ class DataDirectory:
             try:
                 path = self._put_aside(key, topic_id, is_open=log is not None)
             except OSError as error:
-                # The next start logs it as a directory without a topic, and a new topic of that name puts it aside.
+                # The next start logs this directory as a directory without a topic. A new topic of the same name puts
+                # it aside.
                 logger.error("deleted partition not put aside partition=%s reason=%s", key, error)
                 first_error = first_error or error
             else:
@@ -309,19 +318,19 @@ class DataDirectory:
         return retired, first_error
 
     def _put_aside(self, key: TopicPartition, topic_id: bytes, *, is_open: bool) -> str | None:
-        """Rename the directory of a deleted partition. Returns the new path, or None if it must not be removed. Raises
-        OSError.
+        """Rename the directory of a deleted partition. Returns the new path, or None if the directory must not be
+        removed. Raises OSError.
 
-        It must not be removed if it belongs to another topic (then it is not renamed) or has an unreadable topic id
-        (then it is renamed to `-stray`).
+        There are two such cases. A directory that belongs to another topic is not renamed. A directory with an
+        unreadable topic id is renamed to `-stray`.
         """
         path = f"{self.path}/{key}"
         suffix = DELETE_SUFFIX
         if not is_open:
-            known_id = self._read_id(path, new=True)
-            if known_id not in (None, UNREADABLE_ID, topic_id) or not self._disk.exists(path):
-                return None  # it does not exist, or belongs to an older topic and is left to `make_way`
-            if known_id == UNREADABLE_ID:
+            stored_id = self._read_id(path, new=True)
+            if stored_id not in (None, UNREADABLE_ID, topic_id) or not self._disk.exists(path):
+                return None  # it does not exist, or it belongs to an older topic, and `make_way` will rename it
+            if stored_id == UNREADABLE_ID:
                 suffix = STRAY_SUFFIX  # it may belong to another topic, so it must not be removed
                 logger.error("partition with an unreadable id put aside path=%s", path)
         target = self._free_name(key, topic_id, suffix)
@@ -331,7 +340,8 @@ class DataDirectory:
     def give_up(self, *keys: TopicPartition) -> None:
         """Remove the entries of these partitions from all checkpoints.
 
-        Raises OSError after all checkpoints were tried; then the next write of each checkpoint removes the entries.
+        All checkpoints are tried before OSError is raised. After an error, the next write of each checkpoint removes
+        the entries.
         """
         for key in keys:
             self._recovery_points.pop(key, None)
@@ -349,20 +359,22 @@ class DataDirectory:
             raise first_error
 
     def register_incoming(self, log: PartitionLog, clean_offset: int | None) -> None:
-        """Register a log that will be moved into this directory directly after this call: write its entries into the
-        checkpoints.
+        """Register a log that will be moved into this directory immediately after this call: write its entries into
+        the checkpoints.
 
-        `clean_offset`: the offset up to which it is compacted, or None. Raises OSError.
+        `clean_offset`: the offset up to which the log is compacted, or None. Raises OSError.
         """
         key = log.topic_partition
         self._retired.pop(key, None)
         self._preserved[key] = None
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
-        # All entries are written, even if a full disk has removed the checkpoint: a checkpoint that exists must be
-        # complete.
+        # All entries are written, even if the checkpoint was removed because the disk was full: a checkpoint that
+        # exists must be complete.
         for name, offset in ((RECOVERY_POINTS, log.recovery_point), (LOG_START_OFFSETS, log.log_start_offset)):
             self._write(name, {**self._latest.get(name, {}), key: offset})
-        clean_offsets = {known: offset for known, offset in self._latest[CLEANER_OFFSETS].items() if known != key}
+        clean_offsets = {
+            partition: offset for partition, offset in self._latest[CLEANER_OFFSETS].items() if partition != key
+        }
         if clean_offset is not None:
             clean_offsets[key] = clean_offset
         self._write(CLEANER_OFFSETS, clean_offsets)
@@ -370,8 +382,8 @@ class DataDirectory:
     def open_future(
         self, path: str, config: "LogConfig", log_start_offset: int, topic_id: bytes, now_ms: int
     ) -> PartitionLog:
-        """Create an empty log in the directory `path`, for the copy of a partition that moves to this data directory.
-        Raises CorruptLog, OSError.
+        """Create an empty log in the directory `path`, for the copy of a partition that is being moved to this data
+        directory. Raises CorruptLog, OSError.
         """
         self._disk.make_dirs(path)
         self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
@@ -407,7 +419,7 @@ class DataDirectory:
         return [f"{self.path}/{name}" for name in self._disk.list(self.path) if name.endswith(DELETE_SUFFIX)]
 
     def empty_retired(self, path: str) -> None:
-        """Remove the content of a retired directory, which may take long. Raises OSError."""
+        """Remove the content of a retired directory, which may take a long time. Raises OSError."""
         assert path.endswith(DELETE_SUFFIX)
         for name in self._disk.list(path):
             child = f"{path}/{name}"
@@ -419,13 +431,13 @@ class DataDirectory:
     def remove_retired(self, path: str) -> None:
         """Remove the checkpoint entries of a retired directory, and then the directory itself. Raises OSError.
 
-        The entries are kept if a new partition has the same name. While the retired directory exists, a start knows
-        that the entries do not belong to a missing log.
+        The entries are kept if a new partition has the same name. As long as the retired directory exists, a broker
+        that starts knows that the entries do not belong to a missing log.
         """
         stem = _stem_of_retired(path)
         key = None if stem is None else partition_of(stem)
         if key is not None and CUT_MARK in key.topic:
-            key = next((known for known in self.entries() if aside_stem(known) == stem), None)
+            key = next((partition for partition in self.entries() if aside_stem(partition) == stem), None)
         if key is not None and self.has_entries_of(key) and not self._disk.exists(f"{self.path}/{key}"):
             self.give_up(key)
         self._disk.remove_tree(path)
@@ -433,10 +445,10 @@ class DataDirectory:
     # Checkpoints and identity
 
     def write_identity(self, cluster_id: str, node_id: int, directory_id: str) -> None:
-        """Write meta.properties in KRaft's version 1, unless the directory has an id, or the file has the form from
-        before KRaft. Raises CorruptLog, OSError.
+        """Write meta.properties in KRaft's version 1, unless the directory already has an id, or the file has the
+        format from before KRaft. Raises CorruptLog, OSError.
 
-        `directory_id` is the id that the directory gets (KIP-858).
+        `directory_id` is the new id of the directory (KIP-858).
         """
         path = f"{self.path}/{META_PROPERTIES}"
         properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node_id)}
@@ -450,24 +462,22 @@ class DataDirectory:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> None:
-        """Persist the checkpoints; unchanged files are not written. Partitions that did not open keep their entries.
-        Raises OSError.
+        """Persist the checkpoints. Unchanged files are not written. Partitions that could not be opened keep their
+        entries. Raises OSError.
         """
         for key in [key for key in list(self._preserved) if key in recovery_points]:
             del self._preserved[key]
-        self._write(RECOVERY_POINTS, {**self._preserved_entries(self._recovery_points), **recovery_points})
-        self._write(
-            LOG_START_OFFSETS, self._above_zero({**self._preserved_entries(self._start_offsets), **start_offsets})
-        )
-        self._write(HIGH_WATERMARKS, {**self._preserved_entries(self._high_watermarks), **high_watermarks})
+        self._write(RECOVERY_POINTS, self._with_preserved(recovery_points, self._recovery_points))
+        self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
+        self._write(HIGH_WATERMARKS, self._with_preserved(high_watermarks, self._high_watermarks))
 
     def high_watermark(self, key: TopicPartition) -> int:
-        """Return the partition's high watermark by the checkpoint that was on the disk at the start; 0 if unknown."""
+        """Return the partition's high watermark, as the checkpoint stated it at the start; 0 if it is unknown."""
         return self._high_watermarks.get(key, 0)
 
     def clean_offset(self, key: TopicPartition) -> int | None:
-        """Return the offset up to which the partition is compacted, by the checkpoint on the disk; None if it has no
-        entry.
+        """Return the offset up to which the partition is compacted, as the checkpoint on the disk states it; None if
+        it has no entry.
         """
         return self._checkpoints[CLEANER_OFFSETS].get(key)
 
@@ -478,15 +488,13 @@ class DataDirectory:
         self._write(CLEANER_OFFSETS, {**self._latest[CLEANER_OFFSETS], **offsets})
 
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
-        """Persist start offsets before files below them are removed. Raises OSError.
+        """Persist start offsets before the log files below them are removed. Raises OSError.
 
-        On a full disk the checkpoint is removed, so that retention can free space: without it, each log begins with
-        its first file.
+        If the disk is full, the checkpoint is removed, so that retention can free space. Without the checkpoint,
+        each log begins with its first file.
         """
         try:
-            self._write(
-                LOG_START_OFFSETS, self._above_zero({**self._preserved_entries(self._start_offsets), **start_offsets})
-            )
+            self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
         except OSError as error:
             if error.errno not in TEMPORARY_ERRORS:
                 raise
@@ -500,21 +508,31 @@ class DataDirectory:
     @property
     def is_behind(self) -> bool:
         """Whether a full disk has prevented a write of a checkpoint, or has caused the removal of one."""
-        return any(self._checkpoints.get(name) != offsets for name, offsets in list(self._latest.items()))
+        return any(
+            (written := self._checkpoints.get(name)) is not offsets and written != offsets
+            for name, offsets in list(self._latest.items())
+        )
 
-    def _preserved_entries(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {key: offsets[key] for key in list(self._preserved) if key in offsets}
-
-    def _above_zero(self, start_offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {key: offset for key, offset in start_offsets.items() if offset > 0}
+    def _with_preserved(
+        self, offsets: Mapping[TopicPartition, int], older: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int]:
+        """Return `offsets`, and the preserved entries of `older`. A mapping that may change later is copied."""
+        preserved = {key: older[key] for key in list(self._preserved) if key in older}
+        return offsets if isinstance(offsets, OffsetsCopy) and not preserved else {**preserved, **offsets}
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        if self._retired:
+        if any(map(offsets.__contains__, self._retired)):
             offsets = {key: offset for key, offset in offsets.items() if key not in self._retired}
         self._latest[name] = offsets
-        if self._checkpoints.get(name) != offsets:
-            self._disk.write_atomic(f"{self.path}/{name}", format_offsets(offsets))
-            self._checkpoints[name] = offsets
+        written = self._checkpoints.get(name)
+        changed = offsets.changes_since(written) if isinstance(offsets, OffsetsCopy) else None
+        if changed is None and written == offsets:
+            return
+        if changed is None or changed:
+            text = self._texts.setdefault(name, CheckpointText())
+            self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
+        # An OffsetsCopy gets here only if the text has its lines: the next copy changes these.
+        self._checkpoints[name] = offsets
 
     # Closing
 
@@ -528,6 +546,12 @@ class DataDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _above_zero(start_offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+    if 0 not in start_offsets.values():
+        return start_offsets
+    return {key: offset for key, offset in start_offsets.items() if offset > 0}
 
 
 def _acquire_lock(disk: "Disk", path: str) -> "Lock":

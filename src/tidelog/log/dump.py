@@ -1,8 +1,8 @@
-"""Yield the content of log files, entry by entry: the library behind `tidelog log dump`.
+"""Yield the content of log files, entry by entry. `tidelog log dump` uses this module.
 
 Each entry is a dict of plain values (keys and values of records: bytes or None) with `file`, `kind` and `position`.
-An entry of kind `damage` is the last entry of its file. So is an entry of kind `unwritten`, which means zeros up to
-the end of a segment that Kafka preallocated. No file is changed. Blocks.
+An entry of kind `damage` is the last entry of its file. An entry of kind `unwritten` is the last one, too; it means
+zeros up to the end of a segment that Kafka preallocated. No file is changed. Blocks.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,5 +1,5 @@
-"""Track the parts of a log that are not durable yet, and its recovery point. This half of a flush runs on the event
-loop.
+"""Track the parts of a log that are not durable yet, and its recovery point. This is the part of a flush that runs
+on the event loop.
 """
 
 from typing import TYPE_CHECKING
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk
 
 SNAPSHOT_INTERVAL_BYTES = 16 << 20
-"""Bytes between two producer snapshots inside a segment. A recovery replays at most this much beyond the unflushed
-bytes."""
+"""Number of bytes between two producer snapshots inside a segment. A recovery replays at most this many bytes in
+addition to the unflushed ones."""
 
 
 class Durability:
-    """The durability state of one log. A producer snapshot is written only after everything below it was synced."""
+    """The durability state of one log. A producer snapshot is written only after all data below it was synced."""
 
     __slots__ = (
         "_disk",
@@ -46,17 +46,18 @@ class Durability:
         self.directory = directory
         self.snapshots = snapshots
         self.recovery_point = recovery_point
-        """Everything below this offset is durable."""
+        """All data below this offset is durable, including the files that recovery needs."""
         self._durable_offset = 0
-        """Every record below this offset is durable. The other files that `recovery_point` includes may not be."""
+        """Every record below this offset is durable. The other files, which `recovery_point` includes, may not be
+        durable."""
         self.directory_unsynced = False
-        """Whether entries of the log's directory may not be durable."""
+        """Whether the log's directory may have entries that are not durable."""
         self._generation = 0
         self._roll_snapshots: dict[int, tuple[str, bytes]] = {}
         """Snapshots that were taken when a segment was rolled and are not written yet."""
         self._segments_to_sync: list[Segment] = [s for s in segments.items[:-1] if s.has_unsynced_indexes]
-        """Closed segments whose indexes are possibly not durable. After `put_back`, the active segment may be among
-        them."""
+        """Closed segments whose indexes are possibly not durable. After `put_back`, the active segment may be in
+        this list, too."""
         has_snapshot_at_end = snapshots.offsets[-1:] == [recovery_point]
         self._snapshot_position = segments.active.size if has_snapshot_at_end else 0
         """Position of the newest snapshot in the active segment; 0 if it is before that segment."""
@@ -86,8 +87,8 @@ class Durability:
         self._snapshot_position = 0
 
     def before_cut(self, end_offset: int) -> None:
-        """Lower the recovery point before the log is cut at or above `end_offset`. Plans that were made before have no
-        effect. The cut itself removes the snapshots above `end_offset`.
+        """Lower the recovery point before the log is cut at or above `end_offset`. Plans from before the cut no
+        longer have an effect. The cut itself removes the snapshots above `end_offset`.
         """
         self._generation += 1
         self.recovery_point = min(self.recovery_point, end_offset)
@@ -98,11 +99,13 @@ class Durability:
         self._snapshot_position = 0
 
     def snapshot_due(self) -> bool:
-        """Return whether enough was appended since the newest snapshot that the next plan must include one."""
+        """Return whether so many bytes were appended since the newest snapshot that the next plan must include a
+        snapshot.
+        """
         return self._segments.active.size - self._snapshot_position >= SNAPSHOT_INTERVAL_BYTES
 
     def is_settled(self, end_offset: int, epochs: "LeaderEpochs") -> bool:
-        """Return whether a clean stop has nothing left to write."""
+        """Return whether a clean stop would have nothing to write."""
         newest = self.snapshots.offsets[-1] if self.snapshots.offsets else self._segments.items[0].base_offset
         return newest == end_offset == self.recovery_point and not (
             self._roll_snapshots or self._segments_to_sync or epochs.dirty or self.directory_unsynced
@@ -111,10 +114,10 @@ class Durability:
     def plan(
         self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs", *, with_snapshot: bool
     ) -> FlushPlan:
-        """Return a plan that makes everything below `end_offset`, the log's end, durable.
+        """Return a plan that makes all data below `end_offset`, the log's end, durable.
 
-        The work of the plan counts as done from now on. So the caller must run the plan, and then call `flushed` or
-        `put_back`.
+        From now on, the work of the plan counts as done. Therefore the caller must run the plan, and then call
+        `flushed` or `put_back`.
         """
         plan = FlushPlan(self._disk, end_offset, self._generation)
         active = self._segments.active
@@ -153,8 +156,8 @@ class Durability:
         return plan
 
     def settle(self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs") -> None:
-        """Write and sync everything. Blocks. Raises OSError; it may be called again if file descriptors ran out or
-        the disk is full.
+        """Write and sync all data. Blocks. Raises OSError. It may be called again if file descriptors ran out or the
+        disk is full.
         """
         if self.is_settled(end_offset, epochs):
             return
@@ -170,7 +173,7 @@ class Durability:
             raise plan.small_files_error
 
     def put_back(self, plan: FlushPlan) -> None:
-        """Take back a plan that did not run to its end. The next plan includes its work."""
+        """Cancel a plan that was not run completely. The next plan includes its work."""
         indexed_segments = [
             segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items
         ]

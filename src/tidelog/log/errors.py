@@ -1,8 +1,8 @@
-"""Errors about data on the disk, as opposed to errors of a peer."""
+"""Errors about data on the disk. Errors that a peer causes are in `tidelog.wire.errors`."""
 
 
 class CorruptLog(Exception):
-    """Damage was found at `position` (bytes) of the file `path`. The partition goes offline; nothing is deleted."""
+    """Damage was found at `position` (in bytes) of the file `path`. The partition goes offline. Nothing is deleted."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path} at {position}: {reason}")

@@ -16,19 +16,20 @@ from tidelog.log.checkpoints import (
 from tidelog.model.ids import TopicPartition
 
 METADATA_STORE = "metadata.sqlite"
-"""Tidelog's metadata store. In a directory that has it, start offsets are persisted before files below them are
+"""Tidelog's metadata store. In a directory that contains it, start offsets are persisted before files below them are
 deleted."""
 
 METADATA_STORE_MARK = "metadata.store"
-"""Contains the address of the metadata store, in a directory whose broker does not use METADATA_STORE."""
+"""This file contains the address of the metadata store. It exists in a directory whose broker does not use
+METADATA_STORE."""
 
 DELETE_SUFFIX = "-delete"
-"""Ending of the name of a partition's directory that is to be removed: TOPIC-INDEX.ANYTHING-delete."""
+"""Suffix of the name of a partition's directory that will be removed: TOPIC-INDEX.ANYTHING-delete."""
 STEM_MAX = 209
-"""Maximum length, in bytes, of the part of such a name before the dot. With an id of 32 digits and a suffix the name
-is still a legal file name."""
+"""Maximum length, in bytes, of the part of such a name before the dot. With this length, an id of 32 digits and a
+suffix, the name is still a legal file name."""
 CUT_MARK = "~"
-"""Appended to a topic's name that was shortened to STEM_MAX."""
+"""Appended to a topic's name after it was shortened to STEM_MAX."""
 
 _SEGMENT_FILE = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
 _METADATA_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
@@ -49,7 +50,7 @@ class Kind(Enum):
     PARTITION = "partition"
     PROPERTIES = "properties"
     LEFTOVER = "left"
-    """Left by an interrupted deletion, compaction or write."""
+    """A file that an interrupted deletion, compaction or write has left behind."""
     OTHER = "other"
 
     # Enum's own __hash__ is a Python function, and would be called for each file at a start
@@ -95,7 +96,7 @@ def partition_of(name: str) -> TopicPartition | None:
 
 
 def aside_stem(partition: TopicPartition) -> str:
-    """Return the first part of the name that a partition's directory gets when it is put aside. The second part is
+    """Return the first part of the name of a partition's directory that is put aside. The second part of the name is
     `.ID-delete` or similar.
 
     The first part is TOPIC-INDEX. A long topic name is shortened and marked by a character that no topic name
@@ -109,13 +110,15 @@ def aside_stem(partition: TopicPartition) -> str:
 
 
 def retired_stem(name: str) -> str | None:
-    """Return the `aside_stem` of a deleted partition by the name of its directory that is to be removed. None for
-    other names.
+    """Return the `aside_stem` of a deleted partition. `name` is the name of its directory, which will be removed.
+    The result is None for other names.
     """
     return name.rpartition(".")[0] if name.endswith(DELETE_SUFFIX) else None
 
 
 def log_name(path: str) -> str:
-    """Return TOPIC-INDEX for the path of a log directory, also for a copy that moves to another data directory."""
+    """Return TOPIC-INDEX for the path of a log directory. The directory may be a copy that is being moved to another
+    data directory.
+    """
     name = path.rpartition("/")[2]
     return name.rpartition(".")[0] if name.endswith("-future") else name

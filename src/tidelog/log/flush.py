@@ -1,4 +1,6 @@
-"""The blocking half of a flush: sync and write what must be on the disk before a recovery point moves. Thread-safe."""
+"""The blocking part of a flush: sync and write the data that must be on the disk before a recovery point moves.
+Thread-safe.
+"""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,7 +27,9 @@ class DirectorySyncs:
         self._outcomes: dict[str, OSError | None] = {}
 
     def sync(self, disk: "Disk", path: str) -> None:
-        """Sync a directory, unless this object has synced it before. Raises OSError, also for an earlier failure."""
+        """Sync a directory, unless this object has already synced it. Raises OSError, even if an earlier call has
+        failed with it.
+        """
         if path not in self._outcomes:
             self._outcomes[path] = None
             try:
@@ -38,12 +42,12 @@ class DirectorySyncs:
 
 
 class FlushPlan:
-    """One flush of a log: after `run`, everything below `end_offset` is durable.
+    """One flush of a log: after `run`, all data below `end_offset` is durable.
 
-    The order matters: records, indexes, epochs, directory entries, and last the producer snapshot. Recovery treats
-    the existence of a snapshot as proof that everything below it is on the disk. On a full disk, epochs and
-    snapshots are postponed (see `small_files_error`). The loop may append during `run`, so the plan uses only the state
-    that it contains.
+    The order matters: records, indexes, epochs, directory entries, and last the producer snapshot. If a snapshot
+    exists, recovery concludes that all data below it is on the disk. On a full disk, epochs and snapshots are
+    postponed (see `small_files_error`). The loop may append during `run`, so the plan uses only the state that it
+    contains.
     """
 
     __slots__ = (
@@ -65,7 +69,7 @@ class FlushPlan:
         self._disk = disk
         self.end_offset = end_offset
         self.generation = generation
-        """Number of cuts of the log when the plan was made. A plan from before a cut has no effect."""
+        """Number of cuts of the log before the plan was made. A plan from before a cut has no effect."""
         self.error: OSError | None = None
         """The error, if making the plan failed."""
         self.segments: list[tuple[Segment, int]] = []
@@ -77,10 +81,10 @@ class FlushPlan:
         self.epochs: tuple[str, bytes] | None = None
         """Path and content of the checkpoint of leader epochs, if it must be written."""
         self.leader_epochs: LeaderEpochs | None = None
-        """The object that `epochs` was made from."""
+        """The object from which `epochs` was made."""
         self.small_files_error: OSError | None = None
-        """The error that postponed the small files (epochs and snapshots), since the disk is full. The records are
-        durable nevertheless."""
+        """The error of a full disk, because of which the small files (epochs and snapshots) were postponed. The
+        records are still durable."""
         self.directories: list[str] = []
         """Directories to sync."""
         self.obsolete: list[str] = []
@@ -89,11 +93,11 @@ class FlushPlan:
     def run(self, directories: "DirectorySyncs | None" = None) -> None:
         """Run the plan. Blocks.
 
-        Raises OSError. Then the log must be taken offline, since the content of the disk is unknown. But after an error
-        in NOT_OPENED, which means that a file could not be opened, the plan may be put back (see
-        `Durability.put_back`).
+        Raises OSError. After an error, the log must be taken offline, because the content of the disk is unknown.
+        There is one exception: after an error in NOT_OPENED, which means that a file could not be opened, the plan
+        may be put back (see `Durability.put_back`).
 
-        `directories` may be shared by plans that were all made before the first of them runs.
+        `directories` may be shared by several plans, if all of them were made before the first one runs.
         """
         if self.error is not None:
             raise self.error
@@ -120,7 +124,7 @@ class FlushPlan:
                 self._disk.remove(path)
 
     def _write(self, files: list[tuple[str, bytes]]) -> None:
-        """Write small files. If the disk is full, or was full before, they are postponed."""
+        """Write small files. They are postponed if the disk is full, or was already full at an earlier call."""
         try:
             for path, data in files if self.small_files_error is None else ():
                 self._disk.write_atomic(path, data)

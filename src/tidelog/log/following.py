@@ -12,8 +12,8 @@ from tidelog.wire.errors import CorruptMessage
 def checked_batches(data: memoryview, next_offset: int) -> Iterator[tuple[memoryview, Fields]]:
     """Yield each batch of `data` with its header.
 
-    Raises CorruptMessage for the first batch that is incomplete or damaged, or that begins below `next_offset` or below
-    the end of the batch before it.
+    Raises CorruptMessage for the first batch that is incomplete or damaged, or whose base offset is below
+    `next_offset` or below the end of the previous batch.
     """
     position = 0
     while position < len(data):

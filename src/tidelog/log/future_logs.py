@@ -1,14 +1,14 @@
 """The files of a partition that is being moved to another data directory (KIP-113).
 
     1. TARGET/TOPIC-N.RANDOM-future/   the copy grows until it has all records
-    2. TARGET/TOPIC-N/                 the copy is renamed, with the mark `takes-over` in it; then made durable
+    2. TARGET/TOPIC-N/                 the copy, with the mark `takes-over` in it, is renamed and then made durable
     3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed; when that is durable, the mark is removed
 
 Records that are appended between step 2 and the end of step 3 are not acknowledged. If a crash leaves two logs of
-the same name, the old one is used, since it has every acknowledged record. The exception is a mark with the content
-`final`: the old log could not be renamed, and records were appended to the copy.
+the same name, the old one is used, because it has every acknowledged record. There is one exception: a mark with the
+content `final` means that the old log could not be renamed, and that records were appended to the copy.
 
-A partition is not compacted while it moves, so a copy has no `.cleaned` and `.swap` files.
+A partition is not compacted while it is being moved, so a copy has no `.cleaned` and `.swap` files.
 """
 
 import re
@@ -55,12 +55,13 @@ def unfinished_copy(directory: "DataDirectory", name: str) -> UnfinishedCopy | N
 def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartition) -> None:
     """Rename the finished and synced copy to the log's name, durably. Blocks.
 
-    Raises OSError. Then the copy has its old or its new name, and the log in `source` is still the valid one.
+    Raises OSError. After an error, the copy has its old or its new name, and the log in `source` is still the valid
+    one.
     """
     target = future.rpartition("/")[0]
-    stale = f"{source}/{partition}/{TAKES_OVER}"
-    if disk.exists(stale):
-        disk.remove(stale)
+    old_mark = f"{source}/{partition}/{TAKES_OVER}"
+    if disk.exists(old_mark):
+        disk.remove(old_mark)
         disk.sync_dir(f"{source}/{partition}")
     disk.write_atomic(f"{future}/{TAKES_OVER}", b"")
     disk.rename(future, f"{target}/{partition}")
@@ -70,8 +71,8 @@ def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartitio
 def retire_log(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
     """Rename the log in `source` to a name that marks it for removal, durably, and return its new path. Blocks.
 
-    Raises OSError. Then it may be called again. If the process ends instead, the next start uses this log and not
-    the copy, unless `make_final` was called.
+    Raises OSError. After an error, it may be called again. If the process ends before that, the next start uses this
+    log and not the copy, unless `make_final` was called.
     """
     old = f"{source}/{partition}.{random.hex()}{DELETE_SUFFIX}"
     if not disk.exists(old):
@@ -91,8 +92,8 @@ def remove_mark(disk: "Disk", target: str, partition: TopicPartition) -> None:
 
 
 def has_mark(disk: "Disk", path: str) -> bool:
-    """Return whether the log in `path` has the mark of a copy that was renamed to the log's name while the old log
-    had it too.
+    """Return whether the log in `path` has the mark `takes-over`: it is a copy that was renamed to the log's name
+    while the old log also had this name.
     """
     return disk.exists(f"{path}/{TAKES_OVER}")
 

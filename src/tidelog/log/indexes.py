@@ -3,10 +3,10 @@
     .index      8 bytes per entry: offset relative to the segment's base (int32), position (int32)
     .timeindex 12 bytes per entry: timestamp in ms (int64), offset relative to the base (int32)
 
-An offset entry means: the batch that ends with this offset begins at this position. A time entry means: no record up
-to this offset has a later timestamp. Entries are loaded into memory, as arrays, at their first use, and can be
-unloaded. New entries are written to the file in groups. Zeros that Kafka preallocated after the last entry are
-ignored.
+An offset entry means that the batch which ends with this offset begins at this position. A time entry means that no
+record up to this offset has a later timestamp. When an index is first used, its entries are loaded into memory as
+arrays. They can be unloaded again. New entries are written to the file in groups. Zeros that Kafka preallocated
+after the last entry are ignored.
 """
 
 from array import array
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 INT32_MAX = (1 << 31) - 1
 PENDING_MAX = 512
-"""Number of new entries that are collected in memory before they are written to the file."""
+"""Maximum number of new entries that are collected in memory before they are written to the file."""
 SMALL_BYTES = 4096
-"""An index file up to this size is read whole to determine its number of rows."""
+"""An index file up to this size (in bytes) is read as a whole to determine its number of rows."""
 
 assert array("I").itemsize == 4
 assert array("q").itemsize == 8
@@ -33,10 +33,10 @@ class CorruptIndex(Exception):
 
 
 class SparseIndex:
-    """Base of both indexes: two ascending columns. The file contains the first `written` rows.
+    """Base class of both indexes, which have two ascending columns. The file contains the first `written` rows.
 
-    Memory contains the rows from `_first` on: only the last row and new ones before the first look-up, all rows
-    after it. `count` is -1 until the file has been read.
+    Memory contains the rows from `_first` on. Before the first look-up, these are only the last row and the new
+    rows; after it, all rows. `count` is -1 until the file has been read.
     """
 
     __slots__ = (
@@ -74,8 +74,8 @@ class SparseIndex:
         self.count = 0
 
     def last(self) -> tuple[int, int] | None:
-        """Return the last row's key and value as stored (relative offset and position; timestamp and relative
-        offset). Returns None if there are no rows.
+        """Return the last row as it is stored: relative offset and position, or timestamp and relative offset.
+        Returns None if there are no rows.
 
         Raises CorruptIndex, FileNotFoundError.
         """
@@ -100,7 +100,7 @@ class SparseIndex:
             self._cache.touch(self)
 
     def unload(self) -> None:
-        """Remove rows from memory that the file contains, except the last one."""
+        """Remove from memory the rows that are in the file, except the last row."""
         drop_count = min(self.written, self.count - 1) - self._first
         if drop_count > 0:
             self._keys = self._keys[drop_count:]
@@ -108,7 +108,9 @@ class SparseIndex:
             self._first += drop_count
 
     def write_pending(self) -> bool:
-        """Write new rows to the file. Returns whether there were any. Raises OSError; then the rows stay in memory."""
+        """Write new rows to the file. Returns whether there were new rows. Raises OSError; after an error, the rows
+        remain in memory.
+        """
         pending = self.pending
         if not pending:
             return False
@@ -132,7 +134,7 @@ class SparseIndex:
         self.written = self.count
 
     def sync(self) -> None:
-        """Make the file durable. Blocks; thread-safe, since it uses no state that the loop changes."""
+        """Make the file durable. Blocks. Thread-safe, because it uses no state that the loop changes."""
         file = self._disk.open(self.path)
         try:
             file.sync()
@@ -198,13 +200,13 @@ class SparseIndex:
         if size > SMALL_BYTES and size % self.entry_bytes == 0:
             file = self._disk.open(self.path)
             try:
-                tail = file.pread(self.entry_bytes, size - self.entry_bytes)
+                last_entry = file.pread(self.entry_bytes, size - self.entry_bytes)
             finally:
                 file.close()
-            if tail.strip(b"\0"):
+            if last_entry.strip(b"\0"):
                 self.count = self.written = size // self.entry_bytes
                 self._first = self.count - 1
-                self._keys, self._values = self._parse(tail)
+                self._keys, self._values = self._parse(last_entry)
                 return
         self._load()
 
@@ -261,7 +263,7 @@ class OffsetIndex(SparseIndex):
 
     def position_for(self, offset: int) -> int:
         """Return the position from which to search for `offset`: the position of the last indexed batch that ends at
-        or before `offset`; 0 if there is none.
+        or before `offset`. Returns 0 if there is no such batch.
         """
         relative = offset - self.base_offset
         if not self._keys or self._keys[0] > relative:
@@ -270,7 +272,9 @@ class OffsetIndex(SparseIndex):
         return self._values[row] if row >= 0 else 0
 
     def boundary(self, position_max: int) -> int:
-        """Return the last indexed position at or before `position_max`, where a batch begins; 0 if there is none."""
+        """Return the last indexed position at or before `position_max`. A batch begins there. Returns 0 if there is
+        no such position.
+        """
         if not self._values or self._values[0] > position_max:
             self.load_all()
         row = bisect_right(self._values, position_max) - 1
@@ -302,18 +306,18 @@ class OffsetIndex(SparseIndex):
 
 
 class TimeIndex(SparseIndex):
-    """Maps a timestamp to an offset up to which no record is later."""
+    """Maps a timestamp to an offset. No record up to this offset has a later timestamp."""
 
     __slots__ = ()
     entry_bytes = 12
     key_code = "q"
 
     def append(self, timestamp_ms: int, offset: int) -> bool:
-        """Add an entry, unless the last entry has the same or a later timestamp, or the timestamp is -1 (none).
-        Returns whether it was added.
+        """Add an entry, unless the last entry has the same or a later timestamp, or the timestamp is -1 (no
+        timestamp). Returns whether the entry was added.
 
         Earlier entries with a later offset are removed. Such an entry states that no record up to its offset has a
-        later timestamp. The new entry contradicts it, so it came from a wrong batch header.
+        later timestamp. The new entry contradicts this, so the earlier entry came from a wrong batch header.
         """
         last = self.last()
         if timestamp_ms < 0 or (last is not None and last[0] >= timestamp_ms):
@@ -326,8 +330,8 @@ class TimeIndex(SparseIndex):
         return True
 
     def offset_for(self, timestamp_ms: int) -> int:
-        """Return an offset up to which no record is later than `timestamp_ms`; the segment's base offset if no entry
-        applies.
+        """Return an offset such that no record up to it is later than `timestamp_ms`; the segment's base offset if
+        no entry applies.
         """
         if not self._keys or self._keys[0] > timestamp_ms:
             self.load_all()

@@ -10,9 +10,10 @@ UNDEFINED_OFFSET = -1
 
 
 class EpochEnd(NamedTuple):
-    """The largest known epoch that is not above the requested one, and its exclusive end offset; (-1, -1) if unknown.
+    """The largest known epoch that is not above the requested one, and its exclusive end offset; (-1, -1) if
+    unknown.
 
-    If the requested epoch is below all known ones, it is `leader_epoch` itself.
+    If the requested epoch is below all known epochs, `leader_epoch` is the requested epoch.
     """
 
     leader_epoch: int
@@ -27,7 +28,7 @@ class LeaderEpochs:
     __slots__ = ("_epochs", "_starts", "dirty")
 
     def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
-        """`entries` come from a checkpoint; entries out of order are resolved as by `assign`."""
+        """`entries` come from a checkpoint. If some are out of order, they are resolved as in `assign`."""
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self.dirty = False
@@ -37,8 +38,12 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> int:
-        """The newest epoch; -1 if there is none."""
+        """The newest epoch; -1 if the log has no epochs."""
         return self._epochs[-1] if self._epochs else UNDEFINED_EPOCH
+
+    def precedes_all(self, epoch: int) -> bool:
+        """Return whether `epoch` is older than every known one: nothing can be said about its records."""
+        return not self._epochs or epoch < self._epochs[0]
 
     def entries(self) -> list[tuple[int, int]]:
         return list(zip(self._epochs, self._starts, strict=True))
@@ -46,7 +51,7 @@ class LeaderEpochs:
     def assign(self, epoch: int, start_offset: int) -> None:
         """Begin `epoch` at `start_offset`. Older entries that contradict it are removed.
 
-        A negative epoch is ignored, and so is the latest epoch if it began at or before `start_offset`.
+        A negative epoch is ignored. The latest epoch is ignored, too, if it began at or before `start_offset`.
         """
         if epoch < 0 or (self._epochs and self._epochs[-1] == epoch and self._starts[-1] <= start_offset):
             return
@@ -58,10 +63,10 @@ class LeaderEpochs:
         self.dirty = True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd:
-        """Return where `epoch` ended, in a log that ends at `log_end_offset`.
+        """Return the end of `epoch`, in a log that ends at `log_end_offset`.
 
-        An epoch above all known ones is unknown. An epoch below all known ones ends where the first known one
-        starts.
+        An epoch above all known epochs is unknown. An epoch below all known epochs ends at the start of the first
+        known epoch.
         """
         if epoch == UNDEFINED_EPOCH or not self._epochs or epoch > self._epochs[-1]:
             return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
@@ -73,7 +78,9 @@ class LeaderEpochs:
         return EpochEnd(self._epochs[after - 1], self._starts[after])
 
     def end_offset_at_leader(self, epoch: int, leader_epoch: int, epoch_start: int, log_end_offset: int) -> EpochEnd:
-        """Do as `end_offset_for` on a leader. Its own epoch began at `epoch_start`, even if it has no record yet."""
+        """Return the result of `end_offset_for` on a leader. The leader's own epoch began at `epoch_start`, even if
+        it has no record yet.
+        """
         if epoch == leader_epoch:
             return EpochEnd(epoch, log_end_offset)
         if not self.latest < epoch < leader_epoch:
@@ -86,7 +93,9 @@ class LeaderEpochs:
         return self._epochs[after - 1] if after else UNDEFINED_EPOCH
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Move the start of the log: the epoch of this offset now starts here, and older epochs are removed."""
+        """Move the start of the log to this offset: the epoch of the offset now starts there, and older epochs are
+        removed.
+        """
         after = bisect_right(self._starts, start_offset)
         if after and (after > 1 or self._starts[0] < start_offset):
             del self._epochs[: after - 1], self._starts[: after - 1]
@@ -94,7 +103,7 @@ class LeaderEpochs:
             self.dirty = True
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Move the end of the log (exclusive): epochs that start at or after it are removed."""
+        """Move the end of the log to this offset (exclusive): epochs that start at or after it are removed."""
         while self._starts and self._starts[-1] >= end_offset:
             self._epochs.pop()
             self._starts.pop()

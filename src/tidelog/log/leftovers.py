@@ -1,7 +1,7 @@
 """Classify the files of a partition's directory when the log is opened, and finish interrupted deletions and swaps.
 
-.deleted, .cleaned, .tmp    incomplete, or no longer needed: removed
-.swap                       files of a compacted segment: its swap is finished; or they are removed if it had not begun
+.deleted, .cleaned, .tmp incomplete files, or files that are no longer needed: they are removed .swap files of a
+compacted segment: a swap that had begun is finished, else they are removed
 """
 
 import logging
@@ -20,12 +20,12 @@ SWAP_SUFFIX = ".swap"
 CLEANED_SUFFIX = ".cleaned"
 REMOVED_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")
 TEMPORARY_SUFFIXES = (SWAP_SUFFIX, *REMOVED_SUFFIXES)
-"""Endings of the names that no file has after `settle_files`."""
+"""Suffixes of file names. After `settle_files`, no file has a name with one of them."""
 
 
 class DirectoryFiles(NamedTuple):
     """Base offsets of segments and of transaction indexes, and offsets of producer snapshots, all ascending.
-    `has_epochs`: there is a checkpoint of leader epochs.
+    `has_epochs` says whether there is a checkpoint of leader epochs.
     """
 
     segments: list[int]
@@ -66,10 +66,10 @@ def settle_files(disk: "Disk", directory: str) -> DirectoryFiles:
 
 
 def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
-    """Finish the swaps that had begun: replace the segments whose offsets a `.swap` segment covers.
+    """Finish the swaps that had begun: replace the segments whose offsets are covered by a `.swap` segment.
 
-    A `.log.cleaned` file shows that its swap had not begun. `.swap` files at its offset or above it are therefore
-    discarded; only those below it are finished.
+    A `.log.cleaned` file shows that its swap had not begun. Therefore `.swap` files at its offset or above are
+    discarded, and only `.swap` files below it are finished.
     """
     incomplete_from = min(_base_offsets(names, LOG_SUFFIX + CLEANED_SUFFIX), default=1 << 63)
     for base_offset in sorted(
@@ -85,7 +85,7 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
                 kind, offset = file_kind(name)
                 if kind in SEGMENT_FILE_KINDS and base_offset <= offset < end_offset:
                     disk.remove(f"{directory}/{name}")
-            # a power cut may have lost the renames of the other files to `.swap`: repeat them
+            # Repeat the renames of the other files to `.swap`, because a power cut may have undone them.
             for suffix in SUFFIXES[1:]:
                 cleaned = f"{directory}/{file_name(base_offset, suffix)}{CLEANED_SUFFIX}"
                 if disk.exists(cleaned):
@@ -107,8 +107,8 @@ def remove_cleaned(disk: "Disk", directory: str) -> None:
     """Remove the `.cleaned` files of an interrupted compaction pass. If a `.log.cleaned` file remained, the next
     start would discard a swap at its offset or above, even if that swap had begun.
 
-    Must not be called while there are `.swap` files, since an unfinished `.swap` set would then look complete.
-    Blocks. A missing directory is not an error. Raises OSError.
+    Must not be called while there are `.swap` files, because an incomplete set of `.swap` files would then look
+    complete. Blocks. A missing directory is not an error. Raises OSError.
     """
     if disk.exists(directory):
         for name in disk.list(directory):
@@ -117,11 +117,11 @@ def remove_cleaned(disk: "Disk", directory: str) -> None:
 
 
 def put_in_place(disk: "Disk", directory: str, base_offset: int) -> None:
-    """Rename the `.swap` files of a segment to their final names. Before the call, the replaced files must have been
-    removed, or renamed to `.deleted`, durably. Raises OSError.
+    """Rename the `.swap` files of a segment to their final names. Before this call, the replaced files must have
+    been removed or renamed to `.deleted`, durably. Raises OSError.
 
-    The log file is renamed first, and durably. As long as its name ends with `.swap`, a start removes all index
-    files with final names in its range of offsets, since they belong to the replaced segments.
+    The log file is renamed first, and durably. While its name ends with `.swap`, a start removes all index files
+    with final names in its range of offsets, because they belong to the replaced segments.
     """
     for suffixes in (SUFFIXES[:1], SUFFIXES[1:]):
         for suffix in suffixes:

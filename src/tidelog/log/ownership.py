@@ -1,8 +1,8 @@
-"""Tell data directories of Tidelog from those of Kafka, for `tidelog log verify`.
+"""Distinguish data directories of Tidelog from those of Kafka, for `tidelog log verify`.
 
-Tidelog persists the start offset of a log before it deletes files below it; Kafka does not. A gap before a log's first
-segment is therefore damage only in Tidelog's directories. Only one data directory of a broker contains the metadata
-store. The broker's other directories have the same cluster and node id in their `meta.properties`.
+Tidelog persists the start offset of a log before it deletes files below it; Kafka does not. A gap before a log's
+first segment is therefore damage only in Tidelog's directories. Only one data directory of a broker contains the
+metadata store. The broker's other directories have the same cluster and node id in their `meta.properties`.
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class TidelogDirectories:
-    """The data directories of Tidelog brokers, as far as the directories at hand show it."""
+    """The data directories that are known to belong to Tidelog brokers."""
 
     def __init__(self, disk: "Disk", paths: Iterable[str] = ()) -> None:
-        """`paths` are data directories, and files or directories in them, that may show a broker's identity."""
+        """`paths` are data directories, and files or directories in them. They may show the identity of a broker."""
         self._disk = disk
         self._brokers: set[tuple[str, str]] = set()
-        """Cluster id and node id of each broker whose metadata store lies in one of the directories."""
+        """Cluster id and node id of each broker whose metadata store is in one of the directories."""
         for path in paths:
             for directory in (path, path.rpartition("/")[0]):
                 identity = self._identity(directory)
@@ -31,14 +31,16 @@ class TidelogDirectories:
                     self._brokers.add(identity)
 
     def __contains__(self, directory: str) -> bool:
-        """Whether `directory` has the metadata of a broker, or belongs to a broker whose metadata store was found."""
+        """Whether `directory` contains a broker's metadata store, or belongs to a broker whose metadata store is in
+        another known directory.
+        """
         return self._has_metadata(directory) or (bool(self._brokers) and self._identity(directory) in self._brokers)
 
     def _has_metadata(self, directory: str) -> bool:
         return any(self._disk.exists(f"{directory}/{name}") for name in (METADATA_STORE, METADATA_STORE_MARK))
 
     def _identity(self, directory: str) -> tuple[str, str] | None:
-        """Return cluster id and node id; None if the directory does not have both, or they cannot be read."""
+        """Return cluster id and node id; None if the directory does not contain both, or they cannot be read."""
         path = f"{directory}/{META_PROPERTIES}"
         try:
             properties = read_properties(self._disk.read(path), path)

@@ -1,12 +1,13 @@
 """The log of one partition: append, read, truncate, apply retention, flush.
 
-All methods are called on the event loop and wait for no disk beyond the page cache, unless a docstring says that the
-method blocks. Indexes, producer state and leader epochs are derived from the batches; recovery derives them by the
-same code.
+All methods are called on the event loop. They use the page cache and do not wait for the disk, unless a docstring
+says that the method blocks. Indexes, producer state and leader epochs are derived from the batches; recovery uses
+the same code to derive them.
 """
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.log.appended import Appended
@@ -56,7 +57,7 @@ _new_tuple = tuple.__new__  # the call inside Appended(), without the cost of a 
 
 
 class PartitionLog:
-    """The log in one partition's directory. `open` makes it."""
+    """The log in one partition's directory. `open` creates this object."""
 
     __slots__ = (
         "_age_max_ms",
@@ -96,7 +97,7 @@ class PartitionLog:
         self.log_start_offset = opened.log_start_offset
         self.log_end_offset = opened.log_end_offset
         self.recovery = opened.report
-        """The report of the recovery at the opening."""
+        """The report of the recovery when the log was opened."""
         self._durability = Durability(disk, directory, opened.segments, opened.snapshots, opened.log_end_offset)
         self.failure: str | None = None
         """The reason why the log is offline, permanently; None while it is online."""
@@ -121,12 +122,14 @@ class PartitionLog:
         log_start_offset: int,
         now_ms: int,
         cache: IndexCache | None = None,
+        may_have_holes: bool = False,
     ) -> "PartitionLog":
         """Open the log in `directory` (TOPIC-PARTITION), which is created if it is missing. Blocks; thread-safe.
-        `clean`: the last process stopped in order. Otherwise everything after `recovery_point` (-1: unknown) is scanned
-        and made durable. All logs of a broker share one `cache`. Raises CorruptLog, OSError.
+        `clean`: the last process stopped in order. Otherwise all data after `recovery_point` (-1: unknown) is
+        scanned and made durable. All logs of a broker share one `cache`. `may_have_holes`: the log was compacted
+        before. Raises CorruptLog, OSError.
         """
-        opener = LogOpener(disk, directory, config, now_ms)
+        opener = LogOpener(disk, directory, config, now_ms, may_have_holes=may_have_holes)
         opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
         return cls(disk, directory, config, cache or IndexCache(), opened)
 
@@ -134,8 +137,8 @@ class PartitionLog:
         """Apply new topic settings."""
         self.config = config
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
-        # A batch is checked in detail if its timestamps are further in the future, or older, than these limits. The
-        # limit -UNLIMITED means that every batch is checked in detail.
+        # A batch is checked in detail if its timestamps are later than the first limit, or earlier than the second one.
+        # The limit -UNLIMITED means that every batch is checked in detail.
         self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
         self._age_max_ms = retention_time_ms(config)
         if (
@@ -151,12 +154,14 @@ class PartitionLog:
 
     @property
     def recovery_point(self) -> int:
-        """Everything below this offset is durable, including the files that recovery needs besides the records."""
+        """All data below this offset is durable, including the files that recovery needs besides the records."""
         return self._durability.recovery_point
 
     @property
     def durable_offset(self) -> int:
-        """Every record below this offset is durable, even if a full disk has held the recovery point back."""
+        """Every record below this offset is durable, even if the recovery point could not advance because the disk
+        was full.
+        """
         return self._durability.durable_offset
 
     @property
@@ -170,7 +175,7 @@ class PartitionLog:
 
     @property
     def has_unsynced_segments(self) -> bool:
-        """Whether a complete segment may not be durable. Retention and recovery do not go beyond such a segment."""
+        """Whether a closed segment is possibly not durable. Retention and recovery do not go beyond such a segment."""
         return self._durability.recovery_point < self._segments.active.base_offset
 
     @property
@@ -189,8 +194,8 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Return the exclusive end for read_committed: a transaction is open until its marker is below the high
-        watermark.
+        """Return the exclusive end of the records for read_committed. A transaction counts as open until its marker
+        is below the high watermark.
         """
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(unstable, high_watermark)
@@ -200,10 +205,11 @@ class PartitionLog:
     def append(
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
-        """Append one batch as the leader; base offset and leader epoch are written into `batch`. A repeat of one of its
-        producer's last five batches is not appended; the result is that of the first append. `limits`: how to check the
-        topic's limits on clients (see `validation.Limits`). Raises the ApiError to respond with, StorageError when the
-        log is or goes offline, and NotInline when the records must be passed to `examine`. Then nothing was appended.
+        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. If the batch
+        repeats one of its producer's last five batches, it is not appended, and the result of the first append is
+        returned. `limits`: how to check the topic's limits on clients (see `validation.Limits`). Raises the ApiError
+        for the response, StorageError when the log is or goes offline, and NotInline when the records must be passed
+        to `examine`. After an error, nothing was appended.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -234,7 +240,9 @@ class PartitionLog:
             or now_ms > segment.roll_now_ms
         ):
             if limits and append_time_ms < 0 and segment.size and max_timestamp > segment.roll_timestamp:
-                max_timestamp = self._latest_for_roll(segment, batch, header, now_ms, limits)
+                max_timestamp = self.look_up(
+                    partial(latest_for_roll, segment, batch, header, self.config, now_ms, limits)
+                )
             segment = self._prepare(size, max_timestamp, next_offset, now_ms)
             position = segment.size
             if leader_epoch != self._leader_epoch:
@@ -268,8 +276,8 @@ class PartitionLog:
 
     def append_as_follower(self, data: memoryview) -> int:
         """Append batches unchanged, with the offsets and epochs of their leader. Returns the new end offset. Raises
-        CorruptMessage for the first batch that is damaged or begins before the log's end, and StorageError as `append`
-        does.
+        CorruptMessage for the first batch that is damaged or begins before the log's end, and StorageError in the
+        same cases as `append`.
         """
         for batch, fields in checked_batches(data, self.log_end_offset):
             self._append_assigned(batch, fields)
@@ -301,7 +309,7 @@ class PartitionLog:
         self._leader_epoch = leader_epoch
 
     def _prepare(self, size: int, max_timestamp: int, next_offset: int, now_ms: int) -> Segment:
-        """Return the segment to append to; roll it first if needed. Raises StorageError."""
+        """Return the segment to append to. If necessary, begin a new segment first. Raises StorageError."""
         if self.failure is not None or self.is_being_cut:
             raise self._unavailable()
         segment = self._segments.active
@@ -321,11 +329,6 @@ class PartitionLog:
         if not segment.size:
             segment.start_clock(max_timestamp, self.config)
         return segment
-
-    def _latest_for_roll(
-        self, segment: Segment, batch: memoryview, header: BatchHeader, now_ms: int, limits: Limits
-    ) -> int:
-        return self.look_up(lambda: latest_for_roll(segment, batch, header, self.config, now_ms, limits))
 
     def roll(self, now_ms: int) -> None:
         """Begin a new segment, unless the active one is empty. Raises StorageError."""
@@ -374,7 +377,7 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is being truncated, try again")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
-        """Take the log permanently offline, because of damage or a disk `error`. `say`: also log the reason."""
+        """Take the log offline permanently, because of damage or a disk `error`. `say`: write a log line, too."""
         if self.failure is None:
             self.failure = reason
             if say:
@@ -386,9 +389,10 @@ class PartitionLog:
     # Reading
 
     def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
-        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`. The first
-        batch may exceed `bytes_max` (KIP-74). Empty if there is nothing below `end_offset`. Raises OffsetOutOfRange
-        unless log start offset <= start <= log end offset, and StorageError when the log is offline or damaged.
+        """Return whole batches of one segment. The first one is the batch that contains `start`; all batches are
+        below `end_offset`. The first batch may exceed `bytes_max` (KIP-74). The result is empty if no batch is below
+        `end_offset`. Raises OffsetOutOfRange unless log start offset <= start <= log end offset, and StorageError
+        when the log is offline or damaged.
         """
         log_end_offset = self.log_end_offset
         if not self.log_start_offset <= start <= log_end_offset:
@@ -407,13 +411,13 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return a read to run on a thread first if `read` would wait for the disk; None if it would not wait."""
+        """Return a read that must run on a thread before `read`, which would wait for the disk; else None."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
 
     def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
-        """Return aborted transactions with records in this range, by first offset. Raises StorageError."""
+        """Return aborted transactions with records in this range, ordered by first offset. Raises StorageError."""
         return self.look_up(lambda: self.reader.aborted_transactions(start, end_offset))
 
     def look_up(self, function: Callable[[], T]) -> T:
@@ -430,13 +434,16 @@ class PartitionLog:
     # Truncation
 
     def recovery_point_for_cut(self, offset: int) -> int:
-        """Return the recovery point to persist before a cut: the new end is not known yet, the last segment is."""
+        """Return the recovery point to persist before a cut. The new end is not known yet, but the segment that will
+        be the last one is known.
+        """
         return min(self.recovery_point, self._segments.items[self._segments.floor(offset)].base_offset, offset)
 
     def begin_cut(self, offset: int, *, empties: bool = False) -> Cut:
-        """Begin to remove every batch that contains `offset` or a later one; with `empties` all, and the log begins at
-        `offset`. Appends and reads are refused until `install_cut`. The caller has persisted `recovery_point_for_cut`.
-        It runs the cut on a thread, and then calls `install_cut`, or `fail` if the run failed.
+        """Begin to remove every batch that contains `offset` or a later one. With `empties`, remove all batches, and
+        begin an empty log at `offset`. Appends and reads are refused until `install_cut`. Before this call, the
+        caller has persisted `recovery_point_for_cut`. After it, the caller runs the cut on a thread, and then calls
+        `install_cut`, or `fail` if the run failed.
         """
         self.is_being_cut = True
         self._segments.active.size_limit = -1
@@ -461,7 +468,7 @@ class PartitionLog:
         """Continue with the shorter log."""
         before = self.log_end_offset
         self._segments.take_from(0)
-        for segment in cut.kept:
+        for segment in cut.remaining_segments:
             segment.use_cache(self._cache)
             self._segments.add(segment)
         self.log_start_offset, self.log_end_offset = cut.start_offset, cut.end_offset
@@ -474,7 +481,9 @@ class PartitionLog:
         logger.info("log truncated partition=%s from=%d to=%d", self.topic_partition, before, self.log_end_offset)
 
     def restart_at(self, offset: int) -> None:
-        """Make the log empty. It starts at `offset`, which the caller has persisted. Blocks. Raises StorageError."""
+        """Make the log empty. It then starts at `offset`, which the caller has already persisted. Blocks. Raises
+        StorageError.
+        """
         cut = self.begin_cut(offset, empties=True)
         try:
             cut.run()
@@ -484,7 +493,9 @@ class PartitionLog:
         self.install_cut(cut)
 
     def delete_before(self, offset: int) -> int:
-        """Move the log start offset forward and return it; retention removes the segments. Raises OffsetOutOfRange."""
+        """Move the log start offset forward and return it. Retention later removes the segments. Raises
+        OffsetOutOfRange.
+        """
         if offset > self.log_end_offset:
             raise OffsetOutOfRange(f"offset {offset} is past the end {self.log_end_offset} of {self.topic_partition}")
         if offset > self.log_start_offset:
@@ -493,22 +504,22 @@ class PartitionLog:
         return self.log_start_offset
 
     def segment_age_search(self, now_ms: int) -> SegmentAgeSearch | None:
-        """Return a search for segment ages, or None if all ages are known. Run the search on a thread, then call its
-        `store_result` before `apply_retention`.
+        """Return a search for segment ages; None if all ages are known. The caller runs the search on a thread, and
+        calls its `store_result` before `apply_retention`.
         """
         return self._retention.age_search(self._disk, self.config, now_ms) if self.failure is None else None
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
-        """Remove whole segments from the log that the settings no longer keep, and return their number. Also forget
-        producers that were silent for `producer.id.expiration.ms`. Segments at or above the high watermark (None: the
-        log's end) are kept. The files are removed later, by `removal`. Raises StorageError.
+        """Remove from the log the whole segments that the settings no longer keep, and return their number. Also
+        forget producers that were silent for `producer.id.expiration.ms`. Segments at or above the high watermark
+        (None: the log's end) are kept. The files are removed later, by `removal`. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         limit = self.log_end_offset if high_watermark is None else high_watermark
         return self.look_up(lambda: self._retire(now_ms, limit))
 
     def _retire(self, now_ms: int, limit: int) -> int:
-        # Segments that are not durable are kept too: after a power cut, a removed file could reappear, torn.
+        # Segments that are not durable are also kept: after a power cut, a removed file could reappear with a torn end.
         limit = min(limit, self.recovery_point)
         start, end = self.log_start_offset, self.log_end_offset
         count = self._retention.count(
@@ -534,7 +545,7 @@ class PartitionLog:
         return count
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
-        """Serve `new`, which has the records that compaction kept of `old`. `segments_replaced` must follow."""
+        """Serve `new`, which has the records of `old` that compaction kept. `segments_replaced` must follow."""
         self.reader.may_have_holes = True
         self._segments.replace(old, new)
         self.reader.forget_positions()
@@ -548,8 +559,8 @@ class PartitionLog:
         self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the renames and removals of removed segments' files that are due, or None. Run the result on a thread,
-        one at a time, after the log start offset is durable.
+        """Return the due renames and removals of removed segments' files; None if none are due. The caller runs the
+        result on a thread, one at a time, after the log start offset is durable.
         """
         return self._retention.removal(now_ms)
 
@@ -560,9 +571,7 @@ class PartitionLog:
     # Durability
 
     def flush_plan(self) -> FlushPlan:
-        """Return a plan that makes everything durable. The caller must run it, then call `flushed`, `put_back` or
-        `fail`.
-        """
+        """Return a plan that makes all data durable. The caller runs it, then calls `flushed`, `put_back` or `fail`."""
         due = self._durability.snapshot_due()
         return self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=due)
 
@@ -571,24 +580,22 @@ class PartitionLog:
         self._durability.flushed(plan)
 
     def put_back(self, plan: FlushPlan) -> None:
-        """Take back a plan that could not be run to its end. The next plan includes its work."""
+        """Cancel a plan that could not be run completely. The next plan includes its work."""
         self._durability.put_back(plan)
 
     def settle(self) -> None:
-        """Write and sync everything, so that the next start trusts the log. Blocks. Raises OSError."""
+        """Write and sync all data, so that the next start trusts the log. Blocks. Raises OSError."""
         self._durability.settle(self.log_end_offset, self.producers, self.epochs)
 
     def close(self, *, clean: bool = True) -> None:
-        """Close the log. Blocks. `clean`: call `settle` first. If `settle` fails, the error is logged, and the next
-        start recovers this log.
-        """
+        """Close the log. Blocks. `clean`: call `settle` first. If `settle` fails, the next start recovers the log."""
         if clean and self.failure is None:
             try:
                 self.settle()
             except OSError as error:
                 self.fail(f"closing failed: {error}")
         for segment in [*self._segments.items, *self._retention.retired()]:
-            # so that a running flush does not report the closed files as an error
+            # A running flush then does not report the closed files as an error.
             segment.deleted = segment.deleted or not clean
             if segment.opened is not None:
                 segment.opened.close()

@@ -4,7 +4,7 @@
     producer id int64 | epoch int16 | last sequence int32 | last offset int64 | offset delta int32 | timestamp int64 |
     coordinator epoch int32 | first offset of the open transaction int64 (-1: none)
 
-Of the last five batches only the newest is stored.
+The producer state contains a producer's last five batches. Only the newest of them is stored.
 """
 
 from struct import Struct

@@ -1,9 +1,9 @@
 """The state of each producer id in a partition: epoch, the last five batches, the open transaction. Pure.
 
-The rules are Kafka 4.3's (KIP-98, KIP-360). A repeat of one of the last five batches is not appended again; the
-response has the offsets of the first append. A batch of a known producer and epoch must follow the last one. A new
-epoch begins at sequence 0. An unknown or forgotten producer id may begin at any sequence. Sequences wrap from 2^31-1
-to 0.
+The rules are those of Kafka 4.3 (KIP-98, KIP-360). If a producer sends one of its last five batches again, the batch
+is not appended again, and the response has the offsets of the first append. A batch of a known producer and epoch
+must follow the last batch. A new epoch begins at sequence 0. An unknown or forgotten producer id may begin at any
+sequence. Sequences wrap from 2^31-1 to 0.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,21 +15,22 @@ from tidelog.wire.errors import ApiError, ErrorCode, InvalidProducerEpoch, OutOf
 if TYPE_CHECKING:
     from tidelog.wire.batches import BatchHeader
 
-BATCHES_KEPT = 5
+BATCHES_MAX = 5
 SEQUENCE_MAX = (1 << 31) - 1
 NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000
-"""Maximum number of producer ids in one partition. Beyond it, the producers that were silent longest are forgotten,
-except those with an open transaction."""
+"""Maximum number of producer ids in one partition. If there are more, the producers that were silent for the longest
+time are forgotten, except those with an open transaction."""
 FORGOTTEN_DIVISOR = 10
-"""At the limit, 1/N of PRODUCERS_MAX producers are forgotten at once, so that the search for the oldest is rare."""
+"""At the limit, PRODUCERS_MAX divided by this number is the number of producers that are forgotten at once.
+Therefore the search for the oldest producers is rare."""
 
 ABORT = 0
 COMMIT = 1
 
 
 class ProducedBatch(NamedTuple):
-    """One of a producer's last batches. `timestamp` is the batch's largest one, in ms."""
+    """One of a producer's last batches. `timestamp` is the largest timestamp of the batch, in ms."""
 
     first_sequence: int
     last_sequence: int
@@ -39,8 +40,8 @@ class ProducedBatch(NamedTuple):
 
 
 class ProducerEntry:
-    """The state of one producer id. `transaction_start` is the first offset of its open transaction; -1 if there is
-    none.
+    """The state of one producer id. `transaction_start` is the first offset of its open transaction; -1 if no
+    transaction is open.
     """
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "next_sequence", "transaction_start")
@@ -55,7 +56,7 @@ class ProducerEntry:
 
     def add(self, batch: ProducedBatch) -> None:
         batches = self.batches
-        if len(batches) == BATCHES_KEPT:
+        if len(batches) == BATCHES_MAX:
             del batches[0]
         batches.append(batch)
         self.next_sequence = 0 if batch.last_sequence == SEQUENCE_MAX else batch.last_sequence + 1
@@ -112,8 +113,8 @@ class ProducerState:
             del self._verifications[producer_id]
 
     def check(self, header: "BatchHeader") -> ProducedBatch | None:
-        """Check a client's batch before it is appended. Returns None if it may be appended, or the earlier batch
-        that it repeats.
+        """Check a client's batch before it is appended. Returns None if it may be appended. If it repeats an earlier
+        batch, returns the earlier batch.
 
         Raises InvalidProducerEpoch, OutOfOrderSequenceNumber, or INVALID_TXN_STATE.
         """
@@ -205,8 +206,8 @@ class ProducerState:
     def marker_appended(
         self, producer_id: int, epoch: int, coordinator_epoch: int, offset: int, timestamp: int, marker: int
     ) -> CompletedTransaction | None:
-        """Update the state for an appended marker (`ABORT` or `COMMIT`). Returns the completed transaction, if there
-        was one.
+        """Update the state for an appended marker (`ABORT` or `COMMIT`). Returns the completed transaction; None if
+        no transaction was open.
         """
         self._verifications.pop(producer_id, None)
         entry = self.entries.get(producer_id)
@@ -218,16 +219,18 @@ class ProducerState:
         entry.last_timestamp = timestamp
         if entry.transaction_start < 0:
             return None
-        done = CompletedTransaction(producer_id, entry.transaction_start, offset, marker == ABORT)
+        completed = CompletedTransaction(producer_id, entry.transaction_start, offset, marker == ABORT)
         del self.open_transactions[entry.transaction_start]
         entry.transaction_start = -1
-        self._replicating.append(done)
-        return done
+        self._replicating.append(completed)
+        return completed
 
-    def aborted(self, done: CompletedTransaction) -> AbortedTransaction:
-        """Return the transaction index's entry for a transaction that was just aborted."""
-        stable = next(iter(self.open_transactions), done.last_offset + 1)
-        return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
+    def aborted(self, completed: CompletedTransaction) -> AbortedTransaction:
+        """Return the entry for the transaction index. `completed` is a transaction that was just aborted."""
+        last_stable_offset = next(iter(self.open_transactions), completed.last_offset + 1)
+        return AbortedTransaction(
+            completed.producer_id, completed.first_offset, completed.last_offset, last_stable_offset
+        )
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset of the oldest transaction that is open, or whose marker is not below the high
@@ -235,11 +238,13 @@ class ProducerState:
         """
         waiting = self._replicating
         if waiting and waiting[0].last_offset < high_watermark:
-            waiting = self._replicating = [done for done in waiting if done.last_offset >= high_watermark]
+            waiting = self._replicating = [
+                completed for completed in waiting if completed.last_offset >= high_watermark
+            ]
         first_open = next(iter(self.open_transactions), None)
         if not waiting:
             return first_open
-        first = min(done.first_offset for done in waiting)
+        first = min(completed.first_offset for completed in waiting)
         return first if first_open is None else min(first, first_open)
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
@@ -254,7 +259,7 @@ class ProducerState:
         return before - len(self.entries)
 
     def restore(self, entries: dict[int, ProducerEntry]) -> None:
-        """Replace the state by that of a snapshot."""
+        """Replace the state by the state of a snapshot."""
         self.entries = entries
         self._replicating = []
         starts = sorted((e.transaction_start, i) for i, e in entries.items() if e.transaction_start >= 0)

@@ -1,6 +1,6 @@
-"""Find records in a log: from an offset or a timestamp to a region of one segment file.
+"""Find records in a log: convert an offset or a timestamp into a region of one segment file.
 
-The positions where recent readers stopped are remembered. A reader that follows the log, or reads old segments in
+The positions at which recent readers stopped are remembered. A reader that follows the log, or reads old segments in
 order, continues at its position without an index look-up.
 """
 
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
     from tidelog.log.segment_list import SegmentList
     from tidelog.runtime.interfaces import File
 
-POSITIONS_KEPT = 16
+POSITIONS_MAX = 16
 """Maximum number of remembered positions."""
 PLENTY = 1 << 31
-"""More bytes than a fetch can request."""
+"""A number of bytes that is larger than any fetch can request."""
 WARM_BYTES = 8 << 20
-"""Number of bytes at the end of the log, the last appended ones, that are assumed to be in the page cache."""
+"""Size of the end of the log that is assumed to be in the page cache, in bytes."""
 SEARCHED_BYTES_MAX = 4 << 20
-"""Maximum decompressed size, in bytes, of a batch whose records are searched by timestamp. A batch of this size with
-the smallest possible records takes a third of a second."""
+"""Maximum decompressed size, in bytes, of a batch whose records are searched by timestamp. If a batch of this size
+consists of the smallest possible records, the search takes a third of a second."""
 HEADERS_PER_STEP = 64
 MARGIN_BYTES = 8192
-"""Bytes that a cold read reads beyond the fetch's limit, to cover the distance from the index entry to the offset."""
+"""Number of bytes that a cold read reads in addition to the fetch's limit. They cover the distance from the index
+entry to the offset."""
 
 
 class Slice(NamedTuple):
-    """`size` bytes of whole batches at `position` of `file`. Without data, `size` is 0 and `file` is None.
+    """`size` bytes of whole batches at `position` of `file`. If there is no data, `size` is 0 and `file` is None.
 
-    `first_batch_offset` is the base offset of the first batch; it may be below the requested offset. `readable` is
-    the number of bytes available up to the limit, ignoring batch boundaries; it is compared with `fetch.min.bytes`,
-    as in Kafka. It is `PLENTY` if the log continues after this segment, and never less than `size`.
+    `first_batch_offset` is the base offset of the first batch, which may be below the requested offset. `readable`
+    is the number of bytes that are available up to the limit, ignoring batch boundaries. It is compared with
+    `fetch.min.bytes`, as in Kafka. It is `PLENTY` if the log continues after this segment, and never less than
+    `size`.
     """
 
     file: "File | None"
@@ -81,8 +83,8 @@ class ColdRead:
 
 
 class LogReader:
-    """Finds batches in `segments`. The owner passes the end of the log, and sets `may_have_holes` if compaction may
-    have removed offsets.
+    """Finds batches in `segments`. The owner passes the end of the log. If compaction may have removed offsets, the
+    owner sets `may_have_holes`.
     """
 
     __slots__ = ("_positions", "_segments", "may_have_holes")
@@ -91,7 +93,7 @@ class LogReader:
         self._segments = segments
         self.may_have_holes = False
         self._positions: dict[int, tuple[Segment, int]] = {}
-        """Segment and position of the batch that begins, or will begin, with the offset that is the key."""
+        """For each offset, the segment and position of the batch that begins, or will begin, with this offset."""
 
     def forget_positions(self) -> None:
         """Forget all remembered positions. Must be called after segments were cut, removed or replaced."""
@@ -104,10 +106,11 @@ class LogReader:
         return Slice(None, 0, 0, offset, 0)
 
     def slice(self, start: int, bytes_max: int, end_offset: int, log_end_offset: int) -> Slice:
-        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`.
+        """Return whole batches of one segment. The first one is the batch that contains `start`; all batches are
+        below `end_offset`.
 
-        If compaction has removed `start`, the first batch after it is the first. Empty if no batch from there on is
-        below `end_offset`. Raises CorruptLog, OSError.
+        If compaction has removed `start`, the next batch after it is the first one. The result is empty if no batch
+        from there on is below `end_offset`. Raises CorruptLog, OSError.
         """
         remembered = self._positions.get(start)
         if remembered is not None:
@@ -163,9 +166,11 @@ class LogReader:
         return ColdRead(segment, position, size)
 
     def _find(self, offset: int) -> tuple[Segment, int, int] | None:
-        """Return (segment, position, base offset) of the first batch that ends at or after `offset`, or None.
+        """Return (segment, position, base offset) of the first batch that ends at or after `offset`; None if there
+        is no such batch.
 
-        Raises CorruptLog, also if the batch begins after `offset` although compaction has removed no offsets.
+        Raises CorruptLog, even for a sound batch if it begins after `offset` although compaction has removed no
+        offsets.
         """
         items = self._segments.items
         for index in range(self._segments.floor(offset), len(items)):
@@ -190,10 +195,10 @@ class LogReader:
 
     def _end_position(self, segment: Segment, end_offset: int) -> int:
         """Return the position of the first batch that contains `end_offset` or a later offset; the segment's size if
-        there is none.
+        there is no such batch.
         """
         if self._segments.items[self._segments.floor(end_offset)] is not segment:
-            return segment.size  # without a search, which would read the segment's end from the disk
+            return segment.size  # a search is not needed, and would read the segment's end from the disk
         remembered = self._positions.get(end_offset)
         if remembered is not None and remembered[0] is segment:
             return remembered[1]
@@ -205,7 +210,7 @@ class LogReader:
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
         positions = self._positions
-        if len(positions) >= POSITIONS_KEPT and offset not in positions:
+        if len(positions) >= POSITIONS_MAX and offset not in positions:
             del positions[next(iter(positions))]
         positions[offset] = (segment, position)
 
@@ -223,12 +228,12 @@ class LogReader:
                     return sorted(transactions, key=lambda aborted: aborted.first_offset)
         return sorted(transactions, key=lambda aborted: aborted.first_offset)
 
-    # Searches by timestamp, in steps, since they may read the headers of a whole segment. They raise LogChanged if a
-    # segment is removed between two steps.
+    # Searches by timestamp. They run in steps, because they may read the headers of a whole segment. They raise
+    # LogChanged if a segment is removed between two steps.
 
     def offset_for_timestamp(self, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
-        """Return the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`, or None.
-        Raises CorruptLog.
+        """Return the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`; None if
+        there is no such record. Raises CorruptLog.
         """
         for segment in self._segments.items[self._segments.floor(start_offset) :]:
             yield from self._step(segment)
@@ -322,8 +327,9 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
     """Yield (offset, timestamp) of the records of one batch from `start_offset` on. Raises CorruptLog for a damaged
     batch.
 
-    The broker stores the records as a producer sent them. If they cannot be decoded, or are too large to be decoded
-    here, although the batch's checksum holds, the batch is treated as one record with the timestamp in its header.
+    The broker stores the records as a producer sent them. Some batches have a valid checksum, but their records
+    cannot be decoded or are too large to be decoded here. Such a batch is treated as one record with the timestamp
+    in its header.
     """
     batch = segment.file.pread(size, position)
     header = BatchHeader(batch)

@@ -1,9 +1,9 @@
 """Recompress a producer's batch with the codec of the topic's `compression.type`.
 
-The records are decompressed and compressed as one block of bytes, both outside of Python. In between, the structure of
-each record is checked: damage that happened before the producer computed the batch's checksum must not be stored.
-Kafka instead rebuilds the batch from its records; the result has the same codec, offsets, timestamps and producer
-fields.
+The records are decompressed and compressed as one block of bytes. Both steps run outside of Python. Between them,
+the structure of each record is checked, because damage from the time before the producer computed the batch's
+checksum must not be stored. Kafka instead rebuilds the batch from its records. The result has the same codec,
+offsets, timestamps and producer fields.
 """
 
 from struct import Struct
@@ -33,7 +33,7 @@ _ATTRIBUTES_AT = 21
 _CRC = Struct(">I")
 _CRC_AT = 17
 LZ4_FAST = 9
-"""Kafka's default level of lz4, which selects the fast compressor. All other levels select the high-compression one."""
+"""Kafka's default level of lz4. It selects the fast compressor; all other levels select the slow one."""
 
 
 class Recompression(NamedTuple):
@@ -43,11 +43,14 @@ class Recompression(NamedTuple):
     level: int | None
     """None means the library's default."""
     batch_bytes_max: int
-    """max.message.bytes. The caller checks the batch before the recompression, and `recompress` checks the result."""
+    """Value of max.message.bytes. The caller checks the batch before the recompression, and `recompress` checks the
+    result."""
 
 
 def recompression(config: "LogConfig") -> Recompression | None:
-    """Return how to recompress batches of a topic; None if they are stored in the producer's codec."""
+    """Return the target of a recompression of the topic's batches; None if the batches are stored in the producer's
+    codec.
+    """
     codec = STORED_CODECS.get(config.compression_type)
     if codec is None:
         return None
@@ -62,12 +65,12 @@ def recompression(config: "LogConfig") -> Recompression | None:
 
 
 def recompress(batch: Buffer, header: "BatchHeader", target: Recompression, inline_bytes_max: int = 0) -> bytearray:
-    """Return the checked `batch` recompressed, in a writable buffer. Blocks for the time of the compression;
-    thread-safe.
+    """Return the checked `batch` recompressed, in a writable buffer. Blocks for the time of the compression.
+    Thread-safe.
 
-    Raises RecordTooLarge, RecordListTooLarge, and the ApiError of `undecodable` if the records cannot be decompressed,
-    are malformed, or their number is not the one in the header. Raises NotInline if they have more than
-    `inline_bytes_max` bytes decompressed, unless `inline_bytes_max` is 0.
+    Raises RecordTooLarge, RecordListTooLarge, and the ApiError of `undecodable` if the records cannot be
+    decompressed or are malformed, or if their number differs from the header. Raises NotInline if the decompressed
+    records have more than `inline_bytes_max` bytes, unless `inline_bytes_max` is 0.
     """
     from tidelog.wire.compression import compress, decompress
 

@@ -1,8 +1,8 @@
-"""Read the timestamps of the records themselves, where a batch's header cannot be trusted.
+"""Read the timestamps of the records themselves, in cases in which a batch's header cannot be trusted.
 
-Kafka computes the largest timestamp of every batch from its records. Tidelog does so only if the header contradicts
-itself, or before it acts on the header's timestamp (such as a deletion or a roll). `docs/conformance.md` says when
-the header is trusted.
+Kafka computes the largest timestamp of every batch from its records. Tidelog does so in two cases: if the header
+contradicts itself, and before an action that depends on the header's timestamp (such as a deletion or a roll).
+`docs/conformance.md` says when the header is trusted.
 """
 
 import json
@@ -30,40 +30,43 @@ if TYPE_CHECKING:
 
 NO_TIMESTAMP = -1
 RECORD_BYTES_MIN = 7
-"""Size of the shortest record, with its length."""
+"""Size of the shortest record including its length field, in bytes."""
 EQUAL_RECORDS_MAX = 64
 """Maximum number of records of equal size that are compared in one call; its cost grows with their number."""
 AHEAD_MS = 3_600_000
-"""How far in the future a header's timestamp may be, in ms. It is Kafka's default of message.timestamp.after.max.ms."""
+"""How far a header's timestamp may be in the future, in ms. This is Kafka's default of
+message.timestamp.after.max.ms."""
 INLINE_RECORDS_MAX = 4000
 INLINE_BYTES_MAX = 1 << 20
-"""Limits of a batch whose records are read on the event loop or while a log is opened, which takes some ms."""
+"""Size limit of a batch whose records are read on the event loop or while a log is opened, in bytes. Reading them
+takes some ms."""
 
 
 def contradicts_itself(header: BatchHeader) -> bool:
-    """Return whether a client's header must be wrong: a timestamp is missing, or the largest one is before the base
-    timestamp.
+    """Return whether a client's header must be wrong: a timestamp is missing, or the largest timestamp is before the
+    base timestamp.
 
-    If no record has a timestamp, librdkafka states -1 as the base and 0 as the largest timestamp. The base and the
-    largest timestamp of a single record must be equal.
+    If no record has a timestamp, librdkafka states -1 as the base timestamp and 0 as the largest one. In a batch
+    with a single record, the two timestamps must be equal.
     """
     first, largest = header.base_timestamp, header.max_timestamp
     return first < 0 or (first != largest and (first > largest or header.count == 1))
 
 
 def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
-    """Return whether `count` uncompressed records of equal size fill `batch` from position `start` on, all with the
-    timestamp delta 0.
+    """Return whether `count` uncompressed records of equal size fill `batch` from position `start` on, and all of
+    them have the timestamp delta 0.
 
-    The result is False for records of different sizes, which would have to be read one after the other. This function
-    is called for every produced batch of old records, so it compares the records' first bytes in a single call.
+    The result is False for records of different sizes, because they would have to be read one after the other. This
+    function is called for every produced batch of old records, so it compares the first bytes of all records in a
+    single call.
     """
     size = len(batch) - start
     if count == 1:
         if size < RECORD_BYTES_MIN:
             return False
         length = batch[start]
-        if length < 0x80:  # zigzag code: twice the number of bytes behind it
+        if length < 0x80:  # the length field is zigzag-coded: twice the number of bytes after it
             return length == (size - 1) << 1 and not batch[start + 2]
         second = batch[start + 1]
         if second < 0x80:
@@ -75,8 +78,8 @@ def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
 
 
 class _EqualRecords(NamedTuple):
-    """How records of equal size begin: `unpack` reads the first bytes of each record; `first_bytes` are the bytes that
-    they must be.
+    """The beginning of records of equal size. `unpack` reads the first bytes of each record, and `first_bytes` are
+    the required values of these bytes.
     """
 
     unpack: "Callable[[memoryview, int], tuple[bytes, ...]]"
@@ -95,7 +98,7 @@ def _equal_records(size: int, count: int) -> _EqualRecords | None:
             first = code + b"\0\0"  # attributes and timestamp delta
             record = f"{len(first)}s{stride - len(first)}x"
             return _EqualRecords(Struct(record * count).unpack_from, (first,) * count)
-    return None  # no varint has the length that is left
+    return None  # no length field fits into the remaining bytes
 
 
 def _have_base_timestamp_by_column(batch: memoryview, start: int, count: int) -> bool:
@@ -119,9 +122,9 @@ def _have_base_timestamp_by_column(batch: memoryview, start: int, count: int) ->
 
 
 def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
-    """Return the largest timestamp of `count` records in `data`, which is decompressed; at least NO_TIMESTAMP.
+    """Return the largest timestamp of `count` records in the decompressed `data`; at least NO_TIMESTAMP.
 
-    Only the lengths and timestamps of the records are read. Raises MalformedMessage, also for bytes behind the last
+    Only the lengths and timestamps of the records are read. Raises MalformedMessage, also if bytes follow the last
     record.
     """
     largest = NO_TIMESTAMP - base_timestamp
@@ -157,10 +160,10 @@ def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
 
 
 def latest_timestamp_at(file: "File", position: int, size: int, fields: Fields) -> int:
-    """Return the largest timestamp of a batch in a file: the header's, or, if the header must be wrong, the result of
-    `latest_record_timestamp_at`.
+    """Return the largest timestamp of a batch in a file. This is the header's timestamp. If the header must be
+    wrong, it is the result of `latest_record_timestamp_at`.
 
-    Kafka and Tidelog correct the header before they write a batch. Earlier versions of Tidelog did not.
+    Kafka and Tidelog correct the header before they write a batch. Earlier versions of Tidelog did not do so.
     """
     return (
         latest_record_timestamp_at(file, position, size, fields) if _header_is_wrong(fields) else fields[MAX_TIMESTAMP]
@@ -168,8 +171,8 @@ def latest_timestamp_at(file: "File", position: int, size: int, fields: Fields) 
 
 
 def latest_record_timestamp_at(file: "File", position: int, size: int, fields: Fields) -> int:
-    """Return the largest timestamp of a batch's records; the header's if the batch is too large to be read on the
-    loop, or cannot be decoded.
+    """Return the largest timestamp of a batch's records. If the batch cannot be decoded, or is too large to be read
+    on the loop, return the header's timestamp.
     """
     if fields[COUNT] > INLINE_RECORDS_MAX or size > INLINE_BYTES_MAX:
         return fields[MAX_TIMESTAMP]
@@ -188,7 +191,7 @@ def _header_is_wrong(fields: Fields) -> bool:
     return (
         (stated < fields[BASE_TIMESTAMP] or (stated == 0 and fields[BASE_TIMESTAMP] < 0))
         and fields[COUNT] > 0
-        # the base timestamp is not a record's
+        # The base timestamp is a delete horizon and does not belong to a record.
         and not fields[ATTRIBUTES] & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)
     )
 
@@ -222,9 +225,9 @@ class SegmentPart(NamedTuple):
 class RecordTimes(NamedTuple):
     """The result of `find_times`.
 
-    `latest` is the largest timestamp of all records that could be decoded. `undecodable`: the records of some batch
-    could not be decoded, so they may have any timestamp. `damage` is the reason why the rest was not read; it is empty
-    if everything was read.
+    `latest` is the largest timestamp of all records that could be decoded. `undecodable`: some batch has records
+    that could not be decoded, so they may have any timestamp. `damage` is the reason why the reading ended early; it
+    is empty if all records were read.
     """
 
     latest: int

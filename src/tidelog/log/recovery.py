@@ -1,12 +1,13 @@
-"""Open a log. Files of a clean stop are trusted; after a crash, everything that was possibly not flushed is scanned.
+"""Open a log. After a clean stop, the files are trusted. After a crash, all data that was possibly not flushed is
+scanned.
 
-Recovery starts at the newest producer snapshot, which is written only after the records and indexes below it are
-durable. From there, batch headers are replayed. From the recovery point on (or from the snapshot, if that is later),
-CRCs are checked. The module `damage` classifies the first bad batch: a torn tail is cut off and logged; anything
-else raises CorruptLog.
+Recovery starts at the newest producer snapshot, because a snapshot is written only after the records and indexes
+below it are durable. From there, batch headers are replayed. From the recovery point on (or from the snapshot, if
+that is later), CRCs are checked. The module `damage` classifies the first bad batch: a torn tail is cut off and
+logged; any other damage raises CorruptLog.
 
-In this module, a closed segment is any segment but the last one, and "flushed" means: durable when the last process
-ended.
+In this module, a closed segment is any segment except the last one, and "flushed" means that data was durable when
+the last process ended.
 """
 
 import logging
@@ -24,7 +25,7 @@ from tidelog.log.batch_scan import (
     headers,
     is_unwritten,
 )
-from tidelog.log.checkpoints import LEADER_EPOCHS, LOG_START_OFFSETS, RECOVERY_POINTS, parse_epochs
+from tidelog.log.checkpoints import CLEANER_OFFSETS, LEADER_EPOCHS, LOG_START_OFFSETS, RECOVERY_POINTS, parse_epochs
 from tidelog.log.damage import check_torn_tail
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
@@ -34,7 +35,7 @@ from tidelog.log.producer_state import ProducerState
 from tidelog.log.replay import replay_batch
 from tidelog.log.segment import NO_TIMESTAMP, Segment
 from tidelog.log.segment_list import SegmentList
-from tidelog.log.snapshots import Snapshots, restore_producers
+from tidelog.log.snapshots import Snapshots, load_producers, restore_producers
 from tidelog.wire.batches import LENGTH_END
 from tidelog.wire.checksums import crc32c
 
@@ -46,8 +47,8 @@ logger = logging.getLogger("tidelog.log")
 
 
 class RecoveryReport(NamedTuple):
-    """Counts from the opening of a log: bytes whose CRCs were checked, and bytes that were cut off or were in removed
-    segments.
+    """Counts from the opening of a log: the bytes whose CRCs were checked, and the bytes that were cut off or were
+    in removed segments.
     """
 
     scanned_bytes: int
@@ -67,17 +68,21 @@ class OpenedLog(NamedTuple):
 class LogOpener:
     """Opens the log of one directory, once. Blocks."""
 
-    def __init__(self, disk: "Disk", directory: str, config: "LogConfig", now_ms: int) -> None:
+    def __init__(
+        self, disk: "Disk", directory: str, config: "LogConfig", now_ms: int, *, may_have_holes: bool = False
+    ) -> None:
+        """`may_have_holes`: the log was compacted once, also if its topic is not compacted any more."""
         self._disk = disk
         self._directory = directory
         self._config = config
+        self._may_have_holes = may_have_holes or config.compacts
         self._now_ms = now_ms
         self._segments = SegmentList([])
         self._epochs = LeaderEpochs()
         self._producers = ProducerState()
         self._snapshots = Snapshots(disk, directory, [])
         self._flushed_end = 0
-        """Everything below this offset was flushed. It is the recovery point, or the offset of a snapshot if that is
+        """All data below this offset was flushed. It is the recovery point, or the offset of a snapshot if that is
         later."""
         self._replayed_from = 0
         """Leader epochs below this offset come from their checkpoint. After a crash, epochs from this offset on come
@@ -87,12 +92,12 @@ class LogOpener:
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
         """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes.
 
-        `clean`: the last process stopped cleanly. `recovery_point` -1 means unknown; then all closed segments count as
-        flushed.
+        `clean`: the last process stopped cleanly. `recovery_point`: -1 means unknown; then all closed segments count
+        as flushed.
 
         Raises CorruptLog if flushed records are damaged or missing, and for damage that a crash cannot cause. An
-        example is a first segment that begins above `log_start_offset`: a start offset is always persisted before the
-        segments below it are removed. Raises OSError.
+        example of such damage is a first segment that begins above `log_start_offset`, because a start offset is
+        always persisted before the segments below it are removed. Raises OSError.
         """
         files = settle_files(self._disk, self._directory)
         self._snapshots = Snapshots(self._disk, self._directory, files.snapshots)
@@ -102,7 +107,7 @@ class LogOpener:
         if recovery_point < 0:
             recovery_point = self._segments.active.base_offset
         self._flushed_end = recovery_point
-        epochs_known = self._load_epochs(files)
+        has_epochs = self._load_epochs(files)
         end = self._open_clean(start_offset) if clean else None
         if end is None:
             end = self._recover(start_offset)
@@ -117,7 +122,7 @@ class LogOpener:
                 raise self._below_start_error(start_offset, end)
             self._restart_at(start_offset)
             end = start_offset
-        if not epochs_known and self._replayed_from > start_offset:
+        if not has_epochs and self._replayed_from > start_offset:
             self._rebuild_epochs()
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(start_offset)
@@ -158,7 +163,9 @@ class LogOpener:
             )
 
     def _cut_short_error(self, start_offset: int, end: int) -> CorruptLog:
-        """Return the error of a log whose sound batches end at `end`, while flushed records above it are missing."""
+        """Return the error of a log whose sound batches end at `end`, although records above this offset were
+        flushed.
+        """
         active = self._segments.active
         next_end = max(start_offset, end)  # the log's end at the next start, if the user accepts the loss
         remedy = self._remedy(RECOVERY_POINTS, next_end)
@@ -174,7 +181,7 @@ class LogOpener:
     def _below_start_error(self, start_offset: int, end: int) -> CorruptLog:
         """Return the error of a log that ends below its start offset, but above its flushed part.
 
-        A start offset is persisted only after every record below it is durable. Either files are missing, or the
+        A start offset is persisted only after every record below it is durable. So either files are missing, or the
         start offset belongs to another log.
         """
         active = self._segments.active
@@ -217,8 +224,8 @@ class LogOpener:
                     self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
 
     def _restart_at(self, start_offset: int) -> None:
-        """Remove every segment, and begin an empty log at `start_offset`. The caller has checked that all records are
-        below it.
+        """Remove every segment, and begin an empty log at `start_offset`. The caller has checked that all records
+        are below this offset.
         """
         for segment in self._segments.take_from(0):
             self._truncated += segment.size
@@ -228,6 +235,9 @@ class LogOpener:
             )
             segment.remove()
         self._add_empty(start_offset)
+        # The batches up to `start_offset` are missing: a producer whose last batches are missing would be refused.
+        self._snapshots.remove_after(-1)
+        self._producers = ProducerState()
 
     # After a clean stop
 
@@ -235,9 +245,9 @@ class LogOpener:
         """Load the log after a clean stop, and return its end offset; None if the log must be recovered.
 
         It must be recovered if batches at its end are damaged, or if it has batches but no producer snapshot at its
-        end. The snapshot is missing if the log was offline at the stop, since an offline log is not flushed. Repairs
-        the end of the active segment (see `_walk_tail`). Raises CorruptLog if batches after an older snapshot are
-        damaged, and OSError.
+        end. The snapshot is missing if the log was offline at the stop, because an offline log is not flushed. This
+        method also repairs the end of the active segment (see `_walk_tail`). Raises CorruptLog if batches after an
+        older snapshot are damaged, and OSError.
         """
         try:
             end = self._replayed_from = self._end_of_active()
@@ -266,8 +276,8 @@ class LogOpener:
         """Read the batch headers from the segment's last index entry on, and return the offset at which the segment
         ends.
 
-        Sets the segment's largest timestamp, and cuts off an unwritten end (zeros). Raises CorruptIndex or
-        FileNotFoundError for an index that is wrong or missing, and CorruptLog for a bad batch.
+        Sets the segment's largest timestamp, and cuts off an unwritten end (zeros). Raises CorruptIndex for a wrong
+        index, FileNotFoundError for a missing index, and CorruptLog for a bad batch.
         """
         last, last_time = segment.index.last(), segment.times.last()
         start_position = last[1] if last else 0
@@ -307,18 +317,16 @@ class LogOpener:
 
     def _recover(self, start_offset: int) -> int:
         """Restore the producers and leader epochs, repair the segments, and return the log's end offset."""
-        snapshot = self._snapshots.load(1 << 63)
-        replay_from = start_offset
-        if snapshot is not None:
-            replay_from = max(start_offset, snapshot[0])
-            self._producers.restore(snapshot[1])
-            self._flushed_end = max(self._flushed_end, snapshot[0])
-        self._replayed_from = replay_from
-        # Epochs from here on come from the batches: the checkpoint may describe batches that the crash removed.
+        self._producers, snapshot_offset = load_producers(self._snapshots, self._segments, start_offset, 1 << 63)
+        self._flushed_end = max(self._flushed_end, snapshot_offset)
+        self._replayed_from = replay_from = max(start_offset, snapshot_offset)
+        # Epochs from here on are read from the batches, because the checkpoint may describe batches that were lost in
+        # the crash.
         self._epochs.truncate_from_end(replay_from)
         first = self._segments.floor(replay_from)
-        for segment in self._segments.items[self._segments.floor(start_offset) : first]:
-            self._check_closed(segment)
+        for index in range(self._segments.floor(start_offset), first):
+            end = self._check_closed(self._segments.items[index])
+            self._check_no_flushed_gap(self._segments.items[index + 1], end)
         end = self._segments.items[first].base_offset
         index = first
         while index < len(self._segments.items):
@@ -336,17 +344,17 @@ class LogOpener:
         return end
 
     def _continue_with(self, segment: Segment, index: int, end: int) -> bool:
-        """Return True if recovery continues with `segment`; `end` is the offset at which the segment before it ends.
+        """Return True if recovery continues with `segment`. `end` is the offset at which the previous segment ends.
 
-        A gap between the two is accepted if the topic is compacted, or if the gap begins in the flushed part, where no
-        crash can have caused it; reads report such a gap unless compaction explains it. Any other gap was caused by a
-        crash: remove `segment` and all later segments, and return False. Raises CorruptLog if `segment` begins below
-        `end`.
+        Between the two segments there may be a gap. It is accepted if compaction explains it. A crash can cause a gap
+        that does not begin in the flushed part: then remove `segment` and all later segments, and return False. Raises
+        CorruptLog for any other gap, because segment files are missing, and if `segment` begins below `end`.
         """
         if segment.base_offset < end:
             reason = f"the segment begins at offset {segment.base_offset}, the segment before it ends at offset {end}"
             raise CorruptLog(segment.path, 0, reason)
-        if segment.base_offset > end and end >= self._flushed_end and not self._config.compacts:
+        self._check_no_flushed_gap(segment, end)
+        if segment.base_offset > end and not self._config.compacts and end >= self._flushed_end:
             previous = self._segments.items[index - 1]
             reason = (
                 f"{previous.path} ends at offset {end}, the next segment begins at offset {segment.base_offset}: "
@@ -356,22 +364,38 @@ class LogOpener:
             return False
         return True
 
-    def _check_closed(self, segment: Segment) -> None:
-        """Compare the indexes of a closed segment, which recovery does not scan, with the end of its log file. Rebuild
-        the indexes if they disagree. Cut off an unwritten end.
+    def _check_no_flushed_gap(self, segment: Segment, end: int) -> None:
+        """Raise CorruptLog if flushed offsets between `end`, the end of the previous segment, and `segment` are
+        missing, and compaction does not explain it.
+        """
+        if self._may_have_holes or end >= min(segment.base_offset, self._flushed_end):
+            return
+        raise CorruptLog(
+            segment.path,
+            0,
+            f"offsets {end} to {segment.base_offset - 1} are missing before this segment, although they were on the "
+            "disk; put the missing files back, or, if the log was compacted, or to continue without the missing "
+            f"records, {self._remedy(CLEANER_OFFSETS, self._segments.items[0].base_offset)}",
+        )
+
+    def _check_closed(self, segment: Segment) -> int:
+        """Compare the indexes of a closed segment with the end of its log file, because recovery does not scan the
+        segment. Rebuild the indexes if they disagree with the file. Cut off an unwritten end. Return the offset at
+        which the segment ends.
 
         Raises CorruptLog if the log file itself is damaged.
         """
         try:
-            self._walk_tail(segment)
+            return self._walk_tail(segment)
         except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
             segment.rebuild_indexes(str(error))
+            return self._walk_tail(segment)
 
     def _recover_segment(self, segment: Segment, index: int, replay_from: int) -> int:
         """Scan one segment from `replay_from` on, and return the offset at which it ends.
 
-        The scan writes the index entries again. A torn tail is cut off, and all later segments are then removed. Makes
-        the log file durable if part of it was not flushed. Raises CorruptLog for damage that is not a torn tail.
+        The scan writes the index entries again. If a torn tail is cut off, all later segments are removed. The log
+        file is made durable if part of it was not flushed. Raises CorruptLog for damage that is not a torn tail.
         """
         segment.transactions.truncate_to(replay_from)
         start_position, indexes_wrong = segment.keep_indexes_below(replay_from)
@@ -410,8 +434,8 @@ class LogOpener:
         """Replay the headers of the flushed batches from `position` on.
 
         Returns the position of the first batch after them, and the lowest offset with which that batch may begin.
-        Raises CorruptLog for a bad batch in the flushed part. If the file ends within the flushed part, nothing is
-        raised here; `open` checks the end of the log.
+        Raises CorruptLog for a bad batch in the flushed part. Raises nothing if the file ends within the flushed
+        part, because `open` checks the end of the log.
         """
         end = segment.base_offset
         if end >= self._flushed_end:
@@ -441,11 +465,12 @@ class LogOpener:
             replay_batch(self._producers, segment, position, size, fields)
 
     def _cut_unwritten(self, segment: Segment, position: int, end_offset: int) -> bool:
-        """Cut off the segment's bytes from `position` on if they were never written. Returns whether they were cut off.
+        """Cut off the segment's bytes from `position` on if they were never written. Returns whether they were cut
+        off.
 
-        `end_offset` is the offset at which the batches before `position` end. The bytes were never written if they
-        are all zero and no record is missing: the next segment begins with `end_offset`, or, if there is no next
-        segment, `end_offset` is not below the flushed end.
+        `end_offset` is the offset at which the batches before `position` end. The bytes were never written if all of
+        them are zero and no record is missing. No record is missing if the next segment begins with `end_offset`,
+        or, without a next segment, if `end_offset` is not below the flushed end.
         """
         index = self._segments.items.index(segment) + 1
         if index < len(self._segments.items):
@@ -453,7 +478,7 @@ class LogOpener:
         else:
             is_complete = end_offset >= self._flushed_end
         unwritten_bytes = segment.size - position
-        # Fewer zeros may be the beginning of a batch. They are cut off, too, but reported as a torn tail.
+        # If there are fewer zeros, they may be the beginning of a batch. They are cut off, too, but as a torn tail.
         if not is_complete or unwritten_bytes < LENGTH_END or not is_unwritten(segment.file, position, segment.size):
             return False
         logger.info("unwritten end cut off path=%s position=%d bytes=%d", segment.path, position, unwritten_bytes)

@@ -36,9 +36,9 @@ def end_marker(batch: "Buffer") -> tuple[int, int] | None:
     """Return (`ABORT` or `COMMIT`, coordinator epoch) of a control batch that ends a transaction; None for other
     control batches.
 
-    The key is a version and a type (int16, int16), the value a version and the coordinator's epoch (int16, int32). A
-    control batch without records, which compaction may leave, ends no transaction. Raises ValueError if the batch
-    cannot be decoded.
+    The key consists of a version and a type (int16, int16), the value of a version and the coordinator's epoch
+    (int16, int32). Compaction may leave a control batch without records; it ends no transaction. Raises ValueError
+    if the batch cannot be decoded.
     """
     records = decode_records(batch, 0)
     if not records:
@@ -76,11 +76,11 @@ def replay_producer(
     marker = end_marker(read_batch())
     if marker is not None:
         kind, coordinator_epoch = marker
-        done = producers.marker_appended(
+        completed = producers.marker_appended(
             producer_id, epoch, coordinator_epoch, base_offset, fields[MAX_TIMESTAMP], kind
         )
-        if done is not None and done.aborted:
-            transactions.append(producers.aborted(done))
+        if completed is not None and completed.aborted:
+            transactions.append(producers.aborted(completed))
 
 
 def replay_batch(producers: "ProducerState", segment: "Segment", position: int, size: int, fields: Fields) -> None:
@@ -94,8 +94,8 @@ def replay_batch(producers: "ProducerState", segment: "Segment", position: int, 
 def check_producer(
     producers: "ProducerState", batch: memoryview, header: "BatchHeader", log_start_offset: int
 ) -> Appended | None:
-    """Return the answer to a repeated batch, or None if the batch may be appended. Raises ApiError if its sequence, its
-    producer epoch or its transaction state is wrong, and InvalidRecord for a control batch that cannot be decoded.
+    """Return the answer to a repeated batch, or None if the batch may be appended. Raises ApiError if its sequence,
+    producer epoch or transaction state is wrong, and InvalidRecord for a control batch that cannot be decoded.
     """
     if header.attributes & CONTROL_BIT:
         try:

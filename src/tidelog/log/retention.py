@@ -1,6 +1,7 @@
-"""Remove whole segments that the topic's settings no longer keep, in steps, with the slow work off the loop.
+"""Remove whole segments that the topic's settings no longer keep. This happens in steps, and slow work does not run
+on the event loop.
 
-    search    (a thread)  determine the ages of segments that may be too old, where they are not known
+    search    (a thread)  determine the unknown ages of segments that may be too old
     take      (the loop)  segments leave the log; the log start offset moves
               (a thread)  the caller persists the log start offset
     removal   (a thread)  files are renamed to .deleted and stay readable; they are removed after file.delete.delay.ms
@@ -9,8 +10,9 @@ The start offset is durable before the first file is removed. So if the first se
 its files were lost in another way.
 
 The age of a segment counts from its largest record timestamp, or from the last change of its file if no record has a
-timestamp. The headers of its batches state this timestamp. The headers are trusted if they keep the segment, or if they
-agree with the time of the last change. Otherwise the records are read before anything is deleted.
+timestamp. The headers of the segment's batches state this timestamp. The headers are trusted if they keep the
+segment, or if they agree with the time of the last change. Otherwise the records are read before any segment is
+deleted.
 """
 
 from enum import Enum
@@ -26,14 +28,16 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk
 
 TOLERANCE_DIVISOR = 64
-"""Headers agree with the time of the file's last change if their largest timestamp is at most 1/N of the retention
-time earlier and at most AHEAD_MS later. The age then counts from the later of the two."""
+"""Headers agree with the time of the file's last change if their largest timestamp is at most AHEAD_MS later than
+this time, and earlier by at most the retention time divided by this number. The age then counts from the later one
+of the two times."""
 INLINE_PART_BYTES_MAX = 256 << 10
-"""Largest part of a segment whose records `run` reads itself. A larger part is read in a separate process."""
+"""Upper bound on the part of a segment whose records `run` reads itself, in bytes. A larger part is read in a
+separate process."""
 
 
 class AgeStatus(Enum):
-    """Whether the retention time of a segment is over, as far as it is known without reading files."""
+    """Whether the retention time of a segment is over, as far as this is known without reading files."""
 
     KEPT = 1
     EXPIRED = 2
@@ -47,16 +51,16 @@ class _DoubtfulSegment(NamedTuple):
     size: int
     modified_ms: int
     known_from_ms: int
-    """The records before `part.position` have this timestamp or earlier ones."""
+    """The records before `part.position` have this timestamp, or earlier ones."""
     part: SegmentPart
 
 
 class SegmentAgeSearch:
-    """Determines the ages of segments. `run` blocks, on any thread, and changes nothing. `store_result` runs on the
-    loop.
+    """Determines the ages of segments. `run` blocks, on any thread, and does not change the log. `store_result` runs
+    on the loop.
 
-    If `wanted_part` is set after `run`, the records of a segment are needed. Then the caller reads them, calls
-    `add_record_times`, and calls `run` again.
+    If `wanted_part` is set after `run`, the search needs the records of a segment. Then the caller reads these
+    records, calls `add_record_times`, and calls `run` again.
     """
 
     __slots__ = ("_ages", "_config", "_disk", "_doubtful", "_header_times", "_now_ms", "_segments", "_sizes")
@@ -72,14 +76,14 @@ class SegmentAgeSearch:
         self._doubtful: _DoubtfulSegment | None = None
 
     def run(self) -> None:
-        """Determine ages, up to the first segment that is kept or whose records are needed. Raises CorruptLog,
-        OSError.
+        """Determine ages, up to the first segment that is kept or whose records must be read first. Raises
+        CorruptLog, OSError.
         """
         for segment, size in zip(self._segments, self._sizes, strict=True):
             if segment not in self._ages:
                 latest = self._latest_by_headers(segment)
-                if segment.age is None and _kept_by_header(latest, self._config, self._now_ms):
-                    return  # it is kept, and so are all later segments
+                if segment.age is None and _is_kept_by_header(latest, self._config, self._now_ms):
+                    return  # this segment and all later segments are kept
                 self._determine_age(segment, size, latest)
                 if self._doubtful is not None:
                     return
@@ -88,7 +92,7 @@ class SegmentAgeSearch:
 
     @property
     def wanted_part(self) -> SegmentPart | None:
-        """The part of a segment whose records must be read before `run` can continue; None if none is needed."""
+        """The part of a segment whose records must be read before `run` can continue; None if no records are needed."""
         return None if self._doubtful is None else self._doubtful.part
 
     def add_record_times(self, times: RecordTimes) -> None:
@@ -103,8 +107,8 @@ class SegmentAgeSearch:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a segment was replaced by compaction, removed, or cut since the search began. Then the result must
-        not be used.
+        """Whether, since the search began, a segment was replaced by compaction, removed, or cut. If so, the result
+        must not be used.
         """
         return any(
             segment.deleted or segment.size < size for segment, size in zip(self._segments, self._sizes, strict=True)
@@ -192,7 +196,7 @@ class Retention:
         self._retired: list[RetiredSegments] = []
 
     def age_search(self, disk: "Disk", config: "LogConfig", now_ms: int) -> SegmentAgeSearch | None:
-        """Return a search for the segment ages that `count` needs; None if all of them are known."""
+        """Return a search for the segment ages that `count` needs; None if all these ages are known."""
         unknown_segments: list[Segment] = []
         for segment in self._segments.items:
             status = _age_status(segment, config, now_ms)
@@ -203,12 +207,12 @@ class Retention:
         return SegmentAgeSearch(disk, unknown_segments, config, now_ms) if unknown_segments else None
 
     def count(self, config: "LogConfig", *, log_start_offset: int, log_end_offset: int, limit: int, now_ms: int) -> int:
-        """Return how many of the oldest segments must be removed: they are too old, exceed the size limit, or end at
-        or below the log start offset.
+        """Return how many of the oldest segments must be removed, because they are too old, exceed the size limit,
+        or end at or below the log start offset.
 
         A segment that ends above `limit` (the high watermark, or the recovery point if that is lower) is kept. An
-        empty active segment is kept, and a segment of unknown age is not removed for its age. The result may include
-        all segments; then the caller rolls first.
+        empty active segment is kept, and a segment of unknown age is not removed for its age. If the result includes
+        all segments, the caller must roll the log before it removes them.
         """
         items = self._segments.items
         if self._segments.swapping:
@@ -232,22 +236,22 @@ class Retention:
         """Remove the oldest `count` segments from the log and return them. Their files may be removed from `due_ms`
         on.
         """
-        taken = self._segments.take_first(count)
-        for segment in taken:
+        retired = self._segments.take_first(count)
+        for segment in retired:
             segment.retire()
-        self._retired.append(RetiredSegments(taken, due_ms))
-        return taken
+        self._retired.append(RetiredSegments(retired, due_ms))
+        return retired
 
     def retire_replaced(self, renamed: list["Segment"], due_ms: int) -> None:
-        """Retire segments that compaction has replaced. Their files are renamed already, and may be removed from
-        `due_ms` on.
+        """Retire segments that compaction has replaced. Their files have already been renamed, and may be removed
+        from `due_ms` on.
         """
         retired = RetiredSegments(renamed, due_ms)
         retired.renamed = True
         self._retired.append(retired)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the work on files that is due, or None. Only one removal may run at a time; see
+        """Return the work on files that is due; None if no work is due. Only one removal may run at a time; see
         `Removal.renames_files`.
         """
         self._retired = [retired for retired in self._retired if retired.segments]
@@ -270,16 +274,16 @@ def _age_status(segment: "Segment", config: "LogConfig", now_ms: int) -> AgeStat
         return AgeStatus.KEPT
     age = segment.age
     if age is not None and now_ms - age.from_ms <= config.retention_ms:
-        return AgeStatus.KEPT  # also if the segment has grown since
+        return AgeStatus.KEPT  # even if the segment has grown since its age was determined
     if age is not None and age.size == segment.size:
         return AgeStatus.EXPIRED
-    if age is None and _kept_by_header(segment.max_timestamp, config, now_ms):
+    if age is None and _is_kept_by_header(segment.max_timestamp, config, now_ms):
         return AgeStatus.KEPT
     return AgeStatus.UNKNOWN
 
 
-def _kept_by_header(latest: int, config: "LogConfig", now_ms: int) -> bool:
-    """Return whether the largest timestamp in the headers keeps the segment. A timestamp far in the future does not
-    count, since it would keep the segment forever.
+def _is_kept_by_header(latest: int, config: "LogConfig", now_ms: int) -> bool:
+    """Return whether the largest timestamp in the headers keeps the segment. A timestamp far in the future is
+    ignored, because it would keep the segment forever.
     """
     return now_ms - config.retention_ms <= latest <= now_ms + AHEAD_MS and latest >= 0

@@ -1,4 +1,4 @@
-"""Decide whether a client's batch rolls the active segment by time (`segment.ms`), without trusting wrong headers."""
+"""Decide whether a client's batch rolls the active segment by time (`segment.ms`), even if headers are wrong."""
 
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 def latest_for_roll(
     segment: "Segment", batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int, limits: Limits
 ) -> int:
-    """Return the largest timestamp of a client's `batch`, which decides whether `segment` is rolled.
+    """Return the largest timestamp of a client's `batch`. It decides whether `segment` is rolled.
 
-    A roll by time follows from two headers: that of this batch and that of the segment's first batch. The records of
-    both are examined before the segment is rolled, and `header` and `batch` are corrected. Raises the errors of
-    `check_client_batch`, CorruptLog, OSError.
+    A roll by time depends on two headers: the header of this batch and the header of the segment's first batch.
+    Before the segment is rolled, the records of both batches are examined, and `header` and `batch` are corrected.
+    Raises the errors of `check_client_batch`, CorruptLog, OSError.
     """
     segment.start_pending_clock(config)
     if header.max_timestamp > segment.roll_timestamp:

@@ -1,4 +1,6 @@
-"""One segment: a `.log` file of record batches with its sparse indexes, named by the first offset it may hold."""
+"""One segment: a `.log` file of record batches and its sparse indexes. Their names contain the first offset that the
+segment may contain.
+"""
 
 import errno
 import logging
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.log")
 
 NOT_OPENED = (errno.EMFILE, errno.ENFILE)
-"""Errors of a process or system without free file descriptors: the file was not opened."""
+"""Errors of a process or system without free file descriptors. After such an error, the file was not opened."""
 TEMPORARY_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, *NOT_OPENED)
 """Errors after which a retry may succeed."""
 NO_TIMESTAMP = -1
@@ -33,12 +35,12 @@ LOG_SUFFIX = ".log"
 SUFFIXES = (LOG_SUFFIX, ".index", ".timeindex", ".txnindex")
 DELETED_SUFFIX = ".deleted"
 INTERVAL_BYTES = 4096
-"""Default distance between index entries, in bytes of log."""
+"""Default distance between index entries, in bytes of the log file."""
 WALK_BATCHES_MAX = 4000
-"""Maximum number of batch headers that one read checks on the event loop; these take some ms. Tens of MB may contain
-a million batches."""
+"""Maximum number of batch headers that one read checks on the event loop. Checking them takes some ms. Tens of MB
+may contain a million batches."""
 FIRST_TIMESTAMP_PENDING = -(1 << 62)
-"""Value of `roll_timestamp` that makes the next append compute when the segment's time is over."""
+"""Value of `roll_timestamp` that makes the next append compute when the segment must be rolled."""
 
 
 def file_name(base_offset: int, suffix: str) -> str:
@@ -46,8 +48,8 @@ def file_name(base_offset: int, suffix: str) -> str:
 
 
 class SegmentAge(NamedTuple):
-    """The age of a segment of `size` bytes counts from `from_ms`: its largest record timestamp, or its file's last
-    change.
+    """The age of a segment that has `size` bytes. It counts from `from_ms`: the segment's largest record timestamp,
+    or its file's last change.
     """
 
     size: int
@@ -105,26 +107,28 @@ class Segment:
         self.times = TimeIndex(disk, stem + ".timeindex", base_offset)
         self.transactions = TransactionIndex(disk, stem + ".txnindex", exists=has_transactions)
         self.max_timestamp = UNKNOWN
-        """The largest timestamp in the headers of the segment's batches (in the records of a batch whose header is
-        wrong). NO_TIMESTAMP if there is none, UNKNOWN if it is not determined yet."""
+        """The largest timestamp of the segment. It comes from the headers of the batches; if a header is wrong, from
+        the records of the batch. NO_TIMESTAMP if no record has a timestamp, UNKNOWN if it has not been determined
+        yet."""
         self.max_timestamp_offset = base_offset
         self.age: SegmentAge | None = None
-        """The age, after retention needed it and determined it; None before."""
+        """The age. None until retention has needed and determined it."""
         self.created_ms = 0
         self.deleted = False
         self.sound_from = size
-        """From this position on, the batches are known to be complete, since this process wrote or recovered them."""
+        """From this position on, the batches are known to be complete, because this process wrote or recovered them."""
         self._checked_from = self._checked_to = self._checked_offset = 0
-        """The region whose batches reads have checked (bytes, end exclusive), and the next offset after it."""
+        """The region whose batches were checked by reads (in bytes, end exclusive), and the next offset after it."""
         self.index_after = 0
-        """A batch beyond this position gets an index entry."""
+        """A batch that begins after this position gets an index entry."""
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
         self.clock_confirmed = False
-        """Whether the records of the first batch were examined for `roll_timestamp`."""
+        """Whether the records of the first batch were examined to determine `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
-        """Upper bound on the end offset of the segment: offsets are stored relative to the base offset in 31 bits."""
+        """Upper bound on the end offset of the segment, because offsets are stored relative to the base offset in 31
+        bits."""
         self.synced_size = size
         """Number of bytes from the start of the log file that are durable."""
         self.entry_unsynced = False
@@ -149,8 +153,8 @@ class Segment:
         return segment
 
     def _undo_creation(self) -> None:
-        """Remove the files after a failed roll. Appends may continue in the previous segment, and no empty segment
-        may follow it.
+        """Remove the files after a failed roll. Appends may continue in the previous segment, which must then be the
+        last one.
         """
         for suffix in SUFFIXES:
             path = self.path[: -len(LOG_SUFFIX)] + suffix
@@ -161,7 +165,7 @@ class Segment:
 
     @property
     def file(self) -> "File":
-        """The log file, opened at its first use. Raises OSError."""
+        """The log file. It is opened when it is first used. Raises OSError."""
         if self.opened is None:
             self.opened = self._disk.open(self.path)
         return self.opened
@@ -173,7 +177,7 @@ class Segment:
     def use_ending(self, ending: str) -> None:
         """Use the files whose names have the suffix `ending` (`.cleaned`, `.swap`, or "" for the final names).
 
-        Files that are open already stay usable after a rename.
+        Files that are already open remain usable after a rename.
         """
         stem = f"{self.path[: self.path.rindex('/')]}/{self.base_offset:020d}"
         self.path = stem + LOG_SUFFIX + ending
@@ -196,12 +200,12 @@ class Segment:
         self._interval = config.index_interval_bytes
 
     def configure(self, config: "LogConfig") -> None:
-        """Apply the settings that decide when to roll and where to add index entries. The next append computes again
-        when the segment's time is over.
+        """Apply the settings that decide when to roll and where to add index entries. The next append then computes
+        again when the segment must be rolled.
         """
         self._interval = config.index_interval_bytes
         self._entries_max = config.segment_index_bytes // OffsetIndex.entry_bytes
-        # one entry is reserved for the one that `finish` adds at the roll
+        # One entry is reserved for the entry that `finish` adds at the roll.
         self._time_entries_max = config.segment_index_bytes // TimeIndex.entry_bytes - 1
         self.size_limit = config.segment_bytes
         self.roll_timestamp = FIRST_TIMESTAMP_PENDING
@@ -211,19 +215,20 @@ class Segment:
         self._check_full()
 
     def start_pending_clock(self, config: "LogConfig") -> None:
-        """Compute when the segment's time is over, if it has batches and that is not known. Raises CorruptLog,
-        OSError.
+        """Compute when the segment must be rolled by time, if it has batches and this is not known yet. Raises
+        CorruptLog, OSError.
         """
         if self.size and self.roll_timestamp == FIRST_TIMESTAMP_PENDING:
             self.start_clock(self.first_timestamp(), config)
 
     def start_clock(self, first_timestamp: int, config: "LogConfig") -> None:
-        """Set when the segment's time is over: by record timestamps if the first batch has one, otherwise by the
-        clock.
+        """Set when the segment must be rolled by time: by record timestamps if the first batch has one, otherwise by
+        the clock.
         """
         segment_ms = config.roll_after_ms
         if config.segment_jitter_ms:
-            # The jitter is not random: partitions of a topic roll at different times if each has its own share.
+            # The jitter is not random. It differs between the partitions of a topic, so that they roll at different
+            # times.
             share = zlib.crc32(self.path.rpartition("/")[0].rpartition("/")[2].encode(), self.base_offset & 0xFFFFFFFF)
             segment_ms -= share % max(min(config.segment_jitter_ms, segment_ms), 1)
         if first_timestamp >= 0:
@@ -234,24 +239,24 @@ class Segment:
             self.roll_now_ms = self.created_ms + segment_ms
 
     def first_timestamp(self) -> int:
-        """Return the largest timestamp of the first batch, by its header unless that is wrong; NO_TIMESTAMP if there
-        is no batch. Raises CorruptLog.
+        """Return the largest timestamp of the first batch. It comes from the header unless the header is wrong.
+        NO_TIMESTAMP if there is no batch. Raises CorruptLog.
         """
         for header_at in headers(self.file, 0, self.size, self.base_offset):
             return latest_timestamp_at(self.file, *header_at)
         return NO_TIMESTAMP
 
     def first_records_time(self) -> int:
-        """Return the largest timestamp of the first batch's records; the header's if there are too many records, or if
-        they cannot be decoded. Raises CorruptLog.
+        """Return the largest timestamp of the first batch's records. If there are too many records, or they cannot
+        be decoded, return the header's timestamp. Raises CorruptLog.
         """
         for header_at in headers(self.file, 0, self.size, self.base_offset):
             return latest_record_timestamp_at(self.file, *header_at)
         return NO_TIMESTAMP
 
     def add_index_entry(self, last_offset: int, position: int) -> None:
-        """Add index entries for a batch that is more than the interval after the last entry. Raises OSError, except
-        for temporary errors such as a full disk.
+        """Add index entries for a batch, if its distance from the last entry is more than the interval. Raises
+        OSError, except for temporary errors such as a full disk.
         """
         self.index.append(last_offset, position)
         self.times.append(self.max_timestamp, self.max_timestamp_offset)
@@ -263,7 +268,7 @@ class Segment:
     def note_batch(self, position: int, fields: Fields, latest: int | None = None) -> None:
         """Update timestamps and indexes for a batch that a scan found at `position`.
 
-        `latest`: its largest timestamp, if its bytes are not in the file yet.
+        `latest`: the largest timestamp of the batch, if the bytes of the batch are not in the file yet.
         """
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         if latest is None:
@@ -290,19 +295,19 @@ class Segment:
 
     @property
     def has_unsynced_indexes(self) -> bool:
-        """Whether the file of an index, including the transaction index, is possibly not durable."""
+        """Whether the file of one of the indexes, including the transaction index, is possibly not durable."""
         return self.indexes_unsynced or self.transactions.unsynced
 
     def take_unsynced(self) -> "list[Syncable]":
         """Return the indexes that a flush must sync, and mark them as synced."""
-        taken: list[Syncable] = []
+        unsynced: list[Syncable] = []
         if self.indexes_unsynced:
             self.indexes_unsynced = False
-            taken += [self.index, self.times]
+            unsynced += [self.index, self.times]
         if self.transactions.unsynced:
             self.transactions.unsynced = False
-            taken.append(self.transactions)
-        return taken
+            unsynced.append(self.transactions)
+        return unsynced
 
     def finish(self) -> None:
         """Complete the segment, at a roll or a clean stop: add the last time entry and write the index files."""
@@ -318,7 +323,8 @@ class Segment:
     # `read_latest_timestamp`.
 
     def find(self, offset: int) -> tuple[int, int, Fields] | None:
-        """Return (position, size, header) of the first batch that ends at or after `offset`; None if there is none.
+        """Return (position, size, header) of the first batch that ends at or after `offset`; None if there is no
+        such batch.
 
         Raises CorruptLog.
         """
@@ -348,7 +354,7 @@ class Segment:
             return self.index.boundary(position_max)
 
     def offset_before_time(self, timestamp_ms: int) -> int:
-        """Return an offset of this segment up to which no record is later than `timestamp_ms`."""
+        """Return an offset of this segment such that no record up to it is later than `timestamp_ms`."""
         try:
             return self.times.offset_for(timestamp_ms)
         except (CorruptIndex, FileNotFoundError) as error:
@@ -356,7 +362,7 @@ class Segment:
             return self.times.offset_for(timestamp_ms)
 
     def latest_timestamp(self) -> int:
-        """Return `max_timestamp`; determine it by the time index if it is not known yet."""
+        """Return `max_timestamp`. If it is not known yet, determine it with the time index."""
         if self.max_timestamp == UNKNOWN:
             try:
                 last = self.times.last()
@@ -376,7 +382,8 @@ class Segment:
         return self._disk.modified_ms(self.path) if latest == NO_TIMESTAMP else latest
 
     def read_latest_timestamp(self) -> tuple[int, int]:
-        """Read (`max_timestamp`, its offset) from the files. Blocks; thread-safe, since it changes nothing.
+        """Read (`max_timestamp`, its offset) from the files. Blocks. Thread-safe, because it does not change the
+        object.
 
         Raises CorruptLog, OSError.
         """
@@ -416,10 +423,10 @@ class Segment:
     def end_of_whole_batches(self, position: int, first_offset: int, size_max: int, end: int) -> tuple[int, int]:
         """Return the end of the whole batches from `position` on that fit into `size_max` bytes before `end`.
 
-        The result is (position, next offset or -1 if unknown). At least one batch is included, even if it is larger. A
-        batch must begin at `position`, and its base offset must not be below `first_offset`. Batches that this process
-        neither wrote nor checked are checked now, at most `WALK_BATCHES_MAX` of them, so that a broken sequence is
-        never served. Raises CorruptLog.
+        The result is (position, next offset or -1 if unknown). At least one batch is included, even if it is larger.
+        A batch must begin at `position`, and its base offset must not be below `first_offset`. Batches that this
+        process has neither written nor checked are checked now, at most `WALK_BATCHES_MAX` of them, so that a broken
+        sequence is never served. Raises CorruptLog.
         """
         limit = min(position + size_max, end)
         is_checked = position > self.sound_from or (self._checked_from <= position and limit <= self._checked_to)
@@ -473,9 +480,9 @@ class Segment:
     def keep_indexes_below(self, offset: int) -> tuple[int, bool]:
         """Remove index entries from `offset` on, before a scan rebuilds them.
 
-        Returns the position where the scan begins, and whether the index files must be rewritten after it because
-        they were missing or wrong. A scan that begins at an entry finds the segment's largest timestamp, since the
-        time index covers everything before.
+        Returns two values: the position where the scan begins, and whether the index files must be rewritten after
+        the scan because they were missing or wrong. A scan that begins at an index entry finds the segment's largest
+        timestamp, because the time index covers all batches before this entry.
         """
         position = 0
         is_wrong = False
@@ -502,7 +509,9 @@ class Segment:
         return position, is_wrong
 
     def _check_entry(self, last_offset: int, position: int) -> None:
-        """Raise CorruptIndex unless a batch at `position` ends with `last_offset`; CorruptLog for a bad header."""
+        """Raise CorruptIndex unless a batch at `position` ends with `last_offset`. Raise CorruptLog for a bad
+        header.
+        """
         for _, _, fields in headers(self.file, position, self.size, self.base_offset):
             if fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] == last_offset:
                 return
@@ -512,9 +521,10 @@ class Segment:
     def truncate_to(self, offset: int) -> int:
         """Remove every batch that ends at or after `offset`. Returns the offset at which the segment ends now.
 
-        Blocks until the cut is durable: after a power cut, old bytes must not reappear behind later appends.
+        Blocks until the cut is durable, because old bytes must not reappear after a power cut and follow later
+        appends.
         """
-        # Start at an index entry that is kept, since the kept time entries cover everything before it.
+        # Start at an index entry that is kept, because the kept time entries cover all batches before it.
         start = self.indexed_position(offset - 1) if offset > self.base_offset else 0
         position = start
         end_offset = min(offset, self.base_offset)
@@ -554,7 +564,7 @@ class Segment:
     # Removal
 
     def retire(self) -> None:
-        """Mark the segment as removed from the log. Its files still exist for readers in progress."""
+        """Mark the segment as removed from the log. Its files remain for reads in progress."""
         self.deleted = True
         for index in (self.index, self.times):
             index.unload()

@@ -34,15 +34,15 @@ class SegmentList:
 
     def take_first(self, count: int) -> list[Segment]:
         """Remove and return the oldest `count` segments."""
-        taken = self.items[:count]
+        removed = self.items[:count]
         del self.items[:count], self._base_offsets[:count]
-        return taken
+        return removed
 
     def take_from(self, index: int) -> list[Segment]:
         """Remove and return the segments from `index` on."""
-        taken = self.items[index:]
+        removed = self.items[index:]
         del self.items[index:], self._base_offsets[index:]
-        return taken
+        return removed
 
     def replace(self, old: list[Segment], new: Segment) -> None:
         """Replace the neighbouring segments `old` by `new`."""

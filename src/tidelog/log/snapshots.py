@@ -1,11 +1,10 @@
-"""The producer snapshot files of one log: which of them exist, which must be kept, and which is the newest sound
-one.
-"""
+"""The producer snapshot files of one log: which files exist, which must be kept, and which is the newest sound one."""
 
 import logging
 from typing import TYPE_CHECKING
 
 from tidelog.log.batch_scan import BASE_OFFSET, LAST_OFFSET_DELTA, PRODUCER_ID, headers
+from tidelog.log.errors import CorruptLog
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.producer_state import ProducerState
 from tidelog.log.replay import replay_batch
@@ -13,6 +12,7 @@ from tidelog.log.segment import file_name
 
 if TYPE_CHECKING:
     from tidelog.log.producer_state import ProducerEntry
+    from tidelog.log.segment import Segment
     from tidelog.log.segment_list import SegmentList
     from tidelog.runtime.interfaces import Disk
 
@@ -20,8 +20,8 @@ logger = logging.getLogger("tidelog.log")
 
 SUFFIX = ".snapshot"
 NEWEST_KEPT = 2
-"""Number of newest snapshots that are kept. The snapshots at the base offsets of segments are kept too, since
-truncations start from them."""
+"""The newest snapshots, up to this number, are kept. The snapshots at the base offsets of segments are also kept,
+because truncations start from them."""
 
 
 class Snapshots:
@@ -66,40 +66,70 @@ class Snapshots:
             self.remove(later)
 
     def take_obsolete(self, segments: "SegmentList") -> list[str]:
-        """Remove the snapshots that are no longer needed from the list, and return their paths. The caller removes the
-        files.
+        """Remove from the list the snapshots that are no longer needed, and return their paths. The caller removes
+        the files.
         """
-        kept = {segment.base_offset for segment in segments.items}
-        kept.update(self.offsets[-NEWEST_KEPT:])
-        obsolete = [offset for offset in self.offsets if offset not in kept]
-        self.offsets = [offset for offset in self.offsets if offset in kept]
+        kept_offsets = {segment.base_offset for segment in segments.items}
+        kept_offsets.update(self.offsets[-NEWEST_KEPT:])
+        obsolete = [offset for offset in self.offsets if offset not in kept_offsets]
+        self.offsets = [offset for offset in self.offsets if offset in kept_offsets]
         return [self.path(offset) for offset in obsolete]
 
     def give_back(self, obsolete: list[str]) -> None:
-        """Add the paths of `take_obsolete` to the list again, since their files were not removed."""
+        """Add the paths from `take_obsolete` to the list again, because their files were not removed."""
         for path in obsolete:
             self.add(int(path.rpartition("/")[2][: -len(SUFFIX)]))
 
 
-def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> ProducerState:
-    """Restore the producers of a log from `start` to `end`: load the newest snapshot and replay the batches after it.
+def load_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> tuple[ProducerState, int]:
+    """Load the newest snapshot at or below `end`, and replay the batches from there to `start`, the log start offset.
 
-    Replayed batches write the transaction indexes again. Batches are not checked, but raise CorruptLog if they cannot
-    be read. Raises OSError.
+    Returns the producers, and the offset of the snapshot; -1 if there is none. Batches below `start` are replayed too,
+    since deleted records still count for the sequence of their producer. If some of these batches are missing or
+    damaged, no producer is known: a producer whose last batches are missing would be refused. Raises OSError.
     """
     producers = ProducerState()
     snapshot = snapshots.load(end)
-    if snapshot is not None:
-        start = max(start, snapshot[0])
-        producers.restore(snapshot[1])
+    if snapshot is None:
+        return producers, -1
+    offset, entries = snapshot
+    if offset < segments.items[0].base_offset:
+        return producers, offset
+    producers.restore(entries)
+    try:
+        for segment in segments.items[segments.floor(offset) : segments.floor(start) + 1] if offset < start else []:
+            segment.transactions.truncate_to(offset)
+            _replay(producers, segment, 0, offset, start)
+    except CorruptLog as error:
+        logger.warning("producers forgotten, batches below the log start offset are damaged reason=%s", error)
+        producers = ProducerState()
+    return producers, offset
+
+
+def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> ProducerState:
+    """Restore the producers of a log from `start` to `end`: load the newest snapshot and replay the batches after
+    it.
+
+    Replayed batches write the transaction indexes again. Batches are not checked. Raises CorruptLog if a batch
+    cannot be read, and OSError.
+    """
+    producers, snapshot_offset = load_producers(snapshots, segments, start, end)
+    start = max(start, snapshot_offset)
     if start >= end:
         return producers
     for segment in segments.items[segments.floor(start) :]:
         segment.transactions.truncate_to(start)
         first_batch = segment.find(start)
-        if first_batch is None:
-            continue
-        for position, size, fields in headers(segment.file, first_batch[0], segment.size, segment.base_offset):
-            if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= start:
-                replay_batch(producers, segment, position, size, fields)
+        if first_batch is not None:
+            _replay(producers, segment, first_batch[0], start, end)
     return producers
+
+
+def _replay(producers: ProducerState, segment: "Segment", first_position: int, start: int, end: int) -> None:
+    """Replay the batches of a segment, from `first_position` on, whose last offset is from `start` to below `end`."""
+    for position, size, fields in headers(segment.file, first_position, segment.size, segment.base_offset):
+        last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
+        if last_offset >= end:
+            return
+        if fields[PRODUCER_ID] >= 0 and last_offset >= start:
+            replay_batch(producers, segment, position, size, fields)

@@ -1,4 +1,4 @@
-"""Find records by timestamp in steps, since the headers of a whole segment may have to be read."""
+"""Find records by timestamp. The search runs in steps, because it may have to read the headers of a whole segment."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def find_timestamp(log: "PartitionLog", timestamp_ms: int) -> Steps[TimestampOffset | None]:
-    """Return the first record whose timestamp is at least `timestamp_ms`; None if no record has one. Raises
+    """Return the first record whose timestamp is at least `timestamp_ms`; None if there is no such record. Raises
     StorageError.
     """
     return _in_steps(log, lambda start: log.reader.offset_for_timestamp(timestamp_ms, start))
@@ -27,8 +27,8 @@ def find_max_timestamp(log: "PartitionLog") -> Steps[TimestampOffset | None]:
 
 
 def _in_steps(log: "PartitionLog", search: Callable[[int], Steps[T]]) -> Steps[T]:
-    """Run `search` in steps. Start again when the log has changed between two steps in a way that affects the
-    result.
+    """Run `search` in steps. If the log changes between two steps in a way that affects the result, start the search
+    again.
     """
     while True:
         steps = search(log.log_start_offset)

@@ -3,7 +3,8 @@ big-endian.
 
     version (int16, 0) | producer id (int64) | first offset | last offset (of the marker) | last stable offset
 
-Most segments have no aborted transactions and no such file. The file is read each time its entries are needed.
+Most segments have no aborted transactions, and therefore no such file. The file is read each time its entries are
+needed.
 """
 
 from collections.abc import Iterator
@@ -61,13 +62,15 @@ class TransactionIndex:
         self.unsynced = True
 
     def read(self) -> list[AbortedTransaction]:
-        """Return all entries. Part of an entry at the end of the file is ignored. Raises CorruptLog for an unknown
-        version or offsets out of order, and OSError.
+        """Return all entries. An incomplete entry at the end of the file is ignored. Raises CorruptLog for an
+        unknown version or offsets out of order, and OSError.
         """
         return list(self.entries())
 
     def entries(self) -> Iterator[AbortedTransaction]:
-        """Yield the entries one by one; entries before a bad entry are yielded. Raises the errors of `read`."""
+        """Yield the entries one by one. If an entry is bad, the entries before it are yielded first. Raises the
+        errors of `read`.
+        """
         if self._loaded is not None:
             yield from self._loaded
             return
@@ -88,15 +91,15 @@ class TransactionIndex:
         """
         if not self.exists:
             return
-        kept = 0
+        kept_count = 0
         with suppress(CorruptLog):
             for entry in self.entries():
                 if entry.last_offset >= offset:
                     break
-                kept += 1
+                kept_count += 1
         file = self._disk.open(self.path)
         try:
-            file.truncate(kept * ENTRY.size)
+            file.truncate(kept_count * ENTRY.size)
         finally:
             file.close()
         self.unsynced = True

@@ -1,10 +1,10 @@
-"""Check a client's batch against the topic's settings: size, timestamps, and if needed every record.
+"""Check a client's batch against the topic's settings: size, timestamps, and, if needed, every record.
 
-The rules are Kafka 4.3's. The header states a batch's base and largest timestamp. The records are examined only if
-that is not enough: with `record.validation=full`; for compacted topics, which refuse records without a key; and for
-timestamps that would be refused, that contradict each other, or that would delete or roll a segment. Then the
-largest timestamp in the header is corrected, as Kafka corrects that of every batch. A few compressed bytes may hold
-many records; such batches are examined on a thread.
+The rules are those of Kafka 4.3. The header states a batch's base and largest timestamp. The records are examined
+only if the header is not enough. That is the case with `record.validation=full`; for compacted topics, which refuse
+records without a key; and for timestamps that would be refused, that contradict each other, or that would delete or
+roll a segment. After the examination, the largest timestamp in the header is corrected; Kafka corrects it in every
+batch. A few compressed bytes may contain many records, so such batches are examined on a thread.
 """
 
 from collections.abc import Callable
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from tidelog.wire.batches import BatchHeader
 
 RECORD_ERRORS_MAX = 1000
-"""Maximum number of record errors in one response; its message states the total number."""
+"""Maximum number of record errors in one response. The message of the response states the total number."""
 EXAMINED_RECORDS_MAX = 1_000_000
-"""Maximum number of records of a batch that is examined. More records would occupy a thread, and half of the loop's
+"""Maximum number of records in a batch that is examined. More records would occupy a thread, and half of the loop's
 time, for seconds."""
 STORED_CODECS = {"uncompressed": Codec.NONE, **{c.name.lower(): c for c in Codec if c is not Codec.NONE}}
-"""The codec in which a topic stores its batches, by compression.type. `producer` is missing: it keeps each codec."""
+"""The codec in which a topic stores its batches, by compression.type. The value `producer` is missing, because then
+batches are stored in the codec of their producer."""
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP = Struct(">q")
@@ -48,7 +49,9 @@ _CRC_AT = 17
 
 
 class RefusedRecords(ApiError):
-    """Some records of a batch are refused. `record_errors`: (index in the batch, message), for Produce v8+."""
+    """Some records of a batch are refused. `record_errors` contains (index in the batch, message) pairs, for Produce
+    v8+.
+    """
 
     def __init__(self, message: str, code: ErrorCode, record_errors: list[tuple[int, str]]) -> None:
         super().__init__(message, code)
@@ -56,25 +59,26 @@ class RefusedRecords(ApiError):
 
 
 class NotInline(Exception):
-    """The examination takes too long for this turn of the loop: use a thread, or a later turn.
+    """The examination takes too long for the current turn of the event loop. The caller must use a thread or a later
+    turn.
 
-    This is not an ApiError, so that it is never sent to a client.
+    This class is not an ApiError, so that it is never sent to a client.
     """
 
 
 class ExaminationResult(NamedTuple):
-    """The result of `examine`, and the settings that it was made with."""
+    """The result of `examine`, and the settings that the examination used."""
 
     config: "LogConfig"
     max_timestamp: int
 
 
 Examiner: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], ExaminationResult]"
-"""Examines the records of a batch now: `examine_inline`, possibly limited by a time budget."""
+"""A function that examines the records of a batch immediately: `examine_inline`, possibly limited by a time budget."""
 Limits: TypeAlias = "bool | ExaminationResult | Examiner"
-"""Whether and how a topic's limits on clients apply. False: they do not apply. True: they are checked by the header,
-and by the records if that is needed and takes only some ms. Otherwise: the result of an examination, or the function
-that examines the records."""
+"""Whether and how the limits of a topic apply to a client's batch. False: they do not apply. True: they are checked
+with the header, and with the records if that is needed and takes only some ms. Any other value is the result of an
+examination, or the function that examines the records."""
 
 
 def check_client_batch(
@@ -88,9 +92,9 @@ def check_client_batch(
 ) -> int:
     """Check a batch that has passed `check_produced`. Returns its append time, or -1 for CreateTime.
 
-    `would_roll`: by the header's largest timestamp, the active segment has to be rolled. May write timestamp type
-    and largest timestamp into `batch` and `header`, with a new CRC. Raises the ApiError to respond with, and
-    NotInline.
+    `would_roll`: according to the header's largest timestamp, the active segment has to be rolled. May write
+    timestamp type and largest timestamp into `batch` and `header`, with a new CRC. Raises the ApiError for the
+    response, and NotInline.
     """
     if header.size > config.max_message_bytes:
         raise too_large(f"{header.size} bytes", config.max_message_bytes)
@@ -121,9 +125,10 @@ def check_client_batch(
 
 
 def examination_reason(batch: Buffer, header: "BatchHeader", config: "LogConfig", now_ms: int) -> str | None:
-    """Return why the records must be examined; None if the header is enough.
+    """Return the reason why the records must be examined; None if the header is enough.
 
-    Either the settings need more than the header states, or the header cannot be right.
+    There are two kinds of reasons: the settings need more information than the header contains, or the header cannot
+    be right.
     """
     if config.compacts:
         return "the topic is compacted, so that every record must have a key"
@@ -149,10 +154,11 @@ def examination_reason(batch: Buffer, header: "BatchHeader", config: "LogConfig"
 
 
 def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
-    """Return whether a header that states old times, or 0, may state another largest timestamp than the records'.
+    """Return whether the records may have another largest timestamp than their header, which states old times or 0.
 
-    A client that does not fill in the times of its headers states 0. But old records under a true header are as common
-    as new ones, so a bulk load must not pay for a full examination of each record.
+    A client that does not fill in the timestamps of its headers states 0. But batches of old records with a correct
+    header are as common as batches of new records. Therefore a bulk load of old records must not cause a full
+    examination of each record.
     """
     if header.attributes & CODEC_MASK:
         return True
@@ -169,21 +175,24 @@ def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
 
 
 def retention_time_ms(config: "LogConfig") -> int:
-    """Return how long retention keeps the topic's records, in ms; INT64_MAX if it does not delete them by their age."""
+    """Return the time for which retention keeps the topic's records, in ms; INT64_MAX if it does not delete them by
+    their age.
+    """
     return config.retention_ms if config.deletes and config.retention_ms >= 0 else INT64_MAX
 
 
 def examine(
     batch: Buffer, header: "BatchHeader", config: "LogConfig", now_ms: int, *, inline: bool = False
 ) -> ExaminationResult:
-    """Examine every record. Takes some µs for each record, up to seconds; thread-safe.
+    """Examine every record. Takes some µs for each record, up to seconds in total. Thread-safe.
 
-    `inline`: raise NotInline if it would take longer than some ms. Raises the ApiError to respond with.
+    `inline`: raise NotInline if the examination would take longer than some ms. Raises the ApiError for the
+    response.
     """
     if inline and header.count > INLINE_RECORDS_MAX:
         raise NotInline
     if header.count > EXAMINED_RECORDS_MAX:
-        # Without such a reason, the caller has found that the batch would begin a new segment.
+        # If there is no such reason, the caller examines the records because the batch would begin a new segment.
         reason = examination_reason(batch, header, config, now_ms)
         raise too_many_records(header, reason or "its header states a timestamp that would begin a new segment")
     try:
@@ -201,17 +210,18 @@ def examine(
 
 
 def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> ExaminationResult:
-    """Examine every record; raises NotInline if that would take longer than some ms. See `examine`."""
+    """Examine every record. Raises NotInline if the examination would take longer than some ms. See `examine`."""
     return examine(batch, header, config, now_ms, inline=True)
 
 
 def undecodable(error: MalformedMessage, header: "BatchHeader", *, reads_whole_records: bool) -> ApiError:
-    """Return the error for a batch with a valid checksum whose records cannot be decompressed or decoded, with
-    Kafka's codes.
+    """Return the error, with Kafka's code, for a batch with a valid checksum whose records cannot be decompressed or
+    decoded.
 
-    Kafka reads the records while it decompresses them. If the stream is broken after a damaged record, or after bytes
-    that follow the last record, Kafka reports that damage, since it reads it first. `reads_whole_records`: Kafka reads
-    whole records if it stores them in another codec. Otherwise it skips keys and values, also beyond the record's end.
+    Kafka reads the records while it decompresses them. The stream may be broken after a damaged record, or after
+    bytes that follow the last record. Then Kafka reports the damaged record or the bytes, because it reads them
+    first. `reads_whole_records`: Kafka reads whole records if it stores them in another codec. Otherwise it skips
+    keys and values, even beyond the record's end.
     """
     if isinstance(error, BrokenStream):
         try:
@@ -278,7 +288,7 @@ class _Findings:
 
     def refuse(self, header: "BatchHeader", config: "LogConfig") -> None:
         """Raise InvalidRecord or RefusedRecords if the settings do not allow the records."""
-        # Compaction keeps the record of a key with the highest offset, which must be an offset of this batch.
+        # Compaction keeps the record with the highest offset of each key. This offset must be inside the batch.
         if self.first_disorder is not None and (config.compacts or config.record_validation == "full"):
             index, delta = self.first_disorder
             raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
@@ -307,7 +317,7 @@ def too_large(content: str, limit: int) -> RecordTooLarge:
 
 
 def too_many_records(header: "BatchHeader", reason: str) -> RecordListTooLarge:
-    """Return the error for a batch that has too many records to be examined. `reason` says why it has to be."""
+    """Return the error for a batch that has too many records to be examined. `reason` says why it must be examined."""
     return RecordListTooLarge(
         f"the record batch states {header.count} records, which have to be examined because {reason}; at most "
         f"{EXAMINED_RECORDS_MAX} can be: send smaller batches (producer: batch.size)"
@@ -315,7 +325,7 @@ def too_many_records(header: "BatchHeader", reason: str) -> RecordListTooLarge:
 
 
 def _in_range(header: "BatchHeader", earliest: int, latest: int) -> bool:
-    """Return whether the timestamps in the header are in range. With LogAppendTime every record has the largest
+    """Return whether the timestamps in the header are in range. With LogAppendTime, every record has the largest
     timestamp.
     """
     if header.attributes & TIMESTAMP_TYPE_BIT or header.base_timestamp == NO_TIMESTAMP:
@@ -335,7 +345,7 @@ def _refuse_append_time(header: "BatchHeader") -> None:
 
 
 def _stamp(batch: memoryview, header: "BatchHeader", attributes: int, max_timestamp: int) -> None:
-    """Write the timestamp type, the largest timestamp and the new CRC, unless both values are already there."""
+    """Write the timestamp type, the largest timestamp and the new CRC, unless both values are already in the batch."""
     if attributes == header.attributes and max_timestamp == header.max_timestamp:
         return
     header.attributes = attributes

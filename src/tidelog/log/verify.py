@@ -1,8 +1,8 @@
-"""Find every defect in log files, including those that Kafka wrote: the library behind `tidelog log verify`.
+"""Find every defect in log files, including files that Kafka wrote. `tidelog log verify` uses this module.
 
-Everything is read and decoded: the sequence and CRCs of batches, their records, indexes against the log, snapshots,
-transaction indexes, checkpoints; and the start and end of a log against the data directory's checkpoints. Nothing is
-changed. Blocks, and takes as long as reading every byte.
+All data is read and decoded: the sequence and CRCs of batches, their records, indexes (compared with the log),
+snapshots, transaction indexes and checkpoints. The start and end of a log are compared with the data directory's
+checkpoints. No file is changed. Blocks for the time that it takes to read every byte.
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 DAMAGE = "damage"
 NOTE = "note"
-"""Severity of a finding that is not damage: offsets that compaction removed, files that will be deleted, zeros that
-Kafka preallocated."""
+"""Severity of a finding that is not damage: offsets that compaction removed, files that will be deleted, or zeros
+that Kafka preallocated."""
 
 LEFTOVER_REASONS = {
     ".deleted": "a retired file: removed after file.delete.delay.ms, or by the broker's next start",
@@ -63,7 +63,7 @@ LEFTOVER_REASONS = {
     ".swap": "written by a compaction pass, and not renamed to its final name yet",
     ".tmp": "part of a write that is running or was interrupted",
 }
-"""The reason of the note about a leftover file, by the ending of its name."""
+"""The reason in the note about a leftover file, by the suffix of its name."""
 DIRECTORY_REASONS = {
     DELETE_SUFFIX: "a deleted or moved partition: removed after file.delete.delay.ms, or by the broker's next start",
     "-future": "a partition that moves here from another data directory",
@@ -76,7 +76,7 @@ UNKNOWN_END = -1
 
 
 class Finding(NamedTuple):
-    """A defect or note. `position` is in bytes of the file `path`; `severity` is DAMAGE or NOTE."""
+    """A defect or a note. `position` is in bytes of the file `path`. `severity` is DAMAGE or NOTE."""
 
     path: str
     position: int
@@ -113,8 +113,9 @@ def verify(
 ) -> VerifyReport:
     """Verify a file, a partition's directory or a whole data directory. `records`: decode every record.
 
-    `tidelog_directories` tells which data directories belong to Tidelog; the default knows only those that have a
-    metadata store of their own. Data that cannot be read is a finding. Raises OSError if `path` does not exist.
+    `tidelog_directories` says which data directories belong to Tidelog. The default contains only directories that
+    have a metadata store of their own. Data that cannot be read becomes a finding. Raises OSError if `path` does not
+    exist.
     """
     path = path.rstrip("/")
     if not disk.is_dir(path):
@@ -141,7 +142,8 @@ class _Verifier:
         self._checkpoints: dict[str, dict[TopicPartition, int] | None] = {}
         """Offsets of the checkpoints that were read, by path; None for a missing or damaged one."""
         self._next_base_offsets: dict[str, int] = {}
-        """By path, for each segment of the current partition but the last: the offset at which the next one begins."""
+        """For each segment of the current partition except the last one, by path: the offset at which the next
+        segment begins."""
 
     def run(self, path: str) -> VerifyReport:
         if self._disk.is_dir(path):
@@ -153,7 +155,7 @@ class _Verifier:
 
     @contextmanager
     def _recording_errors(self, path: str) -> Iterator[None]:
-        """Record an OSError of the block as a finding about `path`, so that the rest is verified nevertheless."""
+        """Record an OSError of the block as a finding about `path`, so that the verification continues."""
         try:
             yield
         except OSError as error:
@@ -215,11 +217,11 @@ class _Verifier:
                 self._result.add_finding(f"{directory}/{name}", 0, "an index without its segment", NOTE)
 
     def _may_have_holes(self, directory: str, offset: int) -> bool:
-        """Return whether it is possible that the missing offsets before `offset` are no damage: compaction removed
-        them, or they are below the log start offset.
+        """Return whether the missing offsets before `offset` are possibly not damage, because compaction removed
+        them or they are below the log start offset.
 
-        The result is True if the data directory is not known to belong to Tidelog: Kafka's checkpoints may be behind.
-        It is also True if the checkpoint of compaction is damaged.
+        The result is True if the data directory is not known to belong to Tidelog, because Kafka's checkpoints may
+        be out of date. It is also True if the checkpoint of compaction is damaged.
         """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)
@@ -232,8 +234,8 @@ class _Verifier:
         return is_compacted or offset <= (self._checkpoint_offset(f"{parent}/{LOG_START_OFFSETS}", key) or 0)
 
     def _check_ends(self, directory: str, segments: list[str], end_offset: int) -> None:
-        """Check that the log begins and ends where the checkpoints of the data directory say, if they exist and know
-        the log.
+        """Check that the log begins and ends at the offsets in the checkpoints of the data directory. Missing
+        checkpoints and missing entries are ignored.
         """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)
@@ -336,8 +338,8 @@ class _Verifier:
                     path, 0, f"epoch {epoch} from offset {offset} is not in the checkpoint yet", NOTE
                 )
             elif epoch > entries[-1][0]:
-                # No checksum covers the epoch in a batch, but the checkpoint is written before the recovery point
-                # moves. So the epoch in the batch is wrong.
+                # The epoch in the batch is wrong: no checksum covers it, whereas the checkpoint is written before the
+                # recovery point moves.
                 self._result.add_finding(segment, 0, f"epoch {epoch} from offset {offset} is not in {path}")
             elif epoch <= entries[0][0] and offset < entries[0][1]:
                 self._result.add_finding(
@@ -410,10 +412,10 @@ class _Verifier:
         removed from `positions` and `times`.
 
         `positions` maps a position to (row, offset), and `times` an offset to (row, timestamp). The offset in an
-        entry differs between Kafka's versions. Before 4.0 it was the last offset of an append, which may be several
-        batches (of a follower or of compaction), with the position of the first of them. Up to 3.7 a time entry had
-        the offset of the first record with the timestamp, not the batch's last offset. Look-ups return the same with
-        either.
+        entry differs between Kafka's versions. Before Kafka 4.0, an offset entry contained the last offset of an
+        append and the position of its first batch. An append of a follower or of compaction may consist of several
+        batches. Up to Kafka 3.7, a time entry contained the offset of the first record with the timestamp, not the
+        batch's last offset. Look-ups return the same result in all cases.
         """
         next_offset = base_offset
         latest = -1
@@ -432,7 +434,7 @@ class _Verifier:
             elif epoch >= 0 and (not epochs or epoch > epochs[-1][0]):
                 epochs.append((epoch, offset, path))
             last_offset = offset + fields[LAST_OFFSET_DELTA]
-            if fields[COUNT]:  # compaction leaves batches without records, whose timestamp means nothing
+            if fields[COUNT]:  # compaction may leave batches without records; their timestamp has no meaning
                 latest = max(latest, fields[MAX_TIMESTAMP])
             if position in positions:
                 entry_position = position
@@ -446,7 +448,7 @@ class _Verifier:
         return next_offset
 
     def _readable_batches(self, path: str, base_offset: int) -> Iterator[tuple[int, memoryview, Fields]]:
-        """Yield (position, batch, header) of each batch of a file. A break in the sequence is a finding; after it,
+        """Yield (position, batch, header) of each batch of a file. A break in the sequence is a finding. After it,
         reading continues with the next sound batch.
         """
         file = self._disk.open(path)
@@ -462,7 +464,7 @@ class _Verifier:
                         next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
                     return
                 except CorruptLog as error:
-                    # Zeros that are too few to show that they begin no batch are unwritten if no record is missing.
+                    # So few zeros may also be the beginning of a batch. They are unwritten if no record is missing.
                     next_base = self._next_base_offsets.get(path, next_offset)
                     is_complete = end - error.position >= LENGTH_END or next_base == next_offset
                     if is_complete and is_unwritten(file, error.position, end):

@@ -28,12 +28,12 @@ from tidelog.wire.errors import ApiError, ErrorCode
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
 LOGGER_RESOURCE = 8
-"""Loggers belong to this process; the controller does not know them."""
+"""The resource type of loggers. Loggers belong to one process, so the controller does not know them."""
 CLIENT_METRICS_RESOURCE = 16
 GROUP_RESOURCE = 32
 CHANGES_MAX = 10_000
 """Maximum number of changes of one resource in a request. There are fewer settings than this, so a request with more
-changes repeats names or contains unknown ones."""
+changes repeats names or contains unknown names."""
 GROUPS_WITH_SETTINGS_MAX = 10_000
 SUBSCRIPTIONS_MAX = 10_000
 
@@ -78,7 +78,8 @@ def alter_configs(
 ) -> Steps[JournalDecision[list[AlterationResult]]]:
     """Alter settings of resources. Each resource succeeds or fails on its own, with all of its changes.
 
-    `config` has the settings of this broker. `asked_node_id` is the broker that the client has asked; None: this one.
+    `config` has the settings of this broker. `asked_node_id` is the broker to which the client sent the request; None
+    means this broker.
     """
     records: list[JournalRecord] = []
     results: list[AlterationResult] = []
@@ -93,8 +94,8 @@ def alter_configs(
         try:
             if counts[resource] > 1:
                 raise ApiError("the request has this resource more than once", ErrorCode.INVALID_REQUEST)
-            asked = config.node_id if asked_node_id is None else asked_node_id
-            changed_settings = _alter(image, alteration, config, asked)
+            node_id = config.node_id if asked_node_id is None else asked_node_id
+            changed_settings = _alter(image, alteration, config, node_id)
             check_min_isr_of_brokers(image, changed_settings)
             records += changed_settings
         except ApiError as error:
@@ -158,7 +159,7 @@ def _alter_broker(
 
 
 def _stored_text(setting: str, value: str | None) -> str | None:
-    """Return the value to store in the journal: an empty text for secrets, which have no effect yet."""
+    """Return the value to store in the journal. Secrets have no effect yet, so an empty text is stored for them."""
     key = broker_key(setting)
     return "" if value is not None and key is not None and key.sensitive else value
 
@@ -181,7 +182,7 @@ def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[
     if not name:
         raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)
     before = image.client_metrics_configs.get(name, {})
-    # As in Kafka, no client metrics setting is a list that items can be appended to.
+    # As in Kafka, items cannot be appended to a setting of client metrics.
     after = _settings_after(alteration, before, {}, lambda key: key.default)
     check_client_metrics(after)
     if after and not before and len(image.client_metrics_configs) >= SUBSCRIPTIONS_MAX:
@@ -190,7 +191,9 @@ def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[
 
 
 def broker_name(resource_name: str, node_id: int) -> str:
-    """Return the broker that a resource names: this one, or "" for all brokers. Raises ApiError for other brokers."""
+    """Return `node_id` as text if the resource names this broker, or "" if it means all brokers. Raises ApiError for
+    another broker.
+    """
     if not resource_name:
         return ""
     check_node(resource_name, node_id)

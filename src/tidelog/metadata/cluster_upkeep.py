@@ -1,5 +1,5 @@
-"""The changes that the active controller of a cluster makes by itself, without a request: it fences the brokers whose
-leases have ended, and gives partitions back to their preferred leaders.
+"""The changes that the active controller of a cluster makes without a request: it fences the brokers whose leases have
+ended, and makes preferred replicas leaders again.
 """
 
 import logging
@@ -20,14 +20,14 @@ from tidelog.runtime.interfaces import Runtime
 logger = logging.getLogger("tidelog.metadata")
 
 GRACE_S: Final = 0.6
-"""A new controller waits for this time, in seconds, before it fences the first broker: after an outage of the store, in
-which all leases ended, the brokers acquire their leases again."""
+"""A new controller waits for this time, in seconds, before it fences the first broker. If all leases ended during an
+outage of the store, the brokers acquire their leases again within this time."""
 CHECK_S: Final = 0.25
 """Interval at which the controller compares the brokers with their leases, in seconds."""
 
 
 class ClusterUpkeep:
-    """The tasks of one broker while it is the controller."""
+    """The periodic work of one broker while it is the controller."""
 
     def __init__(
         self, store: Store, journal: Journal, controller: LocalController, config: BrokerConfig, runtime: Runtime
@@ -64,7 +64,8 @@ class ClusterUpkeep:
             await self._tasks.sleep(CHECK_S)
 
     async def _fence_brokers_without_lease(self) -> None:
-        # A broker acquires its lease before it is registered. So the image must be older than the list of the leases.
+        # A broker acquires its lease before it is registered. So the image must be read before the leases; otherwise a
+        # newly registered broker could seem to have no lease.
         image = self._journal.image
         unfenced = [broker for broker in image.brokers.values() if not broker.fenced]
         if not unfenced or not image.has_fencing:
@@ -81,14 +82,14 @@ class ClusterUpkeep:
                 logger.warning("broker fenced, its lease has ended node=%d epoch=%d", number, broker.epoch)
 
     async def _elect_leaderless(self) -> bool:
-        """Elect leaders that a changed setting allows, in case the controller before this one has not done so.
+        """Elect leaders that a changed setting allows, since the previous controller may not have completed this.
 
-        Returns whether it is done.
+        Returns whether the elections are complete.
         """
         return not self._journal.image.has_fencing or not (await self._controller.decide(self._decide_leaderless)).error
 
     async def _rebalance(self) -> bool:
-        """Give partitions back to their preferred leaders. Returns False if some remain for a later call."""
+        """Make preferred replicas leaders again. Returns False if more elections remain for a later call."""
         if not self._config.auto_leader_rebalance_enable or not self._journal.image.has_fencing:
             return True
         return not (await self._controller.decide(self._decide_rebalance)).value

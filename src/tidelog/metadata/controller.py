@@ -1,5 +1,5 @@
-"""Decisions of the controller about topics and brokers. Pure functions: they compute records and a reply from the
-image and the request.
+"""Decisions of the controller about topics and brokers. The functions are pure: they compute records and a reply from
+the image and the request.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,18 +29,18 @@ R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
 NAMED_PARTITIONS_MAX = 100_000
-"""Maximum number of partitions that one request for elections or reassignments may name. An election of all partitions
-needs no names."""
+"""Maximum number of partitions that one request for elections or reassignments may name. A request for the election of
+all partitions names no partition, so this limit does not apply to it."""
 SETTINGS_MAX = 10_000
-"""Maximum number of settings of one new topic in a request. There are fewer settings than this, so a request with
-more repeats names or contains unknown ones."""
+"""Maximum number of settings of one new topic in a request. There are fewer settings than this, so a request with more
+settings repeats names or contains unknown names."""
 PRODUCER_ID_BLOCK = 1000
 REPEATED_TOPIC = "the request has this topic more than once"
 
 
 ReservePartitions = Callable[[int], bool]
-"""Called with a number of partitions. If they may be created or deleted now, it counts them towards the quota
-(KIP-599) and returns True. Otherwise it returns False."""
+"""A function that is called with a number of partitions. If so many partitions may be created or deleted now, it counts
+them towards the quota (KIP-599) and returns True. Otherwise it returns False."""
 
 
 def unlimited(count: int) -> bool:
@@ -49,7 +49,7 @@ def unlimited(count: int) -> bool:
 
 class JournalDecision(NamedTuple, Generic[R]):
     records: list[JournalRecord]
-    """Records to append to the journal: all or none."""
+    """Records to append to the journal. Either all of them are appended, or none."""
     reply: R
     """The reply to the request. It is valid after the records were appended."""
 
@@ -57,7 +57,7 @@ class JournalDecision(NamedTuple, Generic[R]):
 class NewTopic(NamedTuple):
     name: str
     partitions: int = -1
-    """-1: the broker's default, or the number of `assignments`."""
+    """Number of partitions; -1 means the broker's default, or the number of `assignments` if there are any."""
     replication_factor: int = -1
     assignments: Sequence[tuple[int, Sequence[int]]] = ()
     """Each partition with its replicas."""
@@ -115,7 +115,7 @@ def create_topics(
         yield
     repeated = yield from _find_repeated(topic.name for topic in topics)
     if partition_count > PARTITIONS_PER_REQUEST_MAX:
-        message = f"one request may create at most {PARTITIONS_PER_REQUEST_MAX} partitions; this one asks for more"
+        message = f"the request creates more than {PARTITIONS_PER_REQUEST_MAX} partitions, which is the limit"
         return JournalDecision([], (yield from _refuse_all(unique, ErrorCode.POLICY_VIOLATION, message)))
     records: list[JournalRecord] = []
     results: list[TopicResult] = []
@@ -159,7 +159,9 @@ def _refuse_all(names: Iterable[str], error: ErrorCode, message: str | None) -> 
 
 
 def _names_by_flat_name(image: MetadataImage, new_names: Iterable[str]) -> Steps[dict[str, str]]:
-    """Return the existing topics by `flat_name`; empty if none of `new_names` contains a dot or an underscore."""
+    """Return the names of existing topics by `flat_name`. The result is empty if no new name contains a dot or an
+    underscore.
+    """
     names: dict[str, str] = {}
     for name in new_names:
         if "." in name or "_" in name:
@@ -206,8 +208,8 @@ def _new_topic(
 
 
 def _first_isrs(image: MetadataImage, first: int, replicas: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Return the ISRs of new partitions, numbered from `first`; empty if all replicas are active. Raises ApiError if a
-    partition has no active replica.
+    """Return the ISRs of new partitions, which are numbered from `first`. The result is empty if all brokers are
+    active, since every ISR then contains all replicas. Raises ApiError if a partition has no active replica.
     """
     if all(broker.active for broker in image.brokers.values()):
         return ()
@@ -275,8 +277,8 @@ def _check_replication_factor(image: MetadataImage, replication_factor: int) -> 
 def delete_topics(
     image: MetadataImage, choices: Sequence[TopicChoice], *, reserve: ReservePartitions = unlimited
 ) -> Steps[JournalDecision[list[TopicResult]]]:
-    """Delete topics. Each choice succeeds or fails on its own; a topic that is chosen more than once fails, with one
-    result.
+    """Delete topics. Each choice succeeds or fails on its own. A topic that is chosen more than once is not deleted,
+    and has one result.
     """
     repeated = yield from _find_repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
     results: list[TopicResult] = []
@@ -341,11 +343,10 @@ def create_partitions(
     cordoned: bool = False,
     reserve: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
-    """Add partitions to topics. Each topic succeeds or fails on its own; a topic that is repeated in the request
-    fails.
+    """Add partitions to topics. Each topic succeeds or fails on its own. A topic that is repeated in the request fails.
 
-    Results of repeated topics come first, then those of unknown topics. `cordoned`: no data directory accepts new
-    partitions.
+    The results of repeated topics come first, then the results of unknown topics, then all others. `cordoned` says that
+    no data directory accepts new partitions.
     """
     repeated = yield from _find_repeated(request.topic for request in requests)
     results = yield from _refuse_all(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
@@ -377,11 +378,11 @@ def create_partitions(
 def _add_partitions(
     image: MetadataImage, topic: TopicImage, request: MorePartitions, created_before: int
 ) -> Steps[PartitionsAdded]:
-    present = len(topic.partitions)
-    added = request.total - present
+    count_before = len(topic.partitions)
+    added = request.total - count_before
     if added <= 0:
         raise ApiError(
-            f"{topic.name} has {present} partitions already; the new total {request.total} is not larger",
+            f"{topic.name} has {count_before} partitions already; the new total {request.total} is not larger",
             ErrorCode.INVALID_PARTITIONS,
         )
     last_directory = f"{topic.name}-{request.total - 1}"
@@ -399,7 +400,7 @@ def _add_partitions(
             message = f"the request adds {added} partitions but has {len(request.assignments)} assignments"
             raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
         replicas = [check_assignment(image, assigned, factor) for assigned in request.assignments]
-    return PartitionsAdded(topic.topic_id, present, tuple(replicas), _first_isrs(image, present, replicas))
+    return PartitionsAdded(topic.topic_id, count_before, tuple(replicas), _first_isrs(image, count_before, replicas))
 
 
 def register_broker(
@@ -411,8 +412,8 @@ def register_broker(
 
 def renew_leadership(image: MetadataImage, broker_id: int) -> list[JournalRecord]:
     """Return the record that renews the leadership of a restarted broker, or none if it leads no partition."""
-    leads = any(p.leader == broker_id for topic in image.topics.values() for p in topic.partitions)
-    return [LeadershipRenewed(broker_id)] if leads else []
+    is_leader = any(p.leader == broker_id for topic in image.topics.values() for p in topic.partitions)
+    return [LeadershipRenewed(broker_id)] if is_leader else []
 
 
 def allocate_producer_ids(image: MetadataImage, broker_id: int) -> JournalDecision[range]:

@@ -1,18 +1,17 @@
 """Leaders of partitions, in-sync replicas (ISR) and eligible leader replicas (ELR, KIP-966). Pure functions.
 
-`next_state` is the one function that decides a leader. All decisions of the controller that change the ISR, the
-replicas or the brokers that may lead end in it: the end and the return of a broker, AlterPartition, reassignments and
-ElectLeaders.
+`next_state` is the only function that chooses a leader. Every decision of the controller that may change the ISR, the
+replicas or the leader calls it: when a broker stops or returns, and for AlterPartition, reassignments and ElectLeaders.
 
-The order of an election, as in Kafka:
+An election chooses, in the same order as Kafka:
 
 1. the first active replica, in the order of the assignment, that is in the ISR;
 2. if the ISR is empty, the first active replica that is in the ELR;
 3. if the ISR and the ELR are empty, the last known leader, if it is active;
 4. only if the topic has `unclean.leader.election.enable`, the first active replica.
 
-The elections of 3 and 4 are unclean: the leader may lack committed records, so the state is marked as RECOVERING, and
-its ISR is the leader alone.
+Elections by rules 3 and 4 are unclean: the leader may lack committed records. So the state is marked as RECOVERING, and
+the ISR contains only the leader.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +44,8 @@ class ElectionRules(NamedTuple):
     """The settings and features that an election of one topic depends on."""
 
     min_isr: int
-    """`min.insync.replicas` of the topic. A partition needs at most as many in-sync replicas as it has replicas."""
+    """`min.insync.replicas` of the topic. If a partition has fewer replicas, it needs only that number of in-sync
+    replicas."""
     elr: bool
     """Whether `eligible.leader.replicas.version` is at least 1."""
     unclean: bool
@@ -56,15 +56,13 @@ class TopicRules:
     """The election rules of all topics of an image."""
 
     def __init__(self, image: MetadataImage, config: BrokerConfig) -> None:
-        """`config` has the controller's settings. They are the defaults of settings that neither the topic nor the
-        cluster has.
-        """
+        """`config` contains the controller's settings. They apply if neither the topic nor the cluster has a value."""
         self._cluster_config = config.with_dynamic(image.broker_configs.get("", {}), {})
         self._elr = image.feature_levels.get(ELR_FEATURE, 0) >= 1
         self._rules_by_texts: dict[tuple[str | None, str | None], ElectionRules] = {}
 
     def of(self, settings: Mapping[str, str]) -> ElectionRules:
-        """Return the rules of a topic with these settings of its own."""
+        """Return the rules of a topic whose own settings are `settings`."""
         texts = (settings.get(MIN_INSYNC_REPLICAS), settings.get(UNCLEAN_ELECTION))
         rules = self._rules_by_texts.get(texts)
         if rules is None:
@@ -84,14 +82,14 @@ class Target(NamedTuple):
     removing: tuple[int, ...] | None = None
     recovery: int | None = None
     unclean_stop: int | None = None
-    """A broker whose log may lack records that it had: it leaves the ISR and the ELR."""
+    """A broker that may have lost records from its log. It is removed from the ISR and the ELR."""
     prefer_first: bool = False
-    """Whether the first replica becomes the leader if it can, instead of the present leader."""
+    """Whether the first replica becomes the leader if it may lead. Otherwise the present leader remains if possible."""
 
 
 def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_active: IsActive) -> PartitionState:
-    """Return the state after the intended change and the election that it needs. Returns `state` itself if nothing
-    changes.
+    """Return the state after the intended change and the election that this change requires. Returns `state` itself if
+    nothing changes.
 
     The partition epoch grows with every change. The leader epoch grows when the leader changes, and when a replica is
     removed, so that the removed replica is fenced.
@@ -108,13 +106,13 @@ def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_a
     elif leader in elr:
         isr, elr = (leader,), tuple(replica for replica in elr if replica != leader and min_isr > 1)
     if not isr and not rules.elr:
-        # Without ELR the last members stay, since they have the committed records.
+        # Without ELR, the last members remain in the ISR, since they have all committed records.
         isr = tuple(replica for replica in state.isr if replica in replicas)
     last_known_elr = state.last_known_elr
     if leader != NO_LEADER or not rules.elr:
         last_known_elr = ()
     elif not isr and not last_known_elr:
-        # If ELR was off when the leader ended, the ISR's last member is the last leader.
+        # If ELR was off when the leader stopped, the last member of the ISR is the last known leader.
         last_known_elr = state.isr[:1] if state.leader == NO_LEADER else (state.leader,)
     begins_epoch = leader != state.leader or not set(state.replicas) <= set(replicas)
     new_state = PartitionState(
@@ -138,9 +136,11 @@ def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_a
 def _after_reassignment(
     state: PartitionState, target: Target, is_active: IsActive
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return replicas, adding, removing and ISR. A reassignment is complete, and drops the replicas that it removes,
-    when all the replicas that it adds are in the ISR, and an active member of the ISR stays. If the partition loses
-    replicas, all those that stay must be in the ISR.
+    """Return replicas, adding, removing and ISR.
+
+    A reassignment is complete when all replicas that it adds are in the ISR, and at least one active member of the ISR
+    remains. If it removes more replicas than it adds, all remaining replicas must be in the ISR. When it is complete,
+    the replicas that it removes are dropped.
     """
     replicas = state.replicas if target.replicas is None else target.replicas
     adding = state.adding if target.adding is None else target.adding
@@ -158,7 +158,8 @@ def _after_reassignment(
 def _eligible_replicas(
     state: PartitionState, isr: Sequence[int], replicas: Sequence[int], unclean_stop: int | None
 ) -> tuple[int, ...]:
-    """Return the ELR while the ISR is smaller than `min.insync.replicas`: the members of the ISR and the ELR until now.
+    """Return the new ELR, if the new ISR is smaller than `min.insync.replicas`: the previous members of the ISR and the
+    ELR that are not in the new ISR.
 
     The high watermark does not move while the ISR is so small, so these replicas have every committed record.
     """
@@ -175,7 +176,7 @@ def _elect(
     is_active: IsActive,
     prefer_first: bool,
 ) -> tuple[int, bool]:
-    """Return the leader, or NO_LEADER, and whether its election is unclean. The present leader stays if it can."""
+    """Return the leader, or NO_LEADER, and whether its election is unclean. If possible, the leader does not change."""
     candidates = isr or elr
     preferred = (replicas[0], state.leader) if prefer_first else (state.leader,)
     for replica in (*preferred, *replicas):
@@ -195,20 +196,20 @@ def _elect(
 def _directories(state: PartitionState, replicas: tuple[int, ...]) -> tuple[DirectoryId, ...]:
     if not state.directories or replicas == state.replicas:
         return state.directories
-    known = dict(zip(state.replicas, state.directories, strict=True))
-    return tuple(known.get(replica, UNKNOWN_DIRECTORY) for replica in replicas)
+    by_replica = dict(zip(state.replicas, state.directories, strict=True))
+    return tuple(by_replica.get(replica, UNKNOWN_DIRECTORY) for replica in replicas)
 
 
-# The end and the return of a broker
+# When a broker stops or returns
 
 
 def remove_broker(
     changes: StateChanges, image: MetadataImage, broker_id: int, rules: TopicRules, *, unclean_stop: bool = False
 ) -> Steps[None]:
-    """Collect the changes that a broker's end costs: it leads no partition and leaves every ISR.
+    """Collect the changes after a broker has stopped: it leads no partition any more, and is removed from every ISR.
 
-    Without ELR it stays in an ISR that has no other member, and the partition has no leader. `unclean_stop`: its logs
-    may lack records that they had, so it leaves the ELR, too.
+    Without ELR, the broker remains in an ISR that has no other member, and the partition has no leader. `unclean_stop`
+    says that the broker may have lost records from its logs; then it is also removed from every ELR.
     """
 
     def is_concerned(state: PartitionState) -> bool:
@@ -228,10 +229,10 @@ def remove_broker(
 def elect_where_leaderless(
     changes: StateChanges, image: MetadataImage, rules: TopicRules, *, returned_broker: int | None = None
 ) -> Steps[None]:
-    """Collect elections of the partitions without a leader, for example when a broker returned or when a topic's
-    `unclean.leader.election.enable` changed.
+    """Collect elections of the partitions without a leader, for example after a broker has returned or after a topic's
+    `unclean.leader.election.enable` has changed.
 
-    `returned_broker` counts as active although it is not yet so in the image.
+    `returned_broker` is treated as active, although the image does not say so yet.
     """
 
     def is_concerned(state: PartitionState) -> bool:
@@ -253,7 +254,9 @@ def _change_all(
     is_concerned: Callable[[PartitionState], bool],
     change: Callable[[PartitionState, ElectionRules], PartitionState],
 ) -> Steps[None]:
-    """Collect the same change of all partitions that it concerns. It is decided once for partitions of equal states."""
+    """Collect the same change for all partitions that it concerns. For partitions with equal states, the new state is
+    computed only once.
+    """
     decided: dict[tuple[PartitionState, ElectionRules], PartitionState] = {}
     for topic in image.topics.values():
         yield
@@ -285,9 +288,10 @@ def elect_leaders(
 ) -> Steps[JournalDecision[list[ElectionResult]]]:
     """Elect leaders on an administrator's request (ElectLeaders).
 
-    A preferred election makes the first replica the leader if it is in sync. An unclean one lets any active replica
-    lead a partition that has no leader. `partitions` of None means all partitions; the results then leave out those
-    that need no election, as in Kafka. Raises ApiError (INVALID_REQUEST) if the type is unknown.
+    A preferred election makes the first replica the leader if it is in sync. An unclean election lets any active
+    replica lead a partition that has no leader. If `partitions` is None, all partitions are elected, and as in Kafka
+    the results contain only the partitions that need an election. Raises ApiError (INVALID_REQUEST) if the type is
+    unknown.
     """
     changes = StateChanges(image)
     rules = TopicRules(image, config)
@@ -339,15 +343,16 @@ def _elect_on_request(
 
 
 def rebalance_leaders(image: MetadataImage, config: BrokerConfig) -> Steps[JournalDecision[bool]]:
-    """Give partitions back to their preferred leaders (`auto.leader.rebalance.enable`), at most
-    REBALANCED_PARTITIONS_MAX of them.
+    """Make preferred replicas the leaders of their partitions again (`auto.leader.rebalance.enable`). One call changes
+    at most REBALANCED_PARTITIONS_MAX partitions.
 
-    The reply is whether more partitions may be left: the caller asks again soon. Kafka 4.3 moves every partition whose
-    preferred leader is in sync; `leader.imbalance.per.broker.percentage` ended with ZooKeeper.
+    The reply says whether more partitions may remain; the caller then calls again soon. Like Kafka 4.3, this changes
+    every partition whose preferred leader is in sync. Kafka without ZooKeeper ignores
+    `leader.imbalance.per.broker.percentage`.
     """
     changes = StateChanges(image)
     rules = TopicRules(image, config)
-    moved = 0
+    change_count = 0
     for topic in image.topics.values():
         yield
         for partition, state in enumerate(topic.partitions):
@@ -357,16 +362,16 @@ def rebalance_leaders(image: MetadataImage, config: BrokerConfig) -> Steps[Journ
             new_state = next_state(state, Target(prefer_first=True), topic_rules, image.is_active)
             if new_state.leader == state.leader:
                 continue
-            if moved == REBALANCED_PARTITIONS_MAX:
+            if change_count == REBALANCED_PARTITIONS_MAX:
                 return JournalDecision(changes.records(), True)
             changes.put(topic, partition, new_state)
-            moved += 1
+            change_count += 1
     return JournalDecision(changes.records(), False)
 
 
 def elect_leaderless(image: MetadataImage, config: BrokerConfig) -> Steps[JournalDecision[None]]:
-    """Elect leaders of partitions that have none, where the present settings allow it: after a change of
-    `unclean.leader.election.enable`, or at intervals.
+    """Elect leaders of partitions without a leader, where the present settings allow this. Called after a change of
+    `unclean.leader.election.enable`, and at intervals.
     """
     changes = StateChanges(image)
     yield from elect_where_leaderless(changes, image, TopicRules(image, config))

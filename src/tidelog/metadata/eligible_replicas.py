@@ -1,8 +1,9 @@
-"""When the eligible leader replicas (ELR, KIP-966) of partitions must be forgotten. Pure functions.
+"""Clear the eligible leader replicas (ELR, KIP-966) of partitions when a change of settings requires this. Pure
+functions.
 
-A replica is in the ELR because the high watermark has not moved since it left the ISR: the ISR was smaller than
-`min.insync.replicas`. This reasoning holds for one value of the setting only. So a change of a topic's effective value
-clears the ELR of its partitions in the same journal entry.
+A replica is in the ELR if the high watermark has not moved since the replica left the ISR. It could not move, since the
+ISR was smaller than `min.insync.replicas`. With another value of this setting, it might have moved. So a change of a
+topic's effective value clears the ELR of its partitions in the same journal entry.
 """
 
 from collections.abc import Iterable
@@ -18,9 +19,9 @@ from tidelog.wire.errors import ApiError, ErrorCode
 def clear_elr(image: MetadataImage, topics: Iterable[TopicImage]) -> list[JournalRecord]:
     """Return the record that clears the ELR of all partitions of these topics that have an ISR.
 
-    Without an ISR there is no leader, so the high watermark cannot move: the members of the ELR keep every committed
-    record under any value of the setting. Kafka clears the ELR of such a partition, too, and then only an unclean
-    election can give it a leader.
+    A partition without an ISR has no leader, so its high watermark cannot move: under any value of the setting, the
+    members of its ELR have every committed record. Kafka also clears the ELR of such a partition; after that, the
+    partition can get a leader only by an unclean election.
     """
     changes = StateChanges(image)
     for topic in topics:
@@ -34,7 +35,9 @@ def clear_elr(image: MetadataImage, topics: Iterable[TopicImage]) -> list[Journa
 def clear_elr_after(
     image: MetadataImage, setting_records: list[JournalRecord], config: BrokerConfig
 ) -> list[JournalRecord]:
-    """Return the record that clears the ELR where `setting_records` change the effective `min.insync.replicas`."""
+    """Return the record that clears the ELR of the topics whose effective `min.insync.replicas` is changed by
+    `setting_records`.
+    """
     if not image.feature_levels.get(ELR_FEATURE, 0):
         return []
     relevant = [
@@ -55,8 +58,8 @@ def clear_elr_after(
 
 
 def check_min_isr_of_brokers(image: MetadataImage, records: Iterable[JournalRecord]) -> None:
-    """Raise ApiError (INVALID_CONFIG) if a record gives `min.insync.replicas` to one broker, or removes the cluster's
-    value, while ELR is on: all brokers and the controller must use the same value.
+    """While ELR is on, raise ApiError (INVALID_CONFIG) if a record sets `min.insync.replicas` for one broker or removes
+    the cluster's value: all brokers and the controller must use the same value.
     """
     if not image.feature_levels.get(ELR_FEATURE, 0):
         return

@@ -4,14 +4,14 @@ Keys below the prefix:
 
     journal/POSITION     one entry; POSITION has 20 digits
     end                  the position of the next entry
-    leases/NAME          holder and epoch; attached to a lease of etcd, so that etcd deletes it when the time is over
-    epochs/NAME          the last epoch of that lease; it stays
+    leases/NAME          holder and epoch; attached to a lease of etcd, so that etcd deletes the key when the lease ends
+    epochs/NAME          the last epoch of that lease; this key is never deleted
     snapshot             the pointer to the current snapshot
     snapshots/ID/PART    the parts of snapshots
 
 An append is one transaction: it compares the lease and the end, and writes the entry and the new end. Transactions and
-reads go through a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it, since
-etcd's own keep-alive may be answered by a leader that has just been deposed.
+reads need a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it. etcd's own
+keep-alive is not used, since a leader that has just been deposed may still answer it.
 """
 
 from collections.abc import Callable
@@ -44,9 +44,9 @@ from tidelog.runtime.interfaces import Runtime
 T = TypeVar("T")
 
 WATCH_PAUSE_S: Final = 0.2
-"""Pause after a watch that failed."""
+"""Pause after a watch that failed, in seconds."""
 TRIM_KEYS: Final = 2000
-"""Entries that one transaction deletes."""
+"""Number of entries that one transaction deletes."""
 ACQUIRE_TRIES: Final = 5
 
 
@@ -115,8 +115,8 @@ class EtcdStore(RemoteStore):
             raise lease_lost(lease)
         end = int(stored_end or 0)
         if position < end:
-            raise PositionTaken(f"position {position} is taken, the next is {end}")
-        assert position == end, "an append leaves no gap"
+            raise PositionTaken(f"position {position} is taken; the next free position is {end}")
+        assert position == end, "an append must not leave a gap"
         raise StoreFailed(f"{self._url}: an append was refused without a reason")
 
     def _read(self, gateway: EtcdGateway, start: int, limit: int) -> list[StoredEntry]:
@@ -156,7 +156,9 @@ class EtcdStore(RemoteStore):
             self._delete(gateway, own_parts, _after(own_parts))
 
     def _point_to(self, gateway: EtcdGateway, pointer: SnapshotPointer) -> bool:
-        """Make a snapshot the current one. Return false if the current one is not of an earlier position."""
+        """Make a snapshot the current snapshot. Return False if the current snapshot already has this position or a
+        later one.
+        """
         key = self._key("snapshot")
         while True:
             answer = gateway.read("/v3/kv/range", {"key": to_text(key)})
@@ -170,12 +172,12 @@ class EtcdStore(RemoteStore):
 
     def _trim(self, gateway: EtcdGateway, position: int) -> None:
         """Delete the entries before `position` in several transactions, then the history of all keys."""
-        whole = {"key": to_text(self._entry_key(0)), "range_end": to_text(self._entry_key(position))}
-        while pairs := _pairs(gateway.read("/v3/kv/range", {**whole, "limit": "1", "keys_only": True})):
+        key_range = {"key": to_text(self._entry_key(0)), "range_end": to_text(self._entry_key(position))}
+        while pairs := _pairs(gateway.read("/v3/kv/range", {**key_range, "limit": "1", "keys_only": True})):
             first = int(pairs[0][0][-20:])
             self._delete(gateway, self._entry_key(first), self._entry_key(min(first + TRIM_KEYS, position)))
         _, revision = self._end(gateway)
-        with suppress(StoreFailed):  # another broker, or etcd itself, has compacted at a later revision
+        with suppress(StoreFailed):  # another broker or etcd itself may have compacted at a later revision
             gateway.change("/v3/kv/compaction", {"revision": str(revision)})
 
     def _acquire(self, gateway: EtcdGateway, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
@@ -194,7 +196,7 @@ class EtcdStore(RemoteStore):
             puts = [lease_put, _put(epoch_key, str(lease.epoch).encode())]
             if gateway.change("/v3/kv/txn", {"compare": unchanged, "success": puts}).get("succeeded"):
                 return lease
-        raise StoreUnavailable(f"{self._url}: others change the lease {name} at the same time")
+        raise StoreUnavailable(f"{self._url}: other brokers change the lease {name} at the same time")
 
     def _renew(self, gateway: EtcdGateway, lease: Lease, ttl_ms: int) -> None:
         key, value = self._key("leases", lease.name), encode_lease(lease)
@@ -203,7 +205,9 @@ class EtcdStore(RemoteStore):
             raise lease_lost(lease)
 
     def _grant(self, gateway: EtcdGateway, ttl_ms: int | None) -> str:
-        """Return the id of a new lease of etcd; "0" without `ttl_ms`. A lease without a key ends by itself."""
+        """Return the id of a new lease of etcd, or "0" without `ttl_ms`. If no key is attached to the lease, it has no
+        effect and ends after its time.
+        """
         if ttl_ms is None:
             return "0"
         answer = gateway.change("/v3/lease/grant", {"TTL": str(-(-ttl_ms // 1000)), "ID": "0"})

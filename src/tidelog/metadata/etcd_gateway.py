@@ -1,7 +1,8 @@
-"""Blocking calls to etcd's JSON gateway (version 3 of the API), over HTTP/1.1 connections that are kept open.
+"""Blocking calls to etcd's JSON gateway (version 3 of the API), over persistent HTTP/1.1 connections.
 
-A call that changes something is never repeated after its request was sent: then only the caller can find out whether
-it was executed. Before that, and for calls that only read, each server is tried once.
+If no server accepts a connection, each server is tried once. A call that only reads is also repeated on the other
+servers if its answer is lost. A call that changes something is never repeated after its request was sent, since only
+the caller can find out whether it was executed.
 """
 
 import json
@@ -18,15 +19,15 @@ from tidelog.metadata.store import StoreFailed, StoreUnavailable
 CONNECT_TIMEOUT_S: Final = 2.0
 ANSWER_TIMEOUT_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""Upper bound on one answer. etcd sends at most 4 MiB, which are longer in JSON."""
+"""Upper bound on the bytes of one answer. etcd answers with at most 4 MiB, which take more bytes in JSON."""
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OUT_OF_RANGE = 3, 8, 11
 NO_PERMISSION = (7, 16)
-"""Codes of gRPC in answers with an error. Nothing was executed after any of these."""
+"""Codes of gRPC in answers with an error. A call that gets one of these codes was not executed."""
 
 
 class AnswerLost(Exception):
-    """A call that changes something was sent, and it is unknown whether it was executed."""
+    """A call was sent and may have been executed, but no answer has arrived."""
 
 
 class AnswerTooLarge(Exception):
@@ -34,7 +35,7 @@ class AnswerTooLarge(Exception):
 
 
 def to_text(value: bytes) -> str:
-    """Return bytes as the gateway expects them."""
+    """Return bytes in the text form that the gateway expects."""
     return b64encode(value).decode()
 
 
@@ -55,7 +56,8 @@ class EtcdGateway:
     def read(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Make a call that changes nothing. Raises StoreUnavailable, StoreFailed, AnswerTooLarge."""
         reason: Exception | None = None
-        for _ in range(max(2, len(self._servers))):  # the kept connection of the first attempt may be a dead one
+        # The first attempt may use an open connection whose server does not answer any more.
+        for _ in range(max(2, len(self._servers))):
             try:
                 return self._exchange(path, body)
             except (AnswerLost, StoreUnavailable) as error:
@@ -69,8 +71,8 @@ class EtcdGateway:
         return self._exchange(path, body)
 
     def watch(self, key: bytes, revision: int, timeout_s: float) -> bool:
-        """Wait until the key is changed at `revision` or later, for about `timeout_s`. Return whether the wait ended
-        with an answer of the server; if not, the caller should pause before it calls again.
+        """Wait until the key is changed at `revision` or later, for at most about `timeout_s` seconds. Return False if
+        the server could not be reached or closed the connection; the caller should then pause before it calls again.
         """
         body = {"create_request": {"key": to_text(key), "start_revision": str(revision)}}
         try:
@@ -94,7 +96,7 @@ class EtcdGateway:
         connection = self._connection
         stream = connection.sock if connection is not None else None
         if stream is not None:
-            with suppress(OSError):  # it may be closed already
+            with suppress(OSError):  # the socket may be closed already
                 stream.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -112,7 +114,7 @@ class EtcdGateway:
         except (OSError, HTTPException, ValueError) as error:
             reason = f"{self._server_name()}: {error!r}"
             self.close()
-            self._use_next_server()  # this one may accept connections and never answer
+            self._use_next_server()  # the current server may accept connections but never answer
             raise AnswerLost(reason) from error
         except BaseException:
             self.close()
@@ -124,7 +126,7 @@ class EtcdGateway:
     def _send(self, path: str, body: dict[str, Any]) -> HTTPResponse:
         """Send a request to the first server that accepts a connection. Raises StoreUnavailable if none does."""
         connection = self._connection or self._connect()
-        # A kept connection on which something can be read was closed by the server.
+        # If an idle connection is readable, the server has closed it.
         if connection.sock is None or select.select([connection.sock], [], [], 0)[0]:
             self.close()
             connection = self._connect()
@@ -153,19 +155,20 @@ class EtcdGateway:
         """Raise the exception for an answer with an error."""
         code = answer.get("code")
         reason = str(answer.get("message") or answer.get("error") or f"HTTP status {status}")
-        where = f"{self._url} at {self._server_name()}"
+        server = f"{self._url} at {self._server_name()}"
         if "larger than max" in reason:
             raise AnswerTooLarge
         if code in NO_PERMISSION or (code == INVALID_ARGUMENT and "user name" in reason):
-            raise StoreFailed(f"{where}: {reason} (Tidelog uses etcd without a user: allow that, or use another etcd)")
+            raise StoreFailed(f"{server}: {reason} (Tidelog uses etcd without a user: allow that, or use another etcd)")
         if code == RESOURCE_EXHAUSTED:
-            raise StoreUnavailable(f"{where}: {reason}")
+            raise StoreUnavailable(f"{server}: {reason}")
         if code in (INVALID_ARGUMENT, OUT_OF_RANGE) or status == 404:
-            raise StoreFailed(f"{where}: {reason}")
-        # No leader, a timeout inside the cluster, a server that stops: another server may answer.
+            raise StoreFailed(f"{server}: {reason}")
+        # The cause may be a missing leader, a timeout inside the cluster or a server that stops. Another server may
+        # answer.
         self.close()
         self._use_next_server()
-        raise AnswerLost(f"{where}: {reason}")
+        raise AnswerLost(f"{server}: {reason}")
 
     def _use_next_server(self) -> None:
         self._next_server = (self._next_server + 1) % len(self._servers)

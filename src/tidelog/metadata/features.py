@@ -1,8 +1,8 @@
-"""Finalized levels of the cluster's features (KIP-584), as far as the controller depends on them. Pure.
+"""Finalized levels of the features of the cluster that the controller knows (KIP-584). Pure.
 
-A broker registers with the levels that it supports. A level is finalized only if every registered broker supports it,
-and later registrations of brokers that do not support it are refused. So a record that a level allows can be read by
-every broker of the cluster.
+A broker registers with the levels that it supports. A level is finalized only if every registered broker supports it.
+Later, the registration of a broker that does not support it is refused. So every broker of the cluster can read the
+records that the finalized level allows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,17 @@ knows."""
 class LevelChange(NamedTuple):
     feature: str
     level: int
-    """The new level. 0 ends the feature."""
+    """The new level. Level 0 switches the feature off."""
     allow_downgrade: bool = False
 
 
 def change_feature_level(image: MetadataImage, change: LevelChange, config: BrokerConfig) -> JournalDecision[None]:
-    """Finalize a level. Raises ApiError (INVALID_UPDATE_VERSION) if a broker does not support it, if it is a downgrade
-    that the request does not allow, if it is a level of `tidelog.metadata.version` below the present one (the journal
-    already has records that older brokers cannot read), or if it ends ELR while a partition has an empty ISR.
+    """Finalize a level. Raises ApiError (INVALID_UPDATE_VERSION)
+
+    - if a broker does not support the level,
+    - if it is a downgrade that the request does not allow,
+    - if it lowers `tidelog.metadata.version`, since older brokers cannot read records that the journal already has,
+    - or if it switches ELR off while a partition has an empty ISR.
     """
     feature, level, _ = change
     present = image.feature_levels.get(feature, 0)
@@ -62,7 +65,9 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
 def change_feature_levels(
     image: MetadataImage, changes: Sequence[LevelChange], config: BrokerConfig, *, validate_only: bool = False
 ) -> JournalDecision[None]:
-    """Finalize several levels, all or none, in the order of the changes. Raises ApiError as `change_feature_level`."""
+    """Finalize several levels in the order of the changes. Either all levels are finalized, or none. Raises the
+    ApiError of `change_feature_level`.
+    """
     records: list[JournalRecord] = []
     for change in changes:
         decision = change_feature_level(image, change, config)
@@ -71,11 +76,21 @@ def change_feature_levels(
     return JournalDecision([] if validate_only else records, None)
 
 
-def _elr_records(image: MetadataImage, level: int, config: BrokerConfig) -> list[JournalRecord]:
-    """Return the records that begin or end the use of eligible leader replicas.
+def with_newest_levels(first_records: Sequence[JournalRecord], config: BrokerConfig) -> list[JournalRecord]:
+    """Return the first records of a new cluster's journal, with records that finalize the newest level of each feature,
+    as `kafka-storage format` does for a new cluster.
+    """
+    image = ImageBuilder(MetadataImage()).apply(first_records).build()
+    changes = [LevelChange(feature, newest) for feature, (_, newest) in SUPPORTED_LEVELS.items()]
+    return [*first_records, *change_feature_levels(image, changes, config).records]
 
-    While ELR is on, `min.insync.replicas` has one value for the cluster and none for a single broker, as in Kafka: the
-    brokers and the controller must agree on the value, or a replica without committed records could be in the ELR.
+
+def _elr_records(image: MetadataImage, level: int, config: BrokerConfig) -> list[JournalRecord]:
+    """Return the records that switch eligible leader replicas on or off.
+
+    As in Kafka, while ELR is on, `min.insync.replicas` has one value for the cluster and cannot be set for a single
+    broker. If the brokers and the controller used different values, a replica that lacks committed records could be in
+    the ELR.
     """
     if not level:
         for topic in image.topics.values():

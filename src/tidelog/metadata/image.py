@@ -35,7 +35,8 @@ from tidelog.quotas.entities import Entity
 
 NO_LEADER: Final = -1
 METADATA_FEATURE: Final = "tidelog.metadata.version"
-"""The feature whose level says which kinds of journal records all brokers can read. Level 1: all kinds."""
+"""The feature whose level says which kinds of journal records all brokers can read. With level 1 they can read all
+kinds."""
 ELR_FEATURE: Final = "eligible.leader.replicas.version"
 """Kafka's feature for eligible leader replicas (KIP-966)."""
 TRANSACTION_FEATURE: Final = "transaction.version"
@@ -47,12 +48,13 @@ CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 SHARE_GROUP_STATE = "__share_group_state"
 CLUSTER_METADATA = "__cluster_metadata"
-"""Kafka's own metadata log. It is never a topic here; in an adopted Kafka directory its files are left untouched."""
+"""The topic of Kafka's own metadata log. Tidelog never has a topic of this name, and does not touch the files of this
+topic in an adopted Kafka directory."""
 INTERNAL_TOPICS = (CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE)
 
 
 class TopicImage:
-    """One topic. Topic images compare by identity: every change of a topic makes a new object."""
+    """One topic. Every change of a topic creates a new object, so topic images are compared by identity."""
 
     __slots__ = ("config", "internal", "name", "partitions", "topic_id")
 
@@ -89,7 +91,9 @@ class BrokerRegistration(NamedTuple):
         return not self.fenced and not self.in_controlled_shutdown
 
     def endpoint(self, listener: str | None = None) -> Endpoint:
-        """Return the address that clients of `listener` connect to; the first one if the listener is unknown."""
+        """Return the address to which clients of `listener` connect, or the first address if the listener is
+        unknown.
+        """
         return next((e for e in self.endpoints if e.listener == listener), self.endpoints[0])
 
     @property
@@ -174,8 +178,8 @@ class MetadataImage:
 
     @property
     def has_fencing(self) -> bool:
-        """Whether the level of METADATA_FEATURE is 1 or higher: brokers register fenced, and the journal may have the
-        records of a cluster.
+        """Whether the level of METADATA_FEATURE is 1 or higher. If so, brokers are fenced when they register, and the
+        journal may contain the kinds of records that only clusters use.
         """
         return self.feature_levels.get(METADATA_FEATURE, 0) > 0
 
@@ -185,10 +189,11 @@ class MetadataImage:
         return self.feature_levels.get(TRANSACTION_FEATURE, TRANSACTION_VERSION_DEFAULT)
 
     def reported_controller(self, node_id: int) -> int:
-        """Return the broker that clients send their requests for the controller to; -1 if there is none.
+        """Return the broker to which clients should send requests for the controller; -1 if all brokers are fenced.
 
-        Each broker passes such requests on. So this is `node_id`, the broker that answers the client, unless it is
-        fenced: the present controller may have ended. Kafka's brokers return any broker that is alive.
+        Each broker forwards such requests to the controller. So the result is `node_id`, the broker that answers the
+        client, unless it is fenced. The present controller is not returned, since it may have stopped. Kafka's brokers
+        return any running broker.
         """
         if self.is_online(node_id):
             return node_id
@@ -199,8 +204,8 @@ EMPTY_IMAGE: Final = MetadataImage()
 
 
 class ImageBuilder:
-    """Applies records to an image. A mapping or the partitions of a topic are copied when the first change of them is
-    applied.
+    """Applies records to an image. A mapping, or a topic's tuple of partitions, is copied when a record changes it for
+    the first time.
     """
 
     def __init__(self, image: MetadataImage) -> None:
@@ -221,8 +226,8 @@ class ImageBuilder:
         self._feature_levels = image.feature_levels
         self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
         self._changed_partitions: dict[TopicId, list[PartitionState]] = {}
-        """The partitions of topics whose states changed, so that many changes of one topic copy them once. They become
-        part of the topics by `_store_changed_partitions`."""
+        """The states of the partitions of changed topics. Since they are collected here, many changes of one topic copy
+        the states only once. `_store_changed_partitions` writes them into the topics."""
 
     def apply(self, records: Iterable[JournalRecord]) -> "ImageBuilder":
         """Apply the records of one entry, which were decided from the builder's current image."""
@@ -377,7 +382,7 @@ class ImageBuilder:
     # Copies
 
     def _topic(self, topic_id: TopicId) -> TopicImage:
-        """Return the topic as the records up to now have changed it."""
+        """Return the topic with the changes of all records that were applied up to now."""
         if topic_id in self._changed_partitions:
             self._store_changed_partitions()
         return self._topics_by_id[topic_id]
@@ -469,7 +474,7 @@ def _with_setting(settings: Mapping[str, str], setting: str, value: str | None) 
 def _with_setting_of(
     configs: Mapping[str, Mapping[str, str]], owner: str, setting: str, value: str | None
 ) -> dict[str, Mapping[str, str]]:
-    """Return `configs` with one setting of `owner` changed; an owner without settings is removed."""
+    """Return `configs` with one setting of `owner` changed. If `owner` then has no settings, it is removed."""
     changed = dict(configs)
     config = _with_setting(changed.pop(owner, {}), setting, value)
     if config:

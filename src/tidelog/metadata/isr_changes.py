@@ -1,8 +1,8 @@
 """Decisions about AlterPartition (KIP-497): the leader of a partition proposes a new ISR. Pure functions.
 
-Only the controller changes an ISR. A proposal names the leader epoch and the partition epoch that it was made from, so
-the controller refuses one that another change has overtaken. It names the broker epoch of each member, so a replica
-that restarted since, and may have lost its disk, does not come back into the ISR (KIP-903).
+Only the controller changes an ISR. A proposal names the leader epoch and the partition epoch on which it is based, so
+the controller can refuse it if the partition has changed since. It also names the broker epoch of each member. A broker
+that has restarted since then may have lost its disk, so the controller does not accept it as a member (KIP-903).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 ANY_BROKER_EPOCH = -1
-"""The broker epoch of a member that the leader does not know: it is not compared."""
+"""Used as broker epoch of a member if the leader does not know it. This value is not compared."""
 
 
 class IsrProposal(NamedTuple):
@@ -44,10 +44,11 @@ class IsrResult(NamedTuple):
 def alter_partitions(
     image: MetadataImage, broker_id: int, broker_epoch: int, proposals: Sequence[IsrProposal], config: BrokerConfig
 ) -> Steps[JournalDecision[list[IsrResult]]]:
-    """Change ISRs as the broker that leads the partitions proposes. Each proposal succeeds or fails on its own.
+    """Change ISRs according to the proposals of the broker that leads the partitions. Each proposal succeeds or fails
+    on its own.
 
-    Raises ApiError (STALE_BROKER_EPOCH). Results have the error NEW_LEADER_ELECTED, and the change is made, if the new
-    ISR completes a reassignment that removes the leader.
+    Raises ApiError (STALE_BROKER_EPOCH). If the new ISR completes a reassignment that removes the leader, the change is
+    made although its result is the error NEW_LEADER_ELECTED.
     """
     registered_broker(image, broker_id, broker_epoch)
     changes = StateChanges(image)
@@ -85,7 +86,9 @@ def _alter_partition(
 
 
 def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal) -> None:
-    """Raise ApiError unless the present leader made the proposal from the present state. The order is Kafka's."""
+    """Raise ApiError unless the present leader has sent the proposal and based it on the present state. The order of
+    the checks is the same as in Kafka.
+    """
     if proposal.leader_epoch > state.leader_epoch or proposal.partition_epoch > state.partition_epoch:
         # The leader has seen a later entry of the journal than this controller.
         raise ApiError("this controller is behind the leader", ErrorCode.NOT_CONTROLLER)
@@ -101,12 +104,13 @@ def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal
     if proposal.recovery not in (RECOVERED, RECOVERING):
         raise ApiError(f"recovery state {proposal.recovery} is unknown", ErrorCode.INVALID_REQUEST)
     if proposal.recovery == RECOVERING and (len(members) > 1 or state.recovery == RECOVERED):
-        raise ApiError("a recovering leader is alone in the ISR and stays so", ErrorCode.INVALID_REQUEST)
+        raise ApiError("a recovering leader must be alone in the ISR", ErrorCode.INVALID_REQUEST)
 
 
 def _check_members(image: MetadataImage, proposal: IsrProposal) -> None:
-    """Raise ApiError (INELIGIBLE_REPLICA) unless each member is active and runs with the broker epoch that it fetched
-    with."""
+    """Raise ApiError (INELIGIBLE_REPLICA) unless each member is active and is still registered with the broker epoch
+    with which it fetched.
+    """
     for member, epoch in proposal.isr:
         if not image.is_active(member):
             raise ApiError(f"broker {member} is fenced or shutting down", ErrorCode.INELIGIBLE_REPLICA)

@@ -1,4 +1,4 @@
-"""The metadata journal of this broker: read the store's entries, apply them to the image, append new entries.
+"""The metadata journal of this broker: read the entries in the store, apply them to the image, and append new entries.
 
 Every broker follows the journal with `catch_up`. Only the controller appends. It applies its own entries at once,
 without reading them back.
@@ -30,16 +30,17 @@ from tidelog.runtime.interfaces import Runtime
 logger = logging.getLogger("tidelog.metadata")
 
 SNAPSHOT_BYTES_MIN: Final = 256 * 1024
-"""Write a new snapshot after this many bytes of entries, or after twice the last snapshot's size if that is more."""
+"""A new snapshot is written after this number of bytes of entries, or after twice the size of the last snapshot if this
+is more."""
 INLINE_BYTES_MAX: Final = 16 * 1024
-"""An entry up to this size is decoded on the event loop, a larger one on a thread."""
+"""An entry up to this size, in bytes, is decoded on the event loop; a larger entry is decoded on a thread."""
 
 
 class EntryPending(Exception):
     """This broker does not know yet whether the store has the entry that it has sent.
 
-    `outcome` is done when `position` is read: True if the store has the entry, False if it has another one there,
-    None if the position was deleted before this broker could read it.
+    `outcome` is done when the entry at `position` is read: True if it is the sent entry, False if it is another entry,
+    None if it was deleted before this broker could read it.
     """
 
     def __init__(self, position: int, outcome: "asyncio.Future[bool | None]") -> None:
@@ -49,11 +50,11 @@ class EntryPending(Exception):
 
 
 class PartlyAppended(Exception):
-    """The journal has some of the entries of a change. It may have others, or may get them."""
+    """The journal has some of the entries of a change. It may also have the other entries, or may get them later."""
 
 
 class Journal:
-    """The journal as far as this broker has applied it. One task at a time calls `catch_up` or `append`."""
+    """The part of the journal that this broker has applied. Only one task at a time may call `catch_up` or `append`."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self.image: MetadataImage = EMPTY_IMAGE
@@ -64,7 +65,7 @@ class Journal:
         self._builder = ImageBuilder(EMPTY_IMAGE)
         """Collects the replayed journal until the start is complete."""
         self._pending: list[tuple[SentEntry, asyncio.Future[bool | None]]] = []
-        """Entries of this broker of which it is unknown whether the store has them, and their outcomes."""
+        """Sent entries for which it is unknown whether the store has them, with their outcomes."""
         self._snapshot_task: asyncio.Task[None] | None = None
         self._bytes_since_snapshot = 0
         self._snapshot_bytes = 0
@@ -113,14 +114,14 @@ class Journal:
     # Following
 
     async def wait(self) -> None:
-        """Wait until the store has an entry that this broker has not applied. Raises as `Store.wait`."""
+        """Wait until the store has an entry that this broker has not applied. Raises the exceptions of `Store.wait`."""
         await self._store.wait(self.image.position)
 
     async def catch_up(self, *, is_behind: bool = False) -> None:
         """Apply all entries of the store that are not in the image yet.
 
-        `is_behind` means that the store is known to have such an entry. If it cannot be read, another broker has
-        deleted it after writing a snapshot, and the snapshot is loaded in its place.
+        `is_behind` means that the store is known to have such an entry. If this entry cannot be read, another broker
+        has deleted it after writing a snapshot; this snapshot is then loaded instead.
 
         Raises StoreFailed, StoreUnavailable, and JournalError if an entry is missing or cannot be decoded.
         """
@@ -177,12 +178,12 @@ class Journal:
     async def append(self, new_records: list[JournalRecord], lease: HeldLease, *, undivided: bool = False) -> None:
         """Append the records of one change and apply them to the image.
 
-        They are one entry, or several if the store accepts no entry of this size, unless they must be `undivided`. Each
-        entry leaves a valid image.
+        The records are appended as one entry. If the store does not accept an entry of this size, they are divided into
+        several entries, unless the change must be `undivided`. The image is valid after each entry.
 
-        Raises the exceptions of `HeldLease.append`, but EntryPending in place of OutcomeUnknown; EntryTooLarge if the
-        store accepts no entry of the size of one record, or of the undivided change; and PartlyAppended if the journal
-        has some of the records, and may have others.
+        Raises the exceptions of `HeldLease.append`, with EntryPending instead of OutcomeUnknown; EntryTooLarge if one
+        record or the undivided change is too large for one entry; and PartlyAppended if the journal has some of the
+        records and may or may not have the others.
         """
         entries = await self._encode(new_records, lease.lease.epoch)
         size_max = self._store.entry_bytes_max
@@ -203,7 +204,7 @@ class Journal:
             is_first = False
 
     async def _encode(self, new_records: list[JournalRecord], epoch: int) -> list[tuple[list[JournalRecord], bytes]]:
-        """Return the entries of a change: their records, and their bytes."""
+        """Return the entries of a change, each as its records and its bytes."""
         data = await self._turns.run(records.encode_in_steps(epoch, new_records))
         size_max = self._store.entry_bytes_max
         if size_max is None or len(data) <= size_max or len(new_records) == 1:
@@ -230,15 +231,15 @@ class Journal:
         by_position = {entry.position: entry for entry in applied}
         for entry, outcome in self._pending:
             if entry.position < self.image.position and not outcome.done():
-                found = by_position.get(entry.position)
-                outcome.set_result(None if found is None else found == entry)
+                applied_entry = by_position.get(entry.position)
+                outcome.set_result(None if applied_entry is None else applied_entry == entry)
         self._pending = [pending for pending in self._pending if pending[0].position >= self.image.position]
 
     # Snapshots
 
     def save_snapshot_if_due(self) -> None:
-        due = self._bytes_since_snapshot >= max(SNAPSHOT_BYTES_MIN, 2 * self._snapshot_bytes)
-        if due and (self._snapshot_task is None or self._snapshot_task.done()):
+        is_due = self._bytes_since_snapshot >= max(SNAPSHOT_BYTES_MIN, 2 * self._snapshot_bytes)
+        if is_due and (self._snapshot_task is None or self._snapshot_task.done()):
             self._bytes_since_snapshot = 0
             self._snapshot_task = self._tasks.spawn(self._save_snapshot(self.image), name="metadata-snapshot")
 
@@ -255,7 +256,7 @@ class Journal:
             self._snapshot_bytes = len(data)
 
     async def stop(self) -> None:
-        """End the snapshot that is being written."""
+        """Cancel the snapshot that is being written, if there is one."""
         await cancel_and_wait(self._snapshot_task)
 
 
@@ -276,4 +277,4 @@ def _missing(position: int) -> JournalError:
 
 
 def _does_not_follow(position: int, error: Exception) -> JournalError:
-    return JournalError(f"metadata entry {position} does not follow from those before: {error!r}")
+    return JournalError(f"metadata entry {position} does not follow from the entries before it: {error!r}")

@@ -1,8 +1,10 @@
-"""The leases of a broker: acquire one, renew it, notice its loss; and append to the journal under the controller lease.
+"""The leases of a broker: acquire a lease, renew it, notice its loss, and append to the journal under the controller
+lease.
 
-A broker relies on its lease only for a time on its own monotonic clock. This time begins when the last confirmed
-acquisition or renewal was sent, and is shorter than the lease by a margin (`LeaseTerm`). So the broker stops before the
-store gives the lease to another broker, even if the broker was paused meanwhile.
+A broker relies on its lease only for a limited time, which it measures on its own monotonic clock. This time begins
+when the broker sends the request for an acquisition or renewal that the store then confirms. It is shorter than the
+lease by a margin (`LeaseTerm`). So the broker stops relying on the lease before another broker can acquire it, even if
+the process was paused in the meantime.
 """
 
 import asyncio
@@ -34,14 +36,15 @@ RETRY_S: Final = 0.2
 
 
 def controller_holder(node_id: int, identity: str) -> str:
-    """Return the holder of the controller lease of a broker whose store other processes can reach. `identity` tells it
-    from another process with the same node id: the id of its first data directory, or that of the run.
+    """Return the text that a broker uses as holder of the controller lease, if other processes can reach its store.
+    `identity` distinguishes it from another process with the same node id: it is the id of the broker's first data
+    directory, or the id of the run.
     """
     return f"{_HOLDER_START}{node_id}/{identity}"
 
 
 def holding_broker(lease: Lease) -> int | None:
-    """Return the node id in the holder of a controller lease; None if it has none."""
+    """Return the node id in the holder of a controller lease, or None if the holder contains no node id."""
     text = lease.holder.removeprefix(_HOLDER_START).partition("/")[0]
     return int(text) if text.isascii() and text.isdigit() else None
 
@@ -51,13 +54,13 @@ class SentEntry(NamedTuple):
 
     position: int
     writer: str
-    """Identifies the lease. No other process has a lease of this epoch."""
+    """Identifies the lease, by its holder and its epoch. Two leases never have the same epoch."""
     number: int
     """Counts the appends under the lease."""
 
 
 class OutcomeUnknown(Exception):
-    """An append was sent, and this broker cannot find out yet whether the store has the entry."""
+    """An append was sent, but this broker cannot find out yet whether the store has the entry."""
 
     def __init__(self, entry: SentEntry) -> None:
         super().__init__(f"it is unknown whether metadata entry {entry.position} was stored")
@@ -82,9 +85,9 @@ class HeldLease:
 
     @staticmethod
     async def acquire(store: Store, runtime: Runtime, name: str, holder: str, ttl_ms: int | None) -> "HeldLease | None":
-        """Acquire the lease `name` if no other holder has it. Raises as `Store.acquire`.
+        """Acquire the lease `name` if no other holder has it. Raises the exceptions of `Store.acquire`.
 
-        Without `ttl_ms` the lease does not expire, since no other process can reach the store.
+        Without `ttl_ms` the lease does not expire. This is for a store that no other process can reach.
         """
         sent_s = runtime.clock.monotonic()
         lease = await store.acquire(name, holder, ttl_ms)
@@ -100,7 +103,7 @@ class HeldLease:
         return not self.lost.done() and (self._term is None or not self._term.is_over)
 
     def check(self) -> None:
-        """Raise LeaseLost unless this broker can be sure that it holds the lease."""
+        """Raise LeaseLost unless it is certain that this broker has the lease."""
         if self.lost.done():
             raise LeaseLost(self.lost.result())
         if not self.is_valid:
@@ -119,7 +122,7 @@ class HeldLease:
         except (StoreUnavailable, StoreFailed) as error:
             logger.warning("lease not released lease=%s reason=%s", self.lease.name, error)
 
-    async def keep(self) -> None:
+    async def renew_until_lost(self) -> None:
         """Renew the lease until it is lost."""
         assert self._ttl_ms is not None
         assert self._term is not None
@@ -139,8 +142,10 @@ class HeldLease:
                 self.lose(NOT_RENEWED)
 
     async def _renew(self, ttl_ms: int, term: LeaseTerm) -> None:
-        """Renew the lease. Raises LeaseLost; StoreUnavailable or StoreFailed if there is time for another attempt; and
-        TimeoutError when the lease ends before the store has answered.
+        """Renew the lease.
+
+        Raises LeaseLost; StoreUnavailable or StoreFailed if there is time for another attempt; and TimeoutError if the
+        lease ends before the store has answered.
         """
         self.check()
         sent_s = self._clock.monotonic()
@@ -152,11 +157,12 @@ class HeldLease:
     async def append(self, position: int, data: bytes) -> SentEntry:
         """Append an entry while the lease is valid.
 
-        If the answer to an append is lost, the outcome is found out (`settle_append`), as long as the lease is valid.
+        If the answer to an append is lost, this method finds out the outcome (`settle_append`) while the lease is
+        valid.
 
-        Raises PositionTaken, LeaseLost or StoreUnavailable if the store does not have the entry and never will;
-        OutcomeUnknown if the outcome is not known when the lease ends. If the lease does not expire, it also raises
-        StoreFailed if the store cannot be used, and OutcomeUnknown after SETTLE_S.
+        Raises PositionTaken, LeaseLost or StoreUnavailable if the store does not have the entry and will never get it,
+        and OutcomeUnknown if the outcome is still unknown when the lease ends. For a lease that does not expire, also
+        raises StoreFailed if the store cannot be used, and OutcomeUnknown after SETTLE_S.
         """
         self.check()
         entry = SentEntry(position, f"{self.lease.holder}/{self.lease.epoch}", self._appends)
@@ -174,7 +180,9 @@ class HeldLease:
         return entry
 
     async def _settle(self, entry: SentEntry, data: bytes) -> None:
-        """Return when the store has the entry. Raises PositionTaken, LeaseLost and OutcomeUnknown; see `append`."""
+        """Return when it is certain that the store has the entry. Raises PositionTaken, LeaseLost and OutcomeUnknown;
+        see `append`.
+        """
         latest_s = self._clock.monotonic() + SETTLE_S
         while self.is_valid and (self.expires or self._clock.monotonic() < latest_s):
             try:

@@ -1,7 +1,8 @@
-"""The controller as its callers see it: requests and answers are values, whether the controller is here or remote.
+"""The controller's interface for the other parts of a broker. Requests and answers are values, so that the controller
+may be in this process or on another broker.
 
 Handlers and other parts of the broker use a `ControllerLink`. `ControllerRouter` passes each request to this broker's
-own controller, or through a `ControllerChannel` to the broker that holds the controller lease.
+own controller, or through a `ControllerChannel` to the broker that has the controller lease.
 """
 
 import asyncio
@@ -25,17 +26,18 @@ from tidelog.wire.errors import ApiError, ErrorCode
 R = TypeVar("R")
 
 NO_CONTROLLER: Final = (
-    "metadata cannot be changed: no broker is the controller at present; if that lasts, check the metadata store"
+    "metadata cannot be changed: no broker is the controller at present; if this lasts, check the metadata store"
 )
 
 FORWARD_TIMEOUT_MS: Final = 30_000
 """Longest time that a request without a timeout of its own waits for a remote controller, in milliseconds."""
 CONTROLLER_TIMEOUT_MS: Final = 5_000
-"""Longest time that FindCoordinator and InitProducerId wait for a remote controller, in milliseconds. Clients repeat
-these requests, and no other request of their connection is answered meanwhile."""
+"""Longest time that FindCoordinator and InitProducerId wait for a remote controller, in milliseconds. It is short,
+since clients repeat these requests, and no other request of their connection is answered during the wait."""
 CONTROLLER_WAIT_S: Final = 15.0
-"""Longest time, in seconds, that a request which was not sent waits for a controller. Another broker takes over within
-this time, if the metadata store is available. After it, the client learns the reason before its own time is over."""
+"""Longest time, in seconds, that a request waits until it can be sent to a controller. If the metadata store is
+available, another broker becomes the controller within this time. When the time has passed, the client gets an error
+with the reason before its own timeout."""
 RETRY_S: Final = 0.1
 """Pause before the next attempt to find the controller, in seconds."""
 
@@ -46,7 +48,8 @@ class Requester(NamedTuple):
     user: str
     client_id: str
     is_strict: bool
-    """Whether partitions are refused while the client exceeds its quota. Otherwise only its throttle time grows."""
+    """Whether requests are refused while the client exceeds its quota. Otherwise they are executed, and only the
+    throttle time grows."""
 
 
 class CreateTopics(NamedTuple):
@@ -54,13 +57,14 @@ class CreateTopics(NamedTuple):
     validate_only: bool = False
     timeout_ms: int | None = None
     requester: Requester | None = None
-    """None: no quota applies."""
+    """The client whose quota the request uses; None if no quota applies."""
 
 
 class EnsureTopics(NamedTuple):
     """Create the topics that do not exist, with the controller's defaults, or with the settings of an internal topic.
 
-    A topic that exists is a success. The caller must have checked that topics may be created automatically.
+    For a topic that exists, the result is a success. The caller must have checked that topics may be created
+    automatically.
     """
 
     names: Sequence[str]
@@ -84,7 +88,8 @@ class CreatePartitions(NamedTuple):
 class AlterConfigs(NamedTuple):
     alterations: Sequence[Alteration]
     node_id: int
-    """The broker that the client has asked. Settings of a single broker must be those of this broker."""
+    """The broker to which the client has sent the request. Of all single brokers, only this broker's settings may be
+    altered by the request."""
     validate_only: bool = False
 
 
@@ -94,7 +99,9 @@ class AlterQuotas(NamedTuple):
 
 
 class AllocateProducerIds(NamedTuple):
-    """Allocate a block of producer ids that no producer has had or will have. The result is (first, end)."""
+    """Allocate a block of producer ids that are not allocated to any other broker, now or later. The result is (first,
+    end).
+    """
 
     node_id: int
     timeout_ms: int | None = None
@@ -103,14 +110,14 @@ class AllocateProducerIds(NamedTuple):
 class RegisterBroker(NamedTuple):
     """Register a broker. The result is its broker epoch.
 
-    The broker must hold its lease in the store. While the level of `tidelog.metadata.version` is 0, it must be ready to
-    serve its partitions; later levels need a heartbeat that says so.
+    The broker must have its lease in the store. While the level of `tidelog.metadata.version` is 0, it must be ready to
+    serve its partitions. With higher levels, the broker reports this later, with a heartbeat.
     """
 
     registration: Registration
     renew_leaderships: bool = False
-    """Whether the partitions that the broker leads begin new leader epochs, since the broker was restarted. It matters
-    only at level 0: later levels end the leaderships of a broker that was restarted."""
+    """Whether new leader epochs begin for the partitions that the broker leads, since the broker was restarted. This
+    has an effect only at level 0. With higher levels, a restarted broker leads no partition at first."""
 
 
 class BrokerHeartbeat(NamedTuple):
@@ -119,7 +126,7 @@ class BrokerHeartbeat(NamedTuple):
 
 
 class AlterPartition(NamedTuple):
-    """Change the in-sync replicas of partitions that the broker leads. Each proposal has a result, in their order."""
+    """Change the in-sync replicas of partitions that the broker leads. Results are in the order of the proposals."""
 
     broker_id: int
     broker_epoch: int
@@ -128,7 +135,7 @@ class AlterPartition(NamedTuple):
 
 
 class ElectLeaders(NamedTuple):
-    """Elect leaders on an administrator's request. A result may be missing only for `partitions` of None."""
+    """Elect leaders on an administrator's request. If `partitions` is not None, every partition has a result."""
 
     election_type: int
     """`elections.PREFERRED` or `elections.UNCLEAN`. Any other type is refused."""
@@ -161,7 +168,9 @@ class UpdateFeatures(NamedTuple):
 
 
 class ReplicasOffline(NamedTuple):
-    """The logs of these replicas of the broker cannot be used: it leaves their ISR, and others lead."""
+    """Report that the logs of these replicas of the broker cannot be used. The controller removes the broker from their
+    ISRs, and elects other leaders.
+    """
 
     broker_id: int
     broker_epoch: int
@@ -189,14 +198,14 @@ ControllerRequest: TypeAlias = (
 )
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
-"""Requests that may be sent again when their answer was lost: it does no harm if both are executed."""
+"""Requests that are sent again when their answer was lost. Executing such a request twice does no harm."""
 
 
 class Answer(NamedTuple, Generic[R]):
     """The controller's answer: the value, or an error that concerns the whole request.
 
-    After every error except REQUEST_TIMED_OUT the request has changed nothing and never will. After REQUEST_TIMED_OUT
-    it may have been executed, or may still be.
+    After every error except REQUEST_TIMED_OUT, the request has changed nothing and will not change anything later.
+    After REQUEST_TIMED_OUT, it may have been executed, or may be executed later.
     """
 
     value: R | None
@@ -205,7 +214,8 @@ class Answer(NamedTuple, Generic[R]):
     throttle_ms: int = 0
     """Throttle time of the requester."""
     position: int = 0
-    """The answer is true after the journal's entries before this position."""
+    """A broker has all metadata on which the answer is based when it has applied the journal's entries before this
+    position."""
 
     def result(self) -> R:
         """Return the value. Raises ApiError."""
@@ -215,19 +225,22 @@ class Answer(NamedTuple, Generic[R]):
 
 
 def topic_results(answer: Answer[list[TopicResult]], topics: Iterable[TopicChoice]) -> list[TopicResult]:
-    """Return the results of a request for `topics`. If the whole request failed, each topic has its error, once."""
+    """Return the results of a request for `topics`. If the whole request failed, each topic gets the request's error; a
+    topic that is repeated appears only once.
+    """
     if answer.value is not None:
         return answer.value
     return [TopicResult(*topic, answer.error, answer.message or None) for topic in dict.fromkeys(topics)]
 
 
 class ControllerLink(Protocol):
-    """The controller of the cluster. Its methods do not raise: an error is a part of the answer."""
+    """The controller of the cluster. Its methods raise no exceptions: an error is a part of the answer."""
 
     async def create_topics(self, request: CreateTopics) -> Answer[list[TopicResult]]:
-        """Create topics. The answer is REQUEST_TIMED_OUT if not all of their partitions are led within `timeout_ms`.
+        """Create topics. The answer is REQUEST_TIMED_OUT if, after `timeout_ms`, some of the new partitions have no
+        leader yet.
 
-        The topics are created even after a timeout.
+        The topics are created even if the answer is a timeout.
         """
 
     async def ensure_topics(self, request: EnsureTopics) -> Answer[list[TopicResult]]: ...
@@ -251,7 +264,7 @@ class ControllerUnreachable(Exception):
 
 
 class AnswerLost(Exception):
-    """The connection ended before the answer arrived. The request may have been executed, or may still be."""
+    """The connection ended before the answer arrived. The request may have been executed, or may be executed later."""
 
 
 class ControllerChannel(Protocol):
@@ -260,7 +273,7 @@ class ControllerChannel(Protocol):
     async def ask(self, broker: BrokerRegistration, request: ControllerRequest, timeout_s: float) -> Answer[Any]:
         """Send the request to `broker`, and return the answer of its controller.
 
-        Raises ControllerUnreachable, and AnswerLost, also if there is no answer after `timeout_s`.
+        Raises ControllerUnreachable, and AnswerLost if the connection ends or there is no answer after `timeout_s`.
         """
 
 
@@ -277,8 +290,8 @@ class RequestExecutor(Protocol):
 class ControllerRouter:
     """The `ControllerLink` of one broker.
 
-    The answer of a remote controller is returned when this broker has processed the same metadata: a client that
-    creates a topic finds it when it asks the same broker next.
+    The answer of a remote controller is returned when this broker has processed the same metadata. So a client that has
+    created a topic finds it in its next request to the same broker.
     """
 
     def __init__(
@@ -370,9 +383,10 @@ class ControllerRouter:
             await self._tasks.sleep(RETRY_S)
 
     async def _ask_once(self, request: ControllerRequest, channel: ControllerChannel, ends_s: float) -> Answer[Any]:
-        """Ask the broker that seems to be the controller. Raises AnswerLost.
+        """Ask the broker that is the controller according to the image. Raises AnswerLost.
 
-        The answer is NOT_CONTROLLER if another broker has to be asked, later.
+        The answer is NOT_CONTROLLER if that broker cannot be reached or is not the controller. The caller must then try
+        again later.
         """
         if self._local.is_active:
             return await self._local.execute(request)
@@ -390,7 +404,7 @@ class ControllerRouter:
         return await self._when_followed(answer, ends_s)
 
     async def _when_followed(self, answer: Answer[Any], ends_s: float) -> Answer[Any]:
-        """Return the answer when this broker has processed the metadata that it rests on."""
+        """Return the answer when this broker has processed the metadata on which the answer is based."""
         if answer.position <= self._cache.image.position:
             return answer
         following = self._tasks.spawn(self._publisher.wait_for(answer.position), name="follow-controller")

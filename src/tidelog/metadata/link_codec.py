@@ -1,8 +1,8 @@
-"""Requests to the controller and their answers as bytes, for brokers in different processes.
+"""Encode and decode requests to the controller and their answers, for brokers in different processes.
 
-The codec is made from the type hints in `link.py`: every method of `ControllerLink` names the class of its request and
-the type of its answer's value. A new request needs no change here. See `value_codec.py` for the types that are allowed
-and for changes that older brokers accept.
+The codecs are derived from the type hints in `link.py`: every method of `ControllerLink` names the class of its request
+and the type of the value in its answer. So a new request needs no change here. See `value_codec.py` for the allowed
+types and for the changes that older brokers accept.
 
 A message begins with MAGIC and the version of this format. A request continues with the name of its class.
 """
@@ -25,13 +25,13 @@ from tidelog.model.steps import Steps, run_all
 from tidelog.wire.primitives import Buffer, uvarint
 
 MAGIC: Final = b"TLCR"
-"""The first bytes of every message. No other content of an envelope begins with them."""
+"""The first bytes of every message. Other contents of an envelope never begin with these bytes."""
 FORMAT_VERSION: Final = 1
 _HEAD: Final = MAGIC + bytes((FORMAT_VERSION,))
 REQUEST_BYTES_MAX: Final = 15 << 20
-"""Upper bound on the size of an encoded request. A broker accepts no longer request frame than 16 MiB."""
+"""Upper bound on the size of an encoded request, in bytes. A broker refuses request frames longer than 16 MiB."""
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""Upper bound on the size of an encoded answer."""
+"""Upper bound on the size of an encoded answer, in bytes."""
 
 
 class RequestKind(NamedTuple):
@@ -60,19 +60,19 @@ def request_kinds() -> dict[str, RequestKind]:
 
 
 def encode_request(request: ControllerRequest) -> Steps[bytes]:
-    """Encode a request. Raises UncodableValue, also if it exceeds REQUEST_BYTES_MAX."""
+    """Encode a request. Raises UncodableValue if a value cannot be encoded or the request exceeds REQUEST_BYTES_MAX."""
     name = type(request).__name__
     kind = request_kinds()[name]
     out = bytearray(_HEAD)
     out += uvarint(len(name)) + name.encode()
     yield from kind.request_codec.write(out, request)
     if len(out) > REQUEST_BYTES_MAX:
-        raise UncodableValue(f"the {name} request has {len(out)} bytes, and at most {REQUEST_BYTES_MAX} can be sent")
+        raise UncodableValue(f"the {name} request has {len(out)} bytes; at most {REQUEST_BYTES_MAX} can be sent")
     return bytes(out)
 
 
 def decode_request(data: Buffer) -> Steps[ControllerRequest]:
-    """Decode a request. Raises MalformedValue, and UnknownValue if it comes from a newer Tidelog."""
+    """Decode a request. Raises MalformedValue, and UnknownValue if a newer version of Tidelog has sent it."""
     reader = _reader(data, REQUEST_BYTES_MAX)
     name = reader.raw(reader.count()).decode(errors="replace")
     kind = request_kinds().get(name)
@@ -88,12 +88,12 @@ def encode_answer(request: type[Any], answer: Answer[Any]) -> Steps[bytes]:
     out = bytearray(_HEAD)
     yield from request_kinds()[request.__name__].answer_codec.write(out, answer)
     if len(out) > ANSWER_BYTES_MAX:
-        raise UncodableValue(f"the answer has {len(out)} bytes, and at most {ANSWER_BYTES_MAX} can be sent")
+        raise UncodableValue(f"the answer has {len(out)} bytes; at most {ANSWER_BYTES_MAX} can be sent")
     return bytes(out)
 
 
 def encode_error(answer: Answer[None]) -> bytes:
-    """Encode an answer without a value, which is the answer to any request."""
+    """Encode an answer without a value. It can be the answer to any kind of request."""
     out = bytearray(_HEAD)
     run_all(_error_codec().write(out, answer))
     return bytes(out)
@@ -114,10 +114,10 @@ def decode_answer(request: type[Any], data: Buffer) -> Steps[Answer[Any]]:
 
 def _reader(data: Buffer, size_max: int) -> ValueReader:
     if len(data) > size_max:
-        raise MalformedValue(f"{len(data)} bytes are more than {size_max}")
+        raise MalformedValue(f"the message has {len(data)} bytes; at most {size_max} are allowed")
     reader = ValueReader(data)
     if reader.raw(len(MAGIC)) != MAGIC:
-        raise MalformedValue("this is no message between a broker and the controller")
+        raise MalformedValue("this is not a message between a broker and the controller")
     version = reader.byte()
     if version != FORMAT_VERSION:
         raise UnknownValue(f"version {version} of the format is unknown here")

@@ -1,4 +1,6 @@
-"""Execute requests to the controller: decide, append to the journal, notify this broker's parts, answer."""
+"""Execute requests to the controller: decide a change, append it to the journal, notify the parts of this broker, and
+answer the request.
+"""
 
 import asyncio
 import logging
@@ -45,21 +47,22 @@ R = TypeVar("R")
 logger = logging.getLogger("tidelog.metadata")
 
 OUTCOME_TIMEOUT_S: Final = 5.0
-"""Longest time, in seconds, that a request waits for the outcome of its entry after the controller lease has ended."""
+"""If the controller lease ends before the outcome of an entry is known, its request waits for the outcome for at most
+this time, in seconds."""
 LEASE_WAIT_S: Final = 1.0
 """Longest time, in seconds, that a request waits until this broker has acquired its lost lease again."""
 NOT_THE_CONTROLLER: Final = "this broker is not the controller"
 
 Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]]]
-"""Decides one change from the current image."""
+"""A function that decides one change from the current image."""
 
 
 class LocalController:
-    """The cluster's controller, while this broker holds the controller lease.
+    """The cluster's controller, while this broker has the controller lease.
 
     A change is answered when its entry is durable in the store and every listener of this broker has processed it. So
-    the partitions of a created topic have a leader when CreateTopics answers. Changes are decided one at a time, each
-    from the image that results from the changes before it.
+    the partitions of a new topic have a leader when CreateTopics is answered. Changes are decided one at a time, each
+    from the image that contains all earlier changes.
     """
 
     def __init__(
@@ -70,11 +73,11 @@ class LocalController:
         runtime: Runtime,
         shared_store: Store | None = None,
     ) -> None:
-        """`shared_store` has the leases of the brokers; None if the store belongs to this broker alone."""
+        """`shared_store` contains the leases of the brokers. It is None if only this broker uses the store."""
         self.deciding = asyncio.Lock()
-        """Held while a change is decided and appended."""
+        """Locked while a change is decided and appended."""
         self.mutation_quota: MutationQuota | None = None
-        """The quotas of clients on created and deleted partitions."""
+        """Limits how many partitions each client may create and delete."""
         self._journal = journal
         self._publisher = publisher
         self._config = config
@@ -82,17 +85,18 @@ class LocalController:
         self._shared_store = shared_store
         self._heartbeats = Heartbeats(config)
         self._failed_changes = LogLimit(runtime.clock.monotonic)
-        """Limits the lines about changes that the store did not accept."""
+        """Limits the log lines about changes that the store did not accept."""
         self.has_to_be_active = False
-        """Whether this broker cannot be one of several: then it acquires a lost lease again at once."""
+        """Whether this broker must always be the controller, since it has no channel to other brokers. If so, it tries
+        to acquire a lost lease again at once."""
         self._lease: HeldLease | None = None
         self._refusal = NOT_THE_CONTROLLER
         self._refuses_until_restart = False
 
-    # Becoming and ceasing to be the controller
+    # Begin and end of being the controller
 
     def activate(self, lease: HeldLease) -> None:
-        """Begin to decide. The journal has this controller's claim, and the image contains it."""
+        """Begin to decide changes. The journal and the image must contain this controller's claim already."""
         self._heartbeats = Heartbeats(self._config)
         self._lease = lease
 
@@ -111,13 +115,13 @@ class LocalController:
 
     @property
     def is_active(self) -> bool:
-        """Whether this broker can be sure that it is the controller."""
+        """Whether it is certain that this broker is the controller."""
         return self._lease is not None and self._lease.is_valid
 
     # Requests
 
     async def execute(self, request: ControllerRequest) -> Answer[Any]:
-        """Execute one request. A change that has begun runs to its end, even if the caller is cancelled."""
+        """Execute one request. A change that has begun is completed even if the caller is cancelled."""
         if self._waits_for_lease:
             await self._wait_for_lease()
         is_lease_valid = False
@@ -136,7 +140,7 @@ class LocalController:
 
     @property
     def _waits_for_lease(self) -> bool:
-        """Whether this broker will be the controller as soon as it reaches the store again."""
+        """Whether this broker becomes the controller again as soon as it can reach the store."""
         return self.has_to_be_active and not self._refuses_until_restart and not self.is_active
 
     async def _wait_for_lease(self) -> None:
@@ -192,7 +196,7 @@ class LocalController:
                 return lambda image: end_replicas(image, broker_id, broker_epoch, replicas, config)
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
-        """Make a change that the controller itself wants, from the image at the time of the decision."""
+        """Make a change that the controller itself has initiated. It is decided from the image at that time."""
         return await self._commit(decide, None)
 
     def _ensure_topics(
@@ -213,7 +217,7 @@ class LocalController:
     # Deciding and appending
 
     async def _commit(self, decide: Decide[R], timeout_ms: int | None) -> Answer[R]:
-        """Run one change and wait for it, for at most `timeout_ms`."""
+        """Run one change, and wait for its end for at most `timeout_ms`."""
         if timeout_ms is not None and timeout_ms <= 0:
             return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
         change = self._runtime.tasks.spawn(self._change(decide), name="metadata-change")
@@ -223,7 +227,7 @@ class LocalController:
             return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
 
     async def _change(self, decide: Decide[R]) -> Answer[R]:
-        """Run one change. An error is an answer, since the caller may have stopped to wait."""
+        """Run one change. Errors are returned as answers and not raised, since the caller may not wait any more."""
         try:
             return await self._try_change(decide)
         except ApiError as error:
@@ -236,7 +240,7 @@ class LocalController:
                 decided = decide(self._journal.image)
                 decision = decided if isinstance(decided, JournalDecision) else await self._runtime.turns.run(decided)
                 if not decision.records:
-                    # The image may be older than this broker's belief: the lease must still be valid at the answer.
+                    # The answer is based only on the image. It is the newest image only if the lease is still valid.
                     self._valid_lease()
                     return Answer(decision.reply, position=self._journal.image.position)
                 published = await self._append_and_publish(lease, decision.records)
@@ -247,13 +251,14 @@ class LocalController:
             return Answer(decision.reply, position=position)
         if published is not None:
             await published
-        # The store has confirmed the entry, so the answer is true even if the lease has ended since.
+        # The store has confirmed the entry, so the answer is correct even if the lease has ended in the meantime.
         return Answer(decision.reply, position=position)
 
     async def _append_and_publish(
         self, lease: HeldLease, new_records: list[JournalRecord]
     ) -> "asyncio.Task[None] | None":
-        """Append the records of a change and publish the new image, also if the change is appended only in part.
+        """Append the records of a change and publish the new image. The image is also published if only a part of the
+        change was appended.
 
         Returns the task of the publication. Raises the exceptions of `_append`.
         """
@@ -268,7 +273,7 @@ class LocalController:
         return published
 
     def _valid_lease(self) -> HeldLease:
-        """Return the lease. Raises ApiError unless this broker can be sure that it is the controller."""
+        """Return the lease. Raises ApiError unless it is certain that this broker is the controller."""
         lease, refusal = self._lease, self._refusal
         try:
             if lease is not None:
@@ -280,15 +285,15 @@ class LocalController:
         raise ApiError(f"metadata cannot be changed: {refusal}", code)
 
     async def _append(self, lease: HeldLease, new_records: list[JournalRecord]) -> None:
-        """Append for a client's request. Raises ApiError if the journal does not have the entry and never will, and
-        EntryPending if this is unknown.
+        """Append the records of a client's request. Raises ApiError if the journal does not have the entry and will
+        never get it, and EntryPending if this is unknown.
 
-        After StoreUnavailable the next change is tried again; after any other failure all changes are refused.
+        After StoreUnavailable, the next change is still tried. After any other failure, all changes are refused.
         """
         try:
             await self._journal.append(new_records, lease)
         except EntryTooLarge as error:
-            # As in Kafka for a request that creates too many partitions
+            # Kafka uses this error code for a request that creates too many partitions.
             raise ApiError(f"{error}: make the change smaller", ErrorCode.POLICY_VIOLATION) from None
         except StoreUnavailable as error:
             if self._failed_changes.admits_line():
@@ -317,7 +322,9 @@ class LocalController:
             self.refuse_until_restart(reason)
 
     async def _wait_for_outcome(self, pending: EntryPending) -> int:
-        """Return the journal's position after the entry when it is known that the store has it. Raises ApiError."""
+        """Wait until it is known that the store has the entry, and return the position after the entry. Raises
+        ApiError.
+        """
         await asyncio.wait((pending.outcome,), timeout=OUTCOME_TIMEOUT_S)
         is_stored = pending.outcome.result() if pending.outcome.done() else None
         if is_stored is None:
@@ -343,13 +350,13 @@ class _PartitionBudget:
         self.throttle_ms = 0
 
     def reserve(self, count: int) -> bool:
-        """See `controller.ReservePartitions`."""
+        """Count `count` partitions and return whether they are allowed; see `controller.ReservePartitions`."""
         if self._requester is None or self._quota is None:
             return True
         user, client_id, is_strict = self._requester
-        allowed, throttle_ms = self._quota.take(user, client_id, count, self._now_ms(), strict=is_strict)
+        is_allowed, throttle_ms = self._quota.take(user, client_id, count, self._now_ms(), strict=is_strict)
         self.throttle_ms = max(self.throttle_ms, throttle_ms)
-        return allowed
+        return is_allowed
 
 
 def _allocate_producer_ids(image: MetadataImage, node_id: int) -> JournalDecision[tuple[int, int]]:
@@ -358,7 +365,7 @@ def _allocate_producer_ids(image: MetadataImage, node_id: int) -> JournalDecisio
 
 
 def _may_allow_elections(request: ControllerRequest) -> bool:
-    """Return whether the change of settings may allow elections of partitions that have no leader."""
+    """Return whether the request changes settings in such a way that partitions without a leader may get one."""
     return (
         isinstance(request, link.AlterConfigs)
         and not request.validate_only
@@ -370,7 +377,7 @@ def _may_allow_elections(request: ControllerRequest) -> bool:
 
 
 async def _has_another_run(store: Store, request: link.RegisterBroker) -> bool:
-    """Return whether another process holds the lease of the broker that wants to be registered."""
+    """Return whether another process has the lease of the broker that the request registers."""
     lease = await find_lease(store, broker_lease(request.registration.broker_id))
     return lease is not None and lease.holder != request.registration.incarnation
 

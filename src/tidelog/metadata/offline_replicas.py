@@ -1,4 +1,4 @@
-"""Decisions about replicas whose logs a living broker cannot use any more: another replica leads. Pure functions."""
+"""Decisions about replicas whose logs a running broker cannot use any more: elect other leaders. Pure functions."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,11 @@ def end_replicas(
     replicas: Sequence[tuple[TopicId, int]],
     config: BrokerConfig,
 ) -> Steps[JournalDecision[None]]:
-    """Take the broker out of the ISR and the ELR of these partitions, by topic id and index, and elect other leaders.
+    """Remove the broker from the ISR and the ELR of the partitions `replicas` (topic id and index), and elect other
+    leaders.
 
-    A partition that no other replica can lead, now or when its broker returns, does not change: the broker remains its
-    leader, and answers that it cannot read the log. Raises ApiError (STALE_BROKER_EPOCH).
+    If no other replica could lead a partition, now or after its broker has returned, the partition does not change: the
+    broker remains its leader, and answers requests with a storage error. Raises ApiError (STALE_BROKER_EPOCH).
     """
     registered_broker(image, broker_id, broker_epoch)
     changes = StateChanges(image)
@@ -48,5 +49,5 @@ def end_replicas(
 
 
 def is_counted_on(state: PartitionState, broker_id: int) -> bool:
-    """Return whether the broker leads the partition, or may be elected as its leader without loss."""
+    """Return whether the broker leads the partition, or may be elected as its leader without loss of records."""
     return state.leader == broker_id or broker_id in state.isr or broker_id in state.elr

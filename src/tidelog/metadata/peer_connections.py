@@ -1,4 +1,4 @@
-"""Connections to the other brokers of the cluster, on which this broker is identified."""
+"""Connections to the other brokers of the cluster. On each of them, this broker proves its identity."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PeerConnections:
-    """Opens channels to other brokers. Their peers accept replica fetches and requests to the controller on them."""
+    """Opens channels to other brokers, which accept replica fetches and requests to the controller on them."""
 
     def __init__(
         self, config: "BrokerConfig", cache: "MetadataCache", runtime: "Runtime", incarnation: Callable[[], str]
@@ -32,8 +32,8 @@ class PeerConnections:
     @property
     def is_registered(self) -> bool:
         """Whether the metadata that this broker has processed contains the registration of this run."""
-        own = self._cache.image.brokers.get(self._node_id)
-        return own is not None and own.incarnation == self._incarnation()
+        registration = self._cache.image.brokers.get(self._node_id)
+        return registration is not None and registration.incarnation == self._incarnation()
 
     def address(self, broker: "BrokerRegistration") -> Address:
         """Return the address at which `broker` serves the other brokers."""
@@ -41,10 +41,10 @@ class PeerConnections:
         return Address(endpoint.host, endpoint.port)
 
     def channel(self, broker: "BrokerRegistration", config: ChannelConfig | None = None) -> Channel:
-        """Return a channel to the present address of `broker`, on which this broker is identified.
+        """Return a channel to the present address of `broker`. This broker proves its identity on the channel.
 
-        If the peer restarts at the same address, the channel connects again, as soon as this broker has processed the
-        peer's new registration. The caller must make a new channel when the address changes, and close the old one.
+        If the peer restarts at the same address, the channel connects again as soon as this broker has processed the
+        peer's new registration. When the address changes, the caller must close the channel and create a new one.
         """
         config = config or ChannelConfig(client_id=f"broker-{self._node_id}")
 
@@ -54,7 +54,7 @@ class PeerConnections:
         return Channel(self._runtime, self.address(broker), config, on_connected=identify_link)
 
     def _identity(self, receiver_id: int) -> Identity:
-        """Return the identity of this broker for a connection that is opened now. Raises BrokenProtocol."""
+        """Return the identity of this broker for a connection that is opened at this moment. Raises BrokenProtocol."""
         image = self._cache.image
         receiver = image.brokers.get(receiver_id)
         if receiver is None:

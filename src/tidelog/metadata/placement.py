@@ -1,12 +1,12 @@
 """Replica placement: choose the brokers of new partitions, and check assignments that a client chose. Pure functions.
 
-The rules, the most important one first:
+The rules, with the most important rule first:
 
-1. the replicas of a partition are on as many racks as possible, so that the loss of a rack loses as few of them as
-possible; 2. every broker leads about as many of the new partitions as every other broker; 3. every broker has about as
-many replicas of the new partitions as every other broker, as far as the racks allow it.
+1. The replicas of a partition are on as many racks as possible, so that few of them are lost if a rack fails.
+2. All brokers lead about the same number of the new partitions.
+3. All brokers have about the same number of replicas of the new partitions, as far as the racks allow this.
 
-Only active brokers are used while there are enough of them. The same image and request give the same placement.
+If there are enough active brokers, only these are used. The same image and request always result in the same placement.
 """
 
 from collections.abc import Sequence
@@ -21,24 +21,26 @@ def place_in_steps(
 ) -> Steps[list[tuple[int, ...]]]:
     """Return the replicas of each partition, the leader first. Leaders and followers rotate over the active brokers.
 
-    There must be at least `replication_factor` registered brokers, and an active one. The first leader depends on the
-    number of existing partitions (plus `first`, the number of topics that this request has placed before), so that many
-    topics with one partition are spread as evenly as one topic with many.
+    There must be at least `replication_factor` registered brokers, and at least one active broker. The first leader
+    depends on the number of existing partitions plus `first`, the number of topics that were placed earlier for the
+    same request. So many topics with one partition each are spread as evenly as one topic with many partitions.
     """
     active = [broker.broker_id for broker in image.brokers.values() if broker.active]
     inactive = [broker.broker_id for broker in image.brokers.values() if not broker.active]
     factor = min(replication_factor, len(active))
-    rest = tuple(inactive[: replication_factor - factor])
+    inactive_replicas = tuple(inactive[: replication_factor - factor])
     racks = {broker: image.brokers[broker].rack for broker in active}
     start = image.partition_count + first
     if len(set(racks.values())) <= 1:
-        return [_rotated_replicas(active, turn, factor) + rest for turn in range(start, start + partitions)]
+        return [
+            _rotated_replicas(active, turn, factor) + inactive_replicas for turn in range(start, start + partitions)
+        ]
     placement = _RackPlacement(racks)
-    placed = []
+    replicas = []
     for turn in range(start, start + partitions):
-        placed.append(placement.replicas(turn, factor) + rest)
+        replicas.append(placement.replicas(turn, factor) + inactive_replicas)
         yield
-    return placed
+    return replicas
 
 
 def _rotated_replicas(brokers: Sequence[int], turn: int, replication_factor: int) -> tuple[int, ...]:
@@ -46,32 +48,32 @@ def _rotated_replicas(brokers: Sequence[int], turn: int, replication_factor: int
     leader = turn % count
     if count == 1:
         return (brokers[0],)
-    # After each full round of leaders the followers shift by one, so that the partitions led by one broker have their
-    # followers on different brokers, and its load spreads when it stops.
+    # After each full round of leaders, the followers are shifted by one broker. So the partitions of one leader have
+    # their followers on different brokers, and these share the load when the leader stops.
     shift = 1 + turn // count % (count - 1)
     distances = (1 + (shift - 1 + i) % (count - 1) for i in range(replication_factor - 1))
     return (brokers[leader], *(brokers[(leader + distance) % count] for distance in distances))
 
 
 class _RackPlacement:
-    """Places partitions over brokers in several racks. A broker without a rack counts as in a rack of its own kind."""
+    """Distributes partitions over brokers in several racks. All brokers without a rack are treated as one rack."""
 
     def __init__(self, racks: dict[int, str | None]) -> None:
-        """`racks` has the rack of each broker."""
+        """`racks` contains the rack of each broker."""
         self._racks = racks
         brokers_by_rack: dict[str | None, list[int]] = {}
         for broker, rack in racks.items():
             brokers_by_rack.setdefault(rack, []).append(broker)
-        # Take one broker of each rack in turn, so that consecutive leaders are in different racks.
-        longest = max(map(len, brokers_by_rack.values()))
+        # The list contains one broker of each rack in turn, so that consecutive leaders are in different racks.
+        rack_size_max = max(map(len, brokers_by_rack.values()))
         self._brokers = [
             brokers[position]
-            for position in range(longest)
+            for position in range(rack_size_max)
             for brokers in brokers_by_rack.values()
             if position < len(brokers)
         ]
         self._replica_counts = dict.fromkeys(self._brokers, 0)
-        """Number of replicas that this placement has put on each broker."""
+        """Number of replicas that were placed on each broker up to now."""
 
     def replicas(self, turn: int, replication_factor: int) -> tuple[int, ...]:
         count = len(self._brokers)
@@ -79,7 +81,7 @@ class _RackPlacement:
         chosen = [leader]
         rack_uses = dict.fromkeys(self._racks.values(), 0)
         rack_uses[self._racks[leader]] = 1
-        # As in `_rotated_replicas`, the first candidate shifts after each full round of leaders.
+        # As in `_rotated_replicas`, the first candidate is shifted by one broker after each full round of leaders.
         shift = turn + 1 + turn // count
         candidates = [broker for i in range(count) if (broker := self._brokers[(shift + i) % count]) != leader]
         for _ in range(replication_factor - 1):
@@ -97,13 +99,13 @@ def check_assignment(
 ) -> tuple[int, ...]:
     """Return the replicas that a client chose for one partition.
 
-    Raises ApiError (INVALID_REPLICA_ASSIGNMENT) unless they are registered brokers, each once. None as the replication
-    factor allows any number of replicas.
+    Raises ApiError (INVALID_REPLICA_ASSIGNMENT) if a broker is not registered or is named twice, or if the number of
+    replicas is not `replication_factor`. If this is None, any number of replicas is allowed.
     """
     if not replicas:
         raise ApiError("an assignment names no broker", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     if len(replicas) > len(image.brokers):
-        message = "an assignment names a broker twice, or one that is not registered"
+        message = "an assignment names a broker twice, or a broker that is not registered"
         raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     for broker in replicas:
         if broker not in image.brokers:
@@ -116,7 +118,7 @@ def check_assignment(
 
 
 def first_isr(image: MetadataImage, partition: int, replicas: Sequence[int]) -> tuple[int, ...]:
-    """Return the first ISR of a new partition: its active replicas. Raises ApiError if there is none."""
+    """Return the first ISR of a new partition: its active replicas. Raises ApiError if no replica is active."""
     isr = tuple(replica for replica in replicas if image.is_active(replica))
     if not isr:
         message = f"all brokers that partition {partition} is assigned to are fenced or in controlled shutdown"

@@ -1,4 +1,4 @@
-"""Hand out producer ids from blocks that the controller allocates."""
+"""Assign producer ids from the blocks that the controller allocates."""
 
 import asyncio
 
@@ -9,14 +9,14 @@ class ProducerIds:
     """The producer ids of this broker. A block whose allocation was not answered in time is never used."""
 
     def __init__(self, controller: ControllerLink, node_id: int, timeout_ms: int | None = None) -> None:
-        """`timeout_ms` is the longest time that a producer waits for another broker, the controller."""
+        """`timeout_ms` is the longest time that a producer waits if the controller is another broker."""
         self._controller = controller
         self._request = AllocateProducerIds(node_id, timeout_ms)
         self._block = iter(range(0))
         self._allocating = asyncio.Lock()
 
     async def next(self) -> int:
-        """Return an id that no producer of this cluster has had. Raises ApiError."""
+        """Return an id that was never assigned in this cluster. Raises ApiError."""
         producer_id = next(self._block, None)
         while producer_id is None:
             async with self._allocating:

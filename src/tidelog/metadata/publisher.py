@@ -12,18 +12,19 @@ from tidelog.runtime.interfaces import Tasks
 logger = logging.getLogger("tidelog.metadata")
 
 RoleListener = Callable[[MetadataImage, MetadataImage], None]
-"""Called with the old and the new image of each change, in order, to change the roles of partitions. It does not wait.
+"""A function that is called with the old and the new image of each change, in order, to change the roles of partitions.
+It must not wait.
 
-The role listeners of all parts run in one step of the event loop, before the first `ImageListener` of the same change.
+The role listeners of all parts run in the same turn of the event loop, before the first `ImageListener` of this change.
 """
 
 ImageListener = Callable[[MetadataImage, MetadataImage], Awaitable[None] | None]
-"""Called with the old and the new image for each change, in order. The next change waits until the call has ended.
-So a listener must not wait for a change that it requests from the controller."""
+"""A function that is called with the old and the new image of each change, in order. The next change waits until the
+call has ended. So a listener must not wait for a change that it has requested from the controller."""
 
 
 class MetadataCache:
-    """The image from which this broker answers requests. All listeners have processed everything in it."""
+    """The image from which this broker answers requests. All listeners have processed this image."""
 
     __slots__ = ("image",)
 
@@ -32,7 +33,9 @@ class MetadataCache:
 
 
 class Publisher:
-    """Passes the images to the listeners, one change after another, and then puts them into the cache."""
+    """Passes each new image to the listeners, and stores it in the cache afterwards. Changes are published one at a
+    time.
+    """
 
     def __init__(self, tasks: Tasks, config: BrokerConfig, cache: MetadataCache) -> None:
         self._tasks = tasks
@@ -42,17 +45,17 @@ class Publisher:
         self._role_listeners: list[RoleListener] = []
         self._listeners: list[ImageListener] = []
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        """The journal positions that callers of `wait_for` wait for."""
+        """The callers of `wait_for`: the journal position for which each waits, and the future that ends its wait."""
 
     def begin(self, image: MetadataImage) -> None:
-        """Put the first image into the cache. There are no listeners yet."""
+        """Store the first image in the cache. There are no listeners yet."""
         self._cache.image = image
         self._apply_settings(image)
 
     async def subscribe(self, listener: ImageListener, roles: RoleListener | None = None) -> None:
-        """Call the listeners for every change from now on, beginning with a change from the empty to the current image.
+        """Call the listeners for every change from now on. The first change is from the empty to the current image.
 
-        `roles` is the part's role listener, if it has roles of partitions.
+        `roles` is the role listener that belongs to `listener`, if the roles of partitions concern it.
         """
         async with self._publishing:
             if roles is not None:
@@ -62,9 +65,9 @@ class Publisher:
             self._listeners.append(listener)
 
     def publish(self, old: MetadataImage, new: MetadataImage) -> "asyncio.Task[None]":
-        """Publish a change after all changes that were published before. The task ends when the cache has the image.
+        """Publish a change. The returned task ends when the cache has the new image.
 
-        asyncio's locks are fair, so changes are published in the order of the calls.
+        Changes are published in the order of the calls, since asyncio's locks are fair.
         """
         return self._tasks.spawn(self._publish(old, new), name="metadata-publish")
 

@@ -11,11 +11,11 @@ from tidelog.quotas.entities import CLIENT_ID, IP, USER, Entity, check_quota, en
 from tidelog.wire.errors import ApiError, ErrorCode
 
 ENTITIES_MAX = 10_000
-"""Maximum number of entities with quotas in a cluster. Every DescribeClientQuotas reads all of them."""
+"""Maximum number of entities with quotas in a cluster. Every DescribeClientQuotas request reads all of them."""
 
 CHANGES_MAX = 1000
 """Maximum number of changes of one entity in a request. There are fewer quotas than this, so a request with more
-changes repeats keys or contains unknown ones."""
+changes repeats keys or contains unknown keys."""
 
 REPEATED_ENTITY = "the request has this entity more than once: only its first entry was executed, if it was valid"
 
@@ -45,8 +45,8 @@ def alter_quotas(
 ) -> Steps[JournalDecision[list[QuotaResult]]]:
     """Alter quotas of entities. Each entry succeeds or fails on its own, with all of its changes.
 
-    If several entries have the same entity, the first one is executed, and the entity's only result is INVALID_REQUEST
-    (as in Kafka 4.3.1).
+    If several entries have the same entity, the first of them is executed, but the entity has only one result, which is
+    INVALID_REQUEST (as in Kafka 4.3.1).
     """
     by_entity: dict[EntityParts, list[QuotaAlteration]] = {}
     for alteration in alterations:
@@ -95,6 +95,6 @@ def _alter(
 
 def _canonical(parts: EntityParts) -> EntityParts:
     """Return each type once, with its last name, in the order that responses use."""
-    last = dict(parts)
-    ordered = [(kind, last.pop(kind)) for kind in (CLIENT_ID, USER, IP) if kind in last]
-    return (*ordered, *last.items())
+    names = dict(parts)
+    ordered = [(kind, names.pop(kind)) for kind in (CLIENT_ID, USER, IP) if kind in names]
+    return (*ordered, *names.items())

@@ -1,8 +1,8 @@
 """Decisions about the reassignment of replicas (KIP-455). Pure functions.
 
-While a reassignment is in progress, `replicas` has the new replicas in their order and then the replicas that are
-removed. `elections.next_state` completes it as soon as all the replicas that it adds are in the ISR, and, if the number
-of replicas becomes smaller, those that stay, too. No replica is removed before.
+While a reassignment is in progress, `replicas` contains the new replicas in their order, followed by the replicas that
+will be removed. `elections.next_state` completes the reassignment when all replicas that it adds are in the ISR. If the
+number of replicas becomes smaller, all remaining replicas must be in the ISR. Until then, no replica is removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ class Reassignment(NamedTuple):
     topic: str
     partition: int
     replicas: Sequence[int] | None
-    """The new replicas, the preferred leader first; None cancels the reassignment in progress."""
+    """The new replicas, with the preferred leader first. None cancels the reassignment in progress."""
 
 
 class ReassignmentResult(NamedTuple):
@@ -52,7 +52,7 @@ def alter_reassignments(
 ) -> Steps[JournalDecision[list[ReassignmentResult]]]:
     """Begin, change or cancel reassignments. Each partition succeeds or fails on its own.
 
-    `allow_factor_change`: the number of replicas may change (KIP-860).
+    `allow_factor_change` says whether the number of replicas may change (KIP-860).
     """
     changes = StateChanges(image)
     rules = TopicRules(image, config)
@@ -92,7 +92,7 @@ def _begin(
     rules: TopicRules,
     allow_factor_change: bool,
 ) -> None:
-    """Collect the begin of a reassignment. It may replace one in progress. Raises ApiError."""
+    """Collect the change that begins a reassignment. It replaces a reassignment in progress. Raises ApiError."""
     state = changes.state(topic, partition)
     if len(new_replicas) > REPLICAS_MAX:
         message = f"a partition has at most {REPLICAS_MAX} replicas"
@@ -102,7 +102,7 @@ def _begin(
     if not allow_factor_change and len(new_replicas) != factor:
         message = f"The replication factor is changed from {factor} to {len(new_replicas)}"
         raise ApiError(message, ErrorCode.INVALID_REPLICATION_FACTOR)
-    # Replicas that an earlier reassignment is still adding are not complete yet, so they are added by this one, too.
+    # Replicas that an earlier reassignment is still adding are not complete yet, so this reassignment also adds them.
     complete_replicas = [replica for replica in state.replicas if replica not in state.adding]
     adding = tuple(sorted(replica for replica in new_replicas if replica not in complete_replicas))
     removing = tuple(sorted(replica for replica in state.replicas if replica not in new_replicas))
@@ -116,9 +116,10 @@ def replicas_after_reassignment(state: PartitionState) -> tuple[int, ...]:
 
 
 def _cancel(changes: StateChanges, image: MetadataImage, topic: TopicImage, partition: int, rules: TopicRules) -> None:
-    """Collect the return to the replicas before the reassignment in progress. Raises ApiError.
+    """Collect the change that cancels the reassignment in progress: the partition gets its former replicas. Raises
+    ApiError.
 
-    As in Kafka, the replicas that stay keep the order that the reassignment gave them.
+    As in Kafka, these replicas remain in the order that the reassignment has requested.
     """
     state = changes.state(topic, partition)
     if not state.adding and not state.removing:
@@ -140,7 +141,7 @@ def _cancel(changes: StateChanges, image: MetadataImage, topic: TopicImage, part
 def list_reassignments(
     image: MetadataImage, partitions: Mapping[str, Iterable[int]] | None = None
 ) -> Steps[dict[str, list[OngoingReassignment]]]:
-    """Return the reassignments in progress, of all topics or of the given partitions. Unknown partitions have none."""
+    """Return the reassignments in progress, of all topics or only of `partitions`. Unknown partitions are ignored."""
     ongoing: dict[str, list[OngoingReassignment]] = {}
     for name in image.topics if partitions is None else partitions:
         yield

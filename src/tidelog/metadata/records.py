@@ -1,11 +1,11 @@
 """The records of the metadata journal and their encoding: one line of JSON per entry, readable with any tool.
 
-An entry holds the records of one decision and is appended atomically:
+An entry contains the records of one decision and is appended atomically:
 `{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`. A reader ignores fields that it does not know. A change that
-older brokers must not ignore needs a new record kind or a higher version, both of which they refuse.
+older brokers must not ignore needs a new kind of record or a higher version; older brokers refuse both.
 
-The kinds from `FeatureLevelChanged` on are written only when the finalized level of `tidelog.metadata.version` says
-that every registered broker can read them (`metadata/features.py`).
+`FeatureLevelChanged` and the kinds defined after it are written only when the finalized level of
+`tidelog.metadata.version` says that every registered broker can read them (`metadata/features.py`).
 """
 
 import json
@@ -20,11 +20,13 @@ from tidelog.quotas.entities import Entity
 FORMAT_VERSION = 1
 RECOVERED, RECOVERING = 0, 1
 DirectoryId = NewType("DirectoryId", bytes)
-"""16 raw bytes."""
+"""The id of a data directory: 16 raw bytes."""
 
 
 class JournalError(Exception):
-    """An entry cannot be decoded: it is damaged or was written by a newer Tidelog. The text names entry and cause."""
+    """An entry cannot be decoded, since it is damaged or a newer version of Tidelog has written it. The text names the
+    entry and the cause.
+    """
 
 
 class ClusterNamed(NamedTuple):
@@ -34,24 +36,24 @@ class ClusterNamed(NamedTuple):
 
 
 class ControllerElected(NamedTuple):
-    """A broker acquired the controller lease. No entry of a lower epoch may follow."""
+    """A broker has acquired the controller lease. All later entries have this epoch or a higher one."""
 
     broker_id: int
     epoch: int
 
 
 class BrokerRegistered(NamedTuple):
-    """A broker started, with the addresses of its listeners. Replaces the broker's earlier registration."""
+    """A broker has started and registered the addresses of its listeners. This replaces its earlier registration."""
 
     broker_id: int
     epoch: int
-    """Higher than in every earlier registration."""
+    """The broker epoch, which is higher than in every earlier registration."""
     incarnation: str
     """Identifies this run of the broker's process."""
     endpoints: tuple[Endpoint, ...]
     rack: str | None
     fenced: bool = False
-    """Whether the broker must follow the journal to this registration before it may lead partitions."""
+    """Whether the broker must first follow the journal up to this registration before it may lead partitions."""
     in_controlled_shutdown: bool = False
     boot_id: str = ""
     """Identifies the run of the broker's operating system; empty if it is unknown."""
@@ -62,10 +64,10 @@ class BrokerRegistered(NamedTuple):
 
 
 class LeadershipRenewed(NamedTuple):
-    """Begin a new leader epoch for every partition that the broker leads.
+    """A new leader epoch begins for every partition that the broker leads.
 
-    The broker restarted, and the last records of the old epoch may be lost. A client that has read them asks where the
-    old epoch ended, and so detects the loss (KIP-320).
+    The broker was restarted, and the last records of the old epoch may be lost. A client that has read these records
+    asks where the old epoch ended, and so detects the loss (KIP-320).
     """
 
     broker_id: int
@@ -75,15 +77,15 @@ class PartitionState(NamedTuple):
     """The replicas of one partition, its leader and its in-sync replicas (ISR)."""
 
     leader: int
-    """Broker id, or -1 without a leader."""
+    """The id of the leading broker, or -1 if there is no leader."""
     leader_epoch: int
     replicas: tuple[int, ...]
-    """Broker ids; the first one is the preferred leader."""
+    """Broker ids. The first broker is the preferred leader."""
     isr: tuple[int, ...]
     partition_epoch: int
     """Incremented by every change of this state."""
     elr: tuple[int, ...] = ()
-    """The eligible leader replicas (KIP-966): they left the ISR, but have every committed record."""
+    """The eligible leader replicas (KIP-966): replicas that have left the ISR but have every committed record."""
     last_known_elr: tuple[int, ...] = ()
     """The last leader of a partition whose ISR is empty."""
     adding: tuple[int, ...] = ()
@@ -91,9 +93,10 @@ class PartitionState(NamedTuple):
     removing: tuple[int, ...] = ()
     """The replicas that a reassignment removes when it is complete. They are part of `replicas` until then."""
     recovery: int = RECOVERED
-    """Kafka's leader recovery state: RECOVERING from an unclean election until the leader says that it recovered."""
+    """Kafka's leader recovery state. It is RECOVERING after an unclean election, until the leader reports that it has
+    recovered."""
     directories: tuple[DirectoryId, ...] = ()
-    """The data directory of each replica, in the order of `replicas`; empty if they are unknown."""
+    """The data directory of each replica, in the order of `replicas`; empty if the directories are unknown."""
 
 
 class TopicCreated(NamedTuple):
@@ -113,12 +116,14 @@ class PartitionsAdded(NamedTuple):
     first: int
     replicas: tuple[tuple[int, ...], ...]
     isrs: tuple[tuple[int, ...], ...] = ()
-    """The ISR of each partition, whose first member leads; empty if all replicas are in sync."""
+    """The ISR of each partition. Its first member is the leader. Empty if all replicas of all partitions are in
+    sync."""
 
 
 class PartitionChanged(NamedTuple):
-    """A change of leader, ISR or replicas; None means no change. A record with a leader begins a new leader epoch, even
-    if the leader stays the same."""
+    """A change of leader, ISR or replicas. The value None means no change. A record that names a leader begins a new
+    leader epoch, even if the leader is the same as before.
+    """
 
     topic_id: TopicId
     partition: int
@@ -170,26 +175,26 @@ class ClientMetricsConfigChanged(NamedTuple):
 
 
 class ProducerIdsAllocated(NamedTuple):
-    """A broker received a block of producer ids, which ends before `next_id`."""
+    """The controller has allocated a block of producer ids to a broker. The block ends before `next_id`."""
 
     broker_id: int
     next_id: int
-    """Exclusive."""
+    """The exclusive end of the block: the next block begins here."""
 
 
 class FeatureLevelChanged(NamedTuple):
-    """The finalized level of a feature of the cluster (KIP-584) changed. Level 0 means that the feature is off."""
+    """The finalized level of a feature of the cluster (KIP-584) has changed. Level 0 means that the feature is off."""
 
     feature: str
     level: int
 
 
 class BrokerStateChanged(NamedTuple):
-    """A broker was fenced or unfenced, or began a controlled shutdown; None means no change."""
+    """A broker was fenced or unfenced, or has begun a controlled shutdown. The value None means no change."""
 
     broker_id: int
     epoch: int
-    """The epoch of the registration that this changes."""
+    """The epoch of the registration that this record changes."""
     fenced: bool | None = None
     in_controlled_shutdown: bool | None = None
 
@@ -200,12 +205,13 @@ class BrokerUnregistered(NamedTuple):
 
 
 class StateChange(NamedTuple):
-    """The same change of the states of several partitions; None means no change."""
+    """The same change of the states of several partitions. The value None means no change."""
 
     partitions: Mapping[TopicId, tuple[int, ...]]
     """The numbers of the partitions by topic."""
     leader: int | None = None
-    """Broker id, or -1 for no leader. A leader begins a new leader epoch, even if it stays the same."""
+    """Broker id, or -1 for no leader. If it is not None, a new leader epoch begins, even if the leader is the same as
+    before."""
     isr: tuple[int, ...] | None = None
     replicas: tuple[int, ...] | None = None
     elr: tuple[int, ...] | None = None
@@ -217,10 +223,10 @@ class StateChange(NamedTuple):
 
 
 class PartitionStatesChanged(NamedTuple):
-    """Changes of many partitions, for example of all that are concerned by the end of a broker.
+    """Changes of many partitions, for example of all partitions of a broker that has stopped.
 
-    No partition is in two of the changes. Partitions with equal changes share one `StateChange`, so the record has a
-    few bytes for each partition.
+    Each partition is in only one of the changes. Partitions with equal changes share one `StateChange`, so the record
+    has only a few bytes for each partition.
     """
 
     changes: tuple[StateChange, ...]
@@ -271,8 +277,8 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def new_partition(replicas: Sequence[int], leader_epoch: int = 0, isr: Sequence[int] | None = None) -> PartitionState:
-    """Return the state of a new partition, which the first member of its ISR leads. Without `isr`, all replicas are in
-    sync.
+    """Return the state of a new partition. The first member of its ISR is its leader. Without `isr`, all replicas are
+    in sync.
     """
     in_sync = tuple(replicas if isr is None else isr)
     return PartitionState(in_sync[0], leader_epoch, tuple(replicas), in_sync, 0)
@@ -312,8 +318,8 @@ def _row(state: PartitionState) -> list[Any]:
     """Return replicas, leader epoch, partition epoch, leader, ISR, ELR, last known ELR, adding, removing, recovery and
     directories, without trailing default values.
 
-    Fields after the ISR differ from their defaults only when the level of `tidelog.metadata.version` allows it. A
-    broker that does not know them refuses the longer row.
+    The fields after the ISR have values other than their defaults only if the level of `tidelog.metadata.version`
+    allows this. A broker that does not know these fields refuses the longer row.
     """
     extension = [*state[5:10], _uuid_texts(state.directories)]
     while extension and not extension[-1]:
@@ -336,7 +342,7 @@ def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
 def _state(row: list[Any]) -> PartitionState:
     """Decode `_row`."""
     if len(row) > STATE_FIELDS_MAX:
-        raise ValueError(f"the state of a partition has {len(row)} fields; {STATE_FIELDS_MAX} are known here")
+        raise ValueError(f"the state of a partition has {len(row)} fields; this version knows {STATE_FIELDS_MAX}")
     replicas = tuple(row[0])
     defaults: tuple[Any, ...] = (0, 0, replicas[0], replicas, (), (), (), (), RECOVERED, ())
     fields = [*row[1:], *defaults[len(row) - 1 :]]
@@ -397,7 +403,9 @@ def decode(data: bytes, position: int) -> JournalEntry:
         entry = json.loads(data)
         version = entry["v"]
         if version > FORMAT_VERSION:
-            raise JournalError(f"metadata entry {position} has version {version}, unknown here: upgrade this broker")
+            raise JournalError(
+                f"metadata entry {position} has version {version}, which is unknown here: upgrade this broker"
+            )
         return JournalEntry(entry["epoch"], [_decode_record(fields, position) for fields in entry["records"]])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise JournalError(f"metadata entry {position} is damaged: {error!r}") from None
@@ -407,7 +415,7 @@ def _decode_record(fields: dict[str, Any], position: int) -> JournalRecord:
     kind = _KINDS.get(fields["kind"])
     if kind is None:
         raise JournalError(
-            f"metadata entry {position} has a {fields['kind']!r} record, unknown here: upgrade this broker"
+            f"metadata entry {position} has a {fields['kind']!r} record, which is unknown here: upgrade this broker"
         )
     record: JournalRecord = _decode_fields(kind, fields)
     return record

@@ -2,11 +2,11 @@
 
 A registered broker is in one of these states:
 
-| state | may lead, may be in an ISR | how it leaves the state |
+| state | may lead, may be in an ISR | what ends the state |
 |---|---|---|
-| fenced | no | a heartbeat that has followed the journal to the registration unfences it |
-| active | yes | its lease ends (`fence`), or a heartbeat asks for fencing or for a shutdown |
-| in controlled shutdown | no | its process stops, its lease ends |
+| fenced | no | a heartbeat says that the broker has followed the journal up to its registration |
+| active | yes | its lease ends, or a heartbeat asks for fencing or for a shutdown |
+| in controlled shutdown | no | its process stops, so that its lease ends |
 
 The broker epoch is the journal position of the registration. Requests with another epoch come from an earlier run of
 the broker and get STALE_BROKER_EPOCH.
@@ -35,11 +35,12 @@ from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 BROKER_LEASES: Final = "broker/"
-"""Beginning of the names of the brokers' leases in the store. The holder of a broker's lease is its incarnation."""
+"""Prefix of the names of the brokers' leases in the store. The holder in a broker's lease is the broker's
+incarnation."""
 
 
 def broker_lease(broker_id: int) -> str:
-    """Return the name of the lease that a running broker holds."""
+    """Return the name of the lease that a running broker has."""
     return f"{BROKER_LEASES}{broker_id}"
 
 
@@ -60,10 +61,10 @@ class Registration(NamedTuple):
     directories: Sequence[DirectoryId] = ()
     features: Mapping[str, tuple[int, int]] = {}
     previous_epoch: int = -1
-    """The broker epoch that the broker's directories have stored; -1 if there is none."""
+    """The broker epoch that is stored in the broker's directories; -1 if they contain no epoch."""
     is_synced: bool = False
-    """Whether the broker knows that its disks have every record that it acknowledged: it has run with
-    `durability=fsync` since a full sync, or it stopped cleanly."""
+    """Whether it is certain that the broker's disks have every record that it has acknowledged: it has run with
+    `durability=fsync` since a full sync, or it was stopped cleanly."""
 
 
 def register_broker(
@@ -71,13 +72,13 @@ def register_broker(
 ) -> Steps[JournalDecision[int]]:
     """Register a broker. The reply is its broker epoch.
 
-    `is_lease_valid`: the lease of the registered run of this broker has not ended. The same entry has the registration
-    and everything that the end of the earlier run costs: leaderships, places in ISRs, and places in ELRs if the earlier
-    run may have lost records.
+    `is_lease_valid` says that the lease of the registered run of this broker has not ended. The registration and all
+    effects of the end of the earlier run are one journal entry: the broker leads no partition any more and is removed
+    from all ISRs. It is also removed from all ELRs if the earlier run may have lost records.
 
     Raises ApiError: DUPLICATE_BROKER_REGISTRATION while another run of the broker has its lease, INVALID_REGISTRATION
-    for directory ids that are wrong or in use, UNSUPPORTED_VERSION if the broker does not support the finalized
-    features.
+    for directory ids that are invalid or used by another broker, UNSUPPORTED_VERSION if the broker does not support a
+    finalized feature level.
     """
     broker_id = request.broker_id
     check_supported(image, broker_id, request.features)
@@ -101,14 +102,14 @@ def register_broker(
         features=request.features,
     )
     if present is not None and is_same_run:
-        # The broker sends its registration again, because it did not get the answer or because its addresses changed.
-        again = registered._replace(
+        # The broker has sent its registration again, since it did not get the answer or since its addresses changed.
+        repeated = registered._replace(
             epoch=present.epoch, fenced=present.fenced, in_controlled_shutdown=present.in_controlled_shutdown
         )
-        return JournalDecision([] if present == BrokerRegistration(*again) else [again], present.epoch)
+        return JournalDecision([] if present == BrokerRegistration(*repeated) else [repeated], present.epoch)
     records: list[JournalRecord] = [registered]
     if image.has_fencing:
-        is_unclean = not _keeps_acknowledged_records(present, request)
+        is_unclean = not _has_acknowledged_records(present, request)
         records += yield from _end_of_broker(image, broker_id, config, unclean_stop=is_unclean)
     return JournalDecision(records, registered.epoch)
 
@@ -126,11 +127,11 @@ def _check_directories(image: MetadataImage, request: Registration) -> None:
             raise ApiError(message, ErrorCode.INVALID_REGISTRATION)
 
 
-def _keeps_acknowledged_records(present: BrokerRegistration | None, request: Registration) -> bool:
-    """Return whether the broker still has every record that its earlier run acknowledged (KIP-966).
+def _has_acknowledged_records(present: BrokerRegistration | None, request: Registration) -> bool:
+    """Return whether the broker still has every record that its earlier run has acknowledged (KIP-966).
 
-    It has them if it is the registered broker with the same directories, and either its operating system has run since
-    (only the process stopped: the page cache is whole), or all records were synced.
+    It has them if it is the registered broker with the same directories, and if one of two conditions is true: its
+    operating system was not restarted, so that the page cache was not lost; or all records were synced.
     """
     if present is None or request.previous_epoch != present.epoch or not request.directories:
         return False
@@ -148,8 +149,8 @@ def _end_of_broker(
 
 
 def registered_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerRegistration:
-    """Return the registration of the broker that sends a request. Raises ApiError (STALE_BROKER_EPOCH) if it is not
-    registered, or with another epoch.
+    """Return the registration of the broker that sends a request. Raises ApiError (STALE_BROKER_EPOCH) if the broker is
+    not registered, or is registered with another epoch.
     """
     broker = image.brokers.get(broker_id)
     if broker is None:
@@ -186,12 +187,12 @@ def heartbeat(
     shutdown_position: int = 0,
     followed_by: Mapping[int, int] = {},
 ) -> Steps[JournalDecision[HeartbeatReply]]:
-    """Fence, unfence or shut down a broker as its heartbeat asks.
+    """Fence, unfence or shut down a broker according to its heartbeat.
 
-    A broker in controlled shutdown may stop its process when it leads nothing, and every active broker has followed the
-    journal to `shutdown_position`: the end of the journal after the entry that gave its leaderships away. `followed_by`
-    has the positions that the brokers sent in their last heartbeats. Fenced brokers do not count, so a dead broker does
-    not delay the shutdown.
+    A broker in controlled shutdown may stop its process when two conditions are true: it leads no partition, and every
+    active broker has followed the journal up to `shutdown_position`. This is the end of the journal after the entry
+    that made other brokers the leaders of its partitions. `followed_by` contains the positions from the last heartbeats
+    of the brokers. Fenced brokers are ignored, so a broker that does not run cannot delay the shutdown.
 
     Raises ApiError (STALE_BROKER_EPOCH).
     """
@@ -222,7 +223,9 @@ def heartbeat(
 
 
 def _unfence(image: MetadataImage, broker: BrokerRegistration, config: BrokerConfig) -> Steps[list[JournalRecord]]:
-    """Return the records that make the broker active, and the leader of partitions that only it can lead."""
+    """Return the records that make the broker active, and that make it the leader of partitions that only it can
+    lead.
+    """
     changes = StateChanges(image)
     yield from elect_where_leaderless(changes, image, TopicRules(image, config), returned_broker=broker.broker_id)
     return [BrokerStateChanged(broker.broker_id, broker.epoch, fenced=False), *changes.records()]
@@ -235,9 +238,10 @@ def leads_any(image: MetadataImage, broker_id: int) -> bool:
 def fence_broker(
     image: MetadataImage, broker_id: int, incarnation: str, config: BrokerConfig
 ) -> Steps[JournalDecision[None]]:
-    """Fence a broker whose lease ended. The entry has all leaderships and places in ISRs that this costs.
+    """Fence a broker whose lease has ended. The same journal entry elects other leaders for its partitions and removes
+    it from their ISRs.
 
-    Nothing changes if the lease was that of an earlier run, or if the broker is fenced already.
+    Nothing changes if the lease belonged to an earlier run, or if the broker is fenced already.
     """
     broker = image.brokers.get(broker_id)
     if broker is None or broker.incarnation != incarnation or broker.fenced:
@@ -250,10 +254,11 @@ def fence_broker(
 
 
 def unregister_broker(image: MetadataImage, broker_id: int, config: BrokerConfig) -> Steps[JournalDecision[None]]:
-    """Remove a broker's registration (UnregisterBroker). It remains a replica of its partitions until a reassignment.
+    """Remove a broker's registration (UnregisterBroker). The broker remains a replica of its partitions until a
+    reassignment.
 
-    It leaves the ELR, too: without its registration nobody can tell later whether it lost records. Raises ApiError
-    (BROKER_ID_NOT_REGISTERED).
+    It is also removed from all ELRs, since without its registration the controller cannot find out later whether it has
+    lost records. Raises ApiError (BROKER_ID_NOT_REGISTERED).
     """
     broker = image.brokers.get(broker_id)
     if broker is None:

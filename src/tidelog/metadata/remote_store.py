@@ -1,4 +1,6 @@
-"""What the stores of several hosts (ZooKeeper, etcd) share: their methods run on threads, in lanes of the runtime."""
+"""The base class of the stores for several hosts (ZooKeeper, etcd). Their methods run on threads, in lanes of the
+runtime.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,18 +16,19 @@ CHANGES: Final = "metadata"
 LEASES: Final = "metadata-leases"
 READS: Final = "metadata-reads"
 WATCH: Final = "metadata-watch"
-"""Lanes of the runtime, each with its own thread: a slow snapshot delays no renewal."""
+"""Lanes of the runtime. Each lane has its own thread, so that a slow snapshot does not delay a renewal."""
 WATCH_S: Final = 10.0
-"""Longest time that one watch waits before the journal's end is read again."""
+"""Longest time, in seconds, that one watch waits before the journal's end is read again."""
 
 
 class RemoteStore(ABC):
-    """`Store` whose calls block. A subclass has the blocking methods."""
+    """A `Store` whose client library blocks. A subclass defines the blocking methods."""
 
     entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX
 
     _append: Callable[..., None]
-    """Arguments: position, the result of `encode_entry`, lease. Other methods have the arguments of `Store`'s."""
+    """Arguments: position, the result of `encode_entry`, lease. If no other arguments are listed, a method has the
+    arguments of the method of `Store` with the same name."""
     _read: Callable[..., list[StoredEntry]]
     _snapshot: Callable[..., Snapshot | None]
     _save_snapshot: Callable[..., None]

@@ -1,4 +1,6 @@
-"""The metadata of this broker: follow the journal, publish its images, and become the controller when none is there."""
+"""The metadata of this broker: follow the journal, publish its images, and become the controller if no other broker is
+the controller.
+"""
 
 import asyncio
 import logging
@@ -11,8 +13,8 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.metadata import controller
 from tidelog.metadata.broker_lifecycle import ACQUIRE_EXTRA_S, BrokerLifecycle
 from tidelog.metadata.cluster_upkeep import ClusterUpkeep
-from tidelog.metadata.features import SUPPORTED_LEVELS
-from tidelog.metadata.image import METADATA_FEATURE, MetadataImage
+from tidelog.metadata.features import SUPPORTED_LEVELS, with_newest_levels
+from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.journal import EntryPending, Journal, PartlyAppended
 from tidelog.metadata.leadership import CONTROLLER_LEASE, RENEWALS_PER_LEASE, RETRY_S, HeldLease, controller_holder
 from tidelog.metadata.link import ControllerChannel, ControllerLink, ControllerRouter, RegisterBroker
@@ -21,7 +23,6 @@ from tidelog.metadata.publisher import ImageListener, MetadataCache, Publisher, 
 from tidelog.metadata.records import (
     ClusterNamed,
     ControllerElected,
-    FeatureLevelChanged,
     JournalError,
     JournalRecord,
 )
@@ -48,21 +49,22 @@ FINAL_ANSWERS: Final = (
     ErrorCode.INVALID_REGISTRATION,
     ErrorCode.UNSUPPORTED_VERSION,
 )
-"""Answers to a registration that a later attempt would get again."""
+"""Answers to a registration that are final: another attempt would get the same answer."""
 CANDIDACY_S: Final = 0.5
-"""Mean pause before a broker of a cluster looks again whether the controller lease has ended, in seconds."""
+"""Mean pause, in seconds, before a broker of a cluster checks again whether the controller lease has ended."""
 
 FirstRecords = Callable[[], Awaitable[Sequence[JournalRecord]]]
-"""Returns the records that a new journal begins with, after the cluster's id."""
+"""A function that returns the first records of a new journal, after the record with the cluster's id."""
 
 
 class MetadataService:
     """Journal, publisher and controller of one broker, and the task that runs them.
 
-    If the store belongs to this broker alone, the broker is the controller from its start to its end. If several
-    brokers share the store, each of them follows the journal, and the holder of the controller lease is the controller.
-    When the lease is free, a follower acquires it. Its first entry is its claim, with a higher epoch than all entries
-    before. It decides nothing before it has replayed the journal and appended the claim.
+    If only this broker uses the store, it is the controller from its start to its stop. If several brokers share the
+    store, each of them follows the journal, and the holder of the controller lease is the controller. When the lease is
+    free, one of the other brokers acquires it. The first entry of the new controller is its claim, whose epoch is
+    higher than the epochs of all earlier entries. Before it has replayed the journal and appended the claim, it decides
+    no change.
     """
 
     def __init__(
@@ -75,9 +77,11 @@ class MetadataService:
         lease_ms: int | None = None,
         channel: ControllerChannel | None = None,
     ) -> None:
-        """`lease_ms` is the time after which the controller lease expires if it is not renewed. None: it does not
-        expire, since no other process can reach the store. `channel` leads to the controllers on other brokers. None:
-        this broker cannot be one of several, so it has to be the controller.
+        """`lease_ms` is the time after which the controller lease expires if it is not renewed. None means that it does
+        not expire, since no other process can reach the store.
+
+        `channel` is the connection to the controllers on other brokers. None means that there are no other brokers, so
+        this broker has to be the controller.
         """
         self.journal = Journal(store, runtime)
         self.publisher = Publisher(runtime.tasks, config, cache)
@@ -98,30 +102,30 @@ class MetadataService:
         self.controller.has_to_be_active = lease_ms is not None and channel is None
         self._holder = ""
         self._epochs: dict[int, None] = {}
-        """The epochs of all leases of this process."""
+        """The epochs of all controller leases that this process has acquired."""
         self._lease: HeldLease | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._claimed_at_start = False
         self.lifecycle: BrokerLifecycle | None = None
-        """None if this broker cannot be one of several."""
+        """None if this broker has no channel to other brokers."""
         self._upkeep: ClusterUpkeep | None = None
         if channel is not None:
             self.lifecycle = BrokerLifecycle(store, self.link, self.publisher, cache, config, runtime, self.incarnation)
             self._upkeep = ClusterUpkeep(store, self.journal, self.controller, config, runtime)
-        self._store_is_away = False
+        self._store_is_unreachable = False
         """Whether the last attempt to read the journal failed. The log has one line about each outage."""
 
     @cached_property
     def incarnation(self) -> str:
-        """Identifies this run of the broker's process. It is a secret of the cluster's brokers."""
+        """Identifies this run of the broker's process. Only the brokers of the cluster may know it."""
         return uuid_text(self._runtime.new_uuid())
 
     # Starting and stopping
 
     async def inspect(self, cluster_id: str | None = None) -> bool:
         """Replay the part of the stored journal that the store can read without changing the disk. `start` replays
-        the rest. Return whether there was any.
+        the rest. Return whether a part was replayed.
 
         Raises StoreFailed, StoreUnavailable and JournalError.
         """
@@ -137,19 +141,21 @@ class MetadataService:
         holder: str | None = None,
         previous_incarnation: str | None = None,
     ) -> None:
-        """Replay the journal, and become the controller if no other broker is.
+        """Replay the journal, and become the controller if no other broker is the controller.
 
         A broker of a cluster first acquires its own lease; see `BrokerLifecycle.acquire_lease`.
 
-        `holder` identifies this broker among all processes that can reach the store, and is the same after a restart,
-        which then acquires its own lease at once. The default is the node id; if the lease expires, it is the node id
-        and the process, since two processes with one node id must not take the lease from each other.
-        The first entry of an empty journal holds `cluster_id` (a new id if it is None) and the result of
-        `first_records`: the topics of an adopted directory. A broker that does not become the controller waits until
-        the journal has this entry.
+        `holder` identifies this broker among all processes that can reach the store. If it is the same as before a
+        restart, the broker acquires its controller lease again at once. The default contains the node id. For a lease
+        that expires, it also identifies the process, since two processes with the same node id must not acquire the
+        lease from each other.
+
+        The first entry of an empty journal contains `cluster_id` (a new id if it is None) and the result of
+        `first_records`, which are the topics of an adopted directory. A broker that does not become the controller
+        waits until the journal has this entry.
 
         Raises StoreFailed, StoreUnavailable and JournalError. Raises LeaseLost if another process runs as this broker,
-        or if another broker is the controller and this broker cannot be one of several.
+        or if another broker is the controller although this broker has to be the controller.
         """
         if self.lifecycle is not None:
             self.lifecycle.on_failed = self.on_failed
@@ -167,7 +173,7 @@ class MetadataService:
             self._claimed_at_start = True
         while self._lease_ms is not None and self.journal.image.position == 0:
             if not await self._wait_for_first_entry(self._lease_ms):
-                lease = await self._acquire()  # the broker that had the lease may have died before its first entry
+                lease = await self._acquire()  # the holder of the lease may have stopped before its first entry
                 if lease is not None and await self._claim(lease, cluster_id, first_records, restarted=True):
                     self._claimed_at_start = True
         _check_cluster(self.journal.image, cluster_id)
@@ -187,7 +193,7 @@ class MetadataService:
         return True
 
     async def stop(self) -> None:
-        """Finish the change that is in progress, release the leases, close the store."""
+        """Finish the change that is in progress, release the leases, and close the store."""
         self.controller.has_to_be_active = False
         if self.lifecycle is not None:
             await self.lifecycle.stop()
@@ -195,7 +201,7 @@ class MetadataService:
         await cancel_and_wait(self._renewal)
         await self.journal.stop()
         await self.controller.deactivate("the broker stops")
-        # If the store is away, each call waits for its time limit, so both are made at once.
+        # If the store cannot be reached, each call waits until its timeout. So both calls are made at the same time.
         releases = [] if self._lease is None else [self._lease.release()]
         if self.lifecycle is not None:
             releases.append(self.lifecycle.release_lease())
@@ -209,7 +215,7 @@ class MetadataService:
 
     @property
     def has_fencing(self) -> bool:
-        """Whether the brokers of the cluster register fenced, and begin to lead partitions later."""
+        """Whether brokers are fenced when they register, and begin to lead partitions later."""
         return self.journal.image.has_fencing
 
     def registration(self, endpoints: Sequence[Endpoint]) -> Registration:
@@ -222,7 +228,7 @@ class MetadataService:
     async def register(self, registration: Registration) -> None:
         """Register this broker, so that clients find it. Raises ApiError.
 
-        Without fencing, all listeners must have processed the image before, so that the broker can serve its
+        Without fencing, all listeners must have processed the image before this call, so that the broker can serve its
         partitions.
         """
         request = RegisterBroker(registration, renew_leaderships=not self._claimed_at_start)
@@ -251,7 +257,9 @@ class MetadataService:
     # Becoming the controller
 
     async def _wait_for_lease(self) -> HeldLease:
-        """Acquire the lease when the process that held it has ended. Raises LeaseLost if it has not."""
+        """Acquire the lease when the process that has it has ended. Raises LeaseLost if that process does not end in
+        time.
+        """
         latest_s = self._runtime.clock.monotonic()
         if self._lease_ms is not None:
             latest_s += self._lease_ms / 1000 + ACQUIRE_EXTRA_S
@@ -263,13 +271,15 @@ class MetadataService:
         raise LeaseLost("another broker is the controller of this cluster")
 
     async def _acquire(self) -> HeldLease | None:
-        """Acquire the controller lease if it is free, and renew it from now on. Raises as `Store.acquire`."""
+        """Acquire the controller lease if it is free, and renew it from then on. Raises the exceptions of
+        `Store.acquire`.
+        """
         lease = await HeldLease.acquire(self._store, self._runtime, CONTROLLER_LEASE, self._holder, self._lease_ms)
         self._lease = lease
         if lease is not None:
             self._epochs[lease.lease.epoch] = None
         if lease is not None and lease.expires:
-            self._renewal = self._tasks.spawn(lease.keep(), name="controller-lease")
+            self._renewal = self._tasks.spawn(lease.renew_until_lost(), name="controller-lease")
         return lease
 
     async def _claim(
@@ -280,12 +290,13 @@ class MetadataService:
         *,
         restarted: bool = False,
     ) -> bool:
-        """Append this controller's first entry, and begin to decide. Returns False if the lease was lost before.
+        """Append the claim, which is this controller's first entry, and begin to decide changes. Returns False if the
+        lease was lost before the claim was appended.
 
-        The claim takes the position that an earlier controller would use for its next entry. `restarted` begins new
-        leader epochs for the partitions that this broker leads.
+        The claim is stored at the position at which an earlier controller would append its next entry. If `restarted`
+        is true, new leader epochs begin for the partitions that this broker leads.
 
-        Raises JournalError. If the lease does not expire, it also raises the exceptions of `HeldLease.append`.
+        Raises JournalError. For a lease that does not expire, also raises the exceptions of `HeldLease.append`.
         """
         while True:
             image = self.journal.image
@@ -293,15 +304,15 @@ class MetadataService:
             new_records: list[JournalRecord] = []
             if image.position == 0:
                 new_records.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
-                if self._channel is not None:
-                    new_records.append(FeatureLevelChanged(METADATA_FEATURE, 1))
                 if first_records is not None:
                     new_records += await first_records()
+                if self._channel is not None:
+                    new_records = with_newest_levels(new_records, self._config)
             new_records.append(ControllerElected(self._config.node_id, lease.lease.epoch))
             if restarted and not image.has_fencing:
                 new_records += controller.renew_leadership(image, self._config.node_id)
             try:
-                # The first entry is all or nothing: a part of an adopted directory could never be completed.
+                # The first entry must not be divided: a part of an adopted directory could never be completed.
                 await self.journal.append(new_records, lease, undivided=image.position == 0)
             except EntryTooLarge as error:
                 raise JournalError(f"{error}: adopt these data directories without metadata.store") from error
@@ -335,7 +346,7 @@ class MetadataService:
     # Running
 
     async def _run(self, lease_ms: int, lease: HeldLease | None) -> None:
-        """Follow the journal, and be the controller while this broker holds the lease."""
+        """Follow the journal, and act as the controller while this broker has the lease."""
         try:
             while True:
                 if lease is not None:
@@ -361,9 +372,9 @@ class MetadataService:
             self.on_failed(reason)
 
     async def _regain_lease(self) -> HeldLease:
-        """Acquire the lease again, after the store was away for longer than its term.
+        """Acquire the lease again, after the store could not be reached for longer than the lease lasts.
 
-        Raises LeaseLost if another broker has acquired it meanwhile.
+        Raises LeaseLost if another broker has acquired the lease in the meantime.
         """
         is_logged = False
         while True:
@@ -380,9 +391,9 @@ class MetadataService:
             return lease
 
     async def _lead(self, lease: HeldLease) -> None:
-        """Be the controller until the lease is lost.
+        """Act as the controller until the lease is lost.
 
-        Raises LeaseLost if another broker was the controller, and this broker cannot be one of several.
+        Raises LeaseLost if another broker was the controller, although this broker has to be the controller.
         """
         if not self.controller.is_active:
             old = self.journal.image
@@ -428,11 +439,11 @@ class MetadataService:
         try:
             arrival.result()
             await self.journal.catch_up(is_behind=True)
-            self._store_is_away = False
+            self._store_is_unreachable = False
         except (StoreUnavailable, StoreFailed) as error:
-            if not self._store_is_away:
+            if not self._store_is_unreachable:
                 logger.warning("metadata journal not read reason=%s", error)
-            self._store_is_away = True
+            self._store_is_unreachable = True
             await self._tasks.sleep(RETRY_S)
         finally:
             self._publish_since(old)
@@ -446,9 +457,9 @@ class MetadataService:
         while True:
             await self._tasks.sleep(CANDIDACY_S * self._runtime.random.uniform(0.5, 1.5))
             try:
-                held = await find_lease(self._store, CONTROLLER_LEASE)
-                if held is not None and held.holder != self._holder:
-                    continue  # an attempt to acquire it would be a useless write
+                current_lease = await find_lease(self._store, CONTROLLER_LEASE)
+                if current_lease is not None and current_lease.holder != self._holder:
+                    continue  # an attempt to acquire the lease would be a useless write
                 lease = await self._acquire()
             except (StoreUnavailable, StoreFailed) as error:
                 logger.warning("controller lease not acquired reason=%s", error)

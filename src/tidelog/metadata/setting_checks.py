@@ -25,13 +25,13 @@ from tidelog.config.keys import (
 from tidelog.wire.errors import ApiError, ErrorCode
 
 LISTENER_SETTINGS_MAX = 1000
-"""Maximum number of settings of single listeners, for one broker or for all brokers together. Clients choose the
-listeners' names, so the number needs a limit."""
+"""Maximum number of settings of single listeners, for one broker or for the default of all brokers. Clients choose the
+names of listeners, so the number needs a limit."""
 NAME_LENGTH_MAX = 255
 """Longest name of a setting of one listener, in characters."""
 RESTART_ADVICE = "put it into the broker's configuration file (or its environment, or --set) and restart"
 CLEANER_THREAD_BUFFER_MIN = 1024 * 1024
-"""Bytes of `log.cleaner.dedupe.buffer.size` that each of `log.cleaner.threads` needs."""
+"""Bytes of `log.cleaner.dedupe.buffer.size` that each cleaner thread needs."""
 THREAD_COUNTS = (
     "background.threads",
     "log.cleaner.threads",
@@ -40,15 +40,16 @@ THREAD_COUNTS = (
     "num.recovery.threads.per.data.dir",
     "num.replica.fetchers",
 )
-"""Numbers of threads. One change may at most halve or double them."""
+"""Settings that are numbers of threads. One change may at most halve or double such a number."""
 
 
 def check_broker_settings(
     broker: str, changed: Mapping[str, str | None], config: BrokerConfig, after: BrokerConfig
 ) -> None:
-    """Check each new value alone, and then all changes, including removals (None), together with the other settings.
+    """First check each new value alone. Then check all changes, including removals (None), together with the other
+    settings.
 
-    `broker` is "" for all brokers. `config` is before the change, `after` is after it.
+    `broker` is "" for all brokers. `config` contains the settings before the change, `after` the settings after it.
     """
     if any(name.startswith("listener.name.") for name in changed):
         own_settings = after.dynamic_own if broker else after.dynamic_cluster
@@ -105,13 +106,13 @@ def _check_threads(setting: str, current: int, value: int) -> None:
 
 
 ValueAfter = Callable[[str], Any]
-"""Returns the value of a broker's setting after the change."""
+"""A function that returns the value of a broker's setting after the change."""
 
 
 def _check_connections(value_after: ValueAfter, setting: str) -> None:
     overrides = counts_by_address(value_after("max.connections.per.ip.overrides"))
     if not value_after("max.connections") or not (value_after("max.connections.per.ip") or overrides):
-        raise InvalidValue(setting, value_after(setting), "it would permanently shut out all clients")
+        raise InvalidValue(setting, value_after(setting), "no client could connect any more")
 
 
 def _check_retention(value_after: ValueAfter, setting: str) -> None:
@@ -157,7 +158,7 @@ def _check_assignment_interval(value_after: ValueAfter, setting: str) -> None:
 
 
 FOLLOWS_RETENTION = -2
-"""Value of `log.local.retention.*` that means the value of `log.retention.*`."""
+"""With this value, `log.local.retention.*` has the same effect as the value of `log.retention.*`."""
 _COMBINED_CHECKS: Mapping[str, Callable[[ValueAfter, str], None]] = {
     "max.connections": _check_connections,
     "max.connections.per.ip": _check_connections,

@@ -3,9 +3,10 @@
 All calls run in order on one thread. A commit is durable when it returns (synchronous=FULL). `wait` polls, since SQLite
 does not notify a process of another process's commit.
 
-A lease ends at a time of the monotonic clock, which all processes of one boot of the machine share. The row names that
-boot: after a restart of the machine, every such lease has ended. The writers of entries and the ends of leases are in
-tables of their own, so that versions of Tidelog without these tables can still use the file.
+The end of a lease is stored as a time of the monotonic clock. All processes on the machine share this clock until the
+machine is restarted. So the row also names the machine's boot: after a restart, every such lease has ended. The writers
+of entries and the ends of leases are in separate tables, so that older versions of Tidelog, which do not know these
+tables, can still use the file.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ APPLICATION_ID: Final = 0x7464_6C67
 """Identifies the file as a metadata store of Tidelog, for file(1) and for this module: "tdlg"."""
 SCHEMA_VERSION: Final = 1
 BUSY_MS: Final = 5000
-"""Longest time that a call waits for another process's commit."""
+"""Longest time that a call waits for another process's commit, in milliseconds."""
 WAL_ATTEMPTS: Final = 20
 """Upper bound on the attempts to switch a file to WAL mode while other processes do the same."""
 POLL_MIN_S: Final = 0.01
@@ -54,14 +55,14 @@ CREATE TABLE IF NOT EXISTS writers (position INTEGER PRIMARY KEY, writer TEXT NO
 CREATE TABLE IF NOT EXISTS lease_terms (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, boot_id TEXT NOT NULL,
   ttl_ms INTEGER NOT NULL, ends_ms INTEGER NOT NULL);
 """
-"""Tables that a file of an older Tidelog does not have. `leases.expires_ms` only says whether the lease can expire;
-`lease_terms` says when, in milliseconds of the monotonic clock."""
+"""Tables that do not exist in a file of an older Tidelog. `leases.expires_ms` only says whether the lease can expire;
+`lease_terms` contains its end, in milliseconds of the monotonic clock."""
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-"""The file in which Linux identifies the running boot."""
+"""The file from which Linux processes can read the id of the current boot."""
 
 
 class SqliteStore:
-    """`Store` in the file at `path`, which is created at the first use."""
+    """A `Store` in the file at `path`. The file is created at the first use."""
 
     entry_bytes_max: int | None = None
 
@@ -139,24 +140,24 @@ class SqliteStore:
             ) from failure
 
     def _inspect(self) -> StoredJournal | None:
-        # After a crash the file is complete only together with its -wal file, and SQLite merges the two by writing.
-        # While another process uses the file, the -wal file exists, too.
+        # A -wal file exists after a crash, and while another process uses the file. In both cases the file is complete
+        # only together with its -wal file, and SQLite would have to write in order to merge them.
         if not self._disk.exists(self.path) or self._disk.exists(f"{self.path}-wal"):
             return None
         try:
             with self._translated_errors():
                 stored = self._read_unlocked()
         except StoreFailed:
-            if self._disk.exists(f"{self.path}-wal"):  # another process has changed the file meanwhile
+            if self._disk.exists(f"{self.path}-wal"):  # another process has changed the file during the read
                 return None
             raise
         return None if self._disk.exists(f"{self.path}-wal") else stored
 
     def _read_unlocked(self) -> StoredJournal | None:
-        """Read the file, which no process changes meanwhile."""
+        """Read the file without a lock. The result is valid only if no process changes the file during the read."""
         import sqlite3
 
-        # With "immutable", SQLite acquires no lock and creates no files next to this one.
+        # With "immutable", SQLite acquires no lock and creates no other files.
         connection = sqlite3.connect(f"file:{quote(self.path)}?immutable=1", uri=True, isolation_level=None)
         try:
             if not self._has_tables(connection):
@@ -192,7 +193,9 @@ class SqliteStore:
                 connection.execute(statement)
 
     def _has_tables(self, connection: "sqlite3.Connection") -> bool:
-        """Return whether the file has the tables. Raises StoreFailed if another program or a newer Tidelog wrote it."""
+        """Return whether the file has the tables. Raises StoreFailed if another program or a newer Tidelog has created
+        the file.
+        """
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0 and application == 0:
@@ -200,7 +203,7 @@ class SqliteStore:
         if application != APPLICATION_ID:
             raise StoreFailed(f"{self.path} is not a metadata store of Tidelog")
         if version > SCHEMA_VERSION:
-            raise StoreFailed(f"{self.path} was written by a newer Tidelog: upgrade this one")
+            raise StoreFailed(f"{self.path} was written by a newer version of Tidelog: upgrade this broker")
         return True
 
     def _append(
@@ -210,8 +213,8 @@ class SqliteStore:
             self._check(connection, lease)
             next_position = self._next_position(connection)
             if position < next_position:
-                raise PositionTaken(f"position {position} is taken, the next is {next_position}")
-            assert position == next_position, "an append leaves no gap"
+                raise PositionTaken(f"position {position} is taken; the next free position is {next_position}")
+            assert position == next_position, "an append must not leave a gap"
             connection.execute("INSERT INTO journal VALUES (?, ?)", (position, data))
             if writer:
                 connection.execute("INSERT OR REPLACE INTO writers VALUES (?, ?, ?)", (position, writer, number))
@@ -219,7 +222,7 @@ class SqliteStore:
     def _read(self, connection: "sqlite3.Connection", start: int, limit: int) -> list[StoredEntry]:
         (has_writers,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'writers'").fetchone()
         query = "SELECT position, data FROM journal"
-        if has_writers:  # `inspect` may read a file of an older Tidelog, and changes nothing
+        if has_writers:  # `inspect` may read a file of an older Tidelog, whose missing tables it does not create
             query = (
                 "SELECT position, data, coalesce(writer, ''), coalesce(number, 0) "
                 "FROM journal LEFT JOIN writers USING (position)"
@@ -268,7 +271,7 @@ class SqliteStore:
         connection.execute("INSERT OR REPLACE INTO lease_terms VALUES (?, ?, ?, ?, ?)", row)
 
     def _release(self, connection: "sqlite3.Connection", lease: Lease) -> None:
-        # The row stays, so that the next holder's epoch is higher.
+        # The row is not deleted, so that the next holder's epoch is higher.
         connection.execute(
             "UPDATE leases SET holder = '', expires_ms = NULL WHERE name = ? AND holder = ? AND epoch = ?", lease
         )
@@ -296,14 +299,14 @@ class SqliteStore:
         if end is None or end[0] != self._boot():
             return False
         remaining_ms = int(end[2]) - self._monotonic_ms()
-        # More than the whole term remains only if the clock began anew, on a system that does not identify its boots.
+        # If more than the whole term remains, the clock was reset by a restart on a system without boot ids.
         return 0 < remaining_ms <= int(end[1])
 
     def _monotonic_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)
 
     def _boot(self) -> str:
-        """Return the id of the machine's running boot; "" if the system has none."""
+        """Return the id of the machine's current boot, or "" if the system has no boot ids."""
         if self._boot_id is None:
             try:
                 self._boot_id = self._disk.read(BOOT_ID).decode().strip()
@@ -318,10 +321,10 @@ class SqliteStore:
 
 
 def _use_wal(connection: "sqlite3.Connection") -> None:
-    """Switch the file to WAL mode, if it is not in this mode.
+    """Switch the file to WAL mode, if it is not in this mode yet.
 
-    SQLite does not wait (BUSY_MS) for other processes that use the file before the switch. An exclusive transaction
-    waits for them.
+    During this switch, SQLite does not wait (BUSY_MS) for other processes that use the file. Therefore each failed
+    attempt is followed by an exclusive transaction, which does wait for them.
     """
     import sqlite3
 
@@ -337,15 +340,15 @@ def _use_wal(connection: "sqlite3.Connection") -> None:
 
 
 class _CommitFailed(Exception):
-    """A COMMIT failed, and its changes may be on the disk."""
+    """A COMMIT has failed, but its changes may be on the disk."""
 
 
 @contextmanager
 def _transaction(connection: "sqlite3.Connection", *, unknown_if_commit_fails: bool = False) -> Iterator[None]:
     """Run the block as one transaction: atomic, and isolated from other connections.
 
-    Raises _CommitFailed if `unknown_if_commit_fails` is true and the COMMIT failed in such a way that its changes may
-    be on the disk.
+    If `unknown_if_commit_fails` is true, raises _CommitFailed if the COMMIT has failed but its changes may be on the
+    disk.
     """
     import sqlite3
 
@@ -360,6 +363,6 @@ def _transaction(connection: "sqlite3.Connection", *, unknown_if_commit_fails: b
                 raise _CommitFailed from error
             raise
     except BaseException:
-        if connection.in_transaction:  # SQLite rolls back by itself on some errors
+        if connection.in_transaction:  # after some errors, SQLite has already rolled back
             connection.execute("ROLLBACK")
         raise

@@ -1,4 +1,4 @@
-"""New states of partitions that one decision collects, and the one journal record that makes these changes. Pure."""
+"""Collect the new states of partitions in one decision, and return the journal record with these changes. Pure."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from tidelog.wire.errors import ApiError, ErrorCode
 
 
 class StateChanges:
-    """The new states of partitions. An entry of the journal changes a partition once, so each epoch of a state grows by
-    at most 1, even if the state is put more than once.
+    """The new states of partitions. One entry of the journal changes each partition at most once. So the epochs of a
+    state are incremented at most once, even if `put` is called more than once for a partition.
     """
 
     def __init__(self, image: MetadataImage) -> None:
@@ -18,11 +18,11 @@ class StateChanges:
         self._new_states: dict[tuple[TopicId, int], PartitionState] = {}
 
     def state(self, topic: TopicImage, partition: int) -> PartitionState:
-        """Return the state of a partition after the changes that were collected."""
+        """Return the state of a partition after the changes that were collected up to now."""
         return self._new_states.get((topic.topic_id, partition), topic.partitions[partition])
 
     def put(self, topic: TopicImage, partition: int, state: PartitionState) -> PartitionState:
-        """Collect a new state. Returns it with the epochs that it will have in the image."""
+        """Collect a new state. Returns the state with the epochs that it will have in the image."""
         old = topic.partitions[partition]
         if state is old:
             return state
@@ -33,7 +33,7 @@ class StateChanges:
         return state
 
     def records(self) -> list[JournalRecord]:
-        """Return one record, or none if nothing changed.
+        """Return one record with all changes, or no record if nothing has changed.
 
         Raises ApiError (UNSUPPORTED_VERSION) if there may be brokers that cannot read the record.
         """

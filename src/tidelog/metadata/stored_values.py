@@ -1,4 +1,6 @@
-"""The bytes that the stores of several hosts (ZooKeeper, etcd) keep: entries, leases, and the parts of snapshots."""
+"""Encode and decode the values in the stores for several hosts (ZooKeeper, etcd): entries, leases, and the parts of
+snapshots.
+"""
 
 import json
 from collections.abc import Callable
@@ -19,14 +21,16 @@ from tidelog.metadata.store import (
 
 ENTRY_FORMAT: Final = 1
 _ENTRY_HEAD = Struct(">BqB")
-"""Format, number, length of the writer's id; then the id and the data."""
+"""Format, number, and length of the writer's id. The id and the data follow."""
 WRITER_BYTES_MAX: Final = 255
 
 
 def encode_entry(data: bytes, writer: str, number: int) -> bytes:
     """Return the bytes of one entry. Raises EntryTooLarge."""
     if len(data) > SHARED_VALUE_BYTES_MAX:
-        raise EntryTooLarge(f"the entry has {len(data)} bytes, and the metadata store accepts {SHARED_VALUE_BYTES_MAX}")
+        raise EntryTooLarge(
+            f"the entry has {len(data)} bytes; the metadata store accepts at most {SHARED_VALUE_BYTES_MAX}"
+        )
     writer_id = writer.encode()
     assert len(writer_id) <= WRITER_BYTES_MAX
     return b"".join((_ENTRY_HEAD.pack(ENTRY_FORMAT, number, len(writer_id)), writer_id, data))
@@ -36,7 +40,7 @@ def decode_entry(position: int, value: bytes) -> StoredEntry:
     """Return one entry. Raises StoreFailed."""
     if len(value) < _ENTRY_HEAD.size or value[0] != ENTRY_FORMAT:
         raise StoreFailed(
-            f"metadata entry {position} has an unknown format: a newer Tidelog wrote it, or it is damaged"
+            f"metadata entry {position} has an unknown format: a newer version of Tidelog wrote it, or it is damaged"
         )
     _, number, writer_bytes = _ENTRY_HEAD.unpack_from(value)
     end = _ENTRY_HEAD.size + writer_bytes
@@ -60,17 +64,17 @@ def decode_lease(name: str, value: bytes) -> Lease:
 
 
 def lease_ttl_ms(value: bytes) -> int | None:
-    """Return the term that was written with a lease; None if it does not expire."""
+    """Return the duration of a lease, which was written together with it; None if the lease does not expire."""
     ttl_ms: int | None = json.loads(value).get("ttl_ms")
     return ttl_ms
 
 
 class SnapshotPointer(NamedTuple):
-    """Names the parts of the current snapshot. It is written after all of them."""
+    """Names the parts of the current snapshot. The pointer is written after all parts."""
 
     position: int
     parts_id: str
-    """Distinguishes the parts of this snapshot from those of others, also of attempts that failed."""
+    """Distinguishes the parts of this snapshot from the parts of other snapshots and of failed attempts."""
     parts: int
     checksum: int
     """CRC-32 of the whole snapshot."""
@@ -80,7 +84,7 @@ class SnapshotPointer(NamedTuple):
 
     @classmethod
     def decode(cls, value: bytes) -> "SnapshotPointer":
-        """Raises StoreFailed."""
+        """Return the decoded pointer. Raises StoreFailed."""
         try:
             return cls(**json.loads(value))
         except (ValueError, TypeError) as error:
@@ -99,18 +103,20 @@ class SnapshotPointer(NamedTuple):
 
 
 def read_snapshot(url: str, get: Callable[..., bytes | None]) -> Snapshot | None:
-    """Return the current snapshot, or None. `get` reads the value below these names. Raises StoreFailed."""
+    """Return the current snapshot, or None. `get` is called with the names of a key's path, and returns its value.
+    Raises StoreFailed.
+    """
     stored_pointer = get("snapshot")
     while stored_pointer is not None:
         pointer = SnapshotPointer.decode(stored_pointer)
         parts = [get("snapshots", pointer.parts_id, str(i)) for i in range(pointer.parts)]
-        whole = [part for part in parts if part is not None]
-        if len(whole) == len(parts):
-            return pointer.join(whole)
+        existing_parts = [part for part in parts if part is not None]
+        if len(existing_parts) == len(parts):
+            return pointer.join(existing_parts)
         newer_pointer = get("snapshot")
         if newer_pointer == stored_pointer:
             raise StoreFailed(f"{url}: parts of the snapshot at position {pointer.position} are missing")
-        stored_pointer = newer_pointer  # another broker has replaced it meanwhile
+        stored_pointer = newer_pointer  # another broker has replaced the snapshot during the read
     return None
 
 
@@ -126,7 +132,7 @@ def split(data: bytes) -> list[bytes]:
 
 
 async def read_journal(store: Store) -> StoredJournal | None:
-    """Return everything that is stored; None if nothing is. Raises the exceptions of `Store.read`."""
+    """Return the whole stored journal, or None if nothing is stored. Raises the exceptions of `Store.read`."""
     snapshot = await store.snapshot()
     entries: list[StoredEntry] = []
     position = snapshot.position if snapshot is not None else 0

@@ -1,14 +1,15 @@
 """Rules for topic names."""
 
 LENGTH_MAX = 249
-"""Longest topic name. A partition's directory is named TOPIC-PARTITION and must fit into FILE_NAME_MAX."""
+"""Longest topic name, in characters. A partition's directory is named TOPIC-PARTITION, and this name must not be longer
+than FILE_NAME_MAX."""
 FILE_NAME_MAX = 255
 
 _LEGAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def name_refusal(name: str) -> str | None:
-    """Return None for a legal topic name, else the reason why it is illegal."""
+    """Return None for a legal topic name; otherwise return the reason why the name is illegal."""
     if not name:
         return "a topic's name must not be empty"
     if name in (".", ".."):
@@ -21,7 +22,7 @@ def name_refusal(name: str) -> str | None:
 
 
 def flat_name(name: str) -> str:
-    """Return the name with underscores for dots. Two topics must not have the same flat name.
+    """Return the name with underscores instead of dots. Two topics must not have the same flat name.
 
     Kafka's metric names replace dots by underscores, so the metrics of two such topics would collide.
     """

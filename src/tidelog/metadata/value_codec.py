@@ -1,13 +1,15 @@
-"""Encode values as bytes by the type hints of their classes: named tuples of plain values, without pickle.
+"""Encode values as bytes according to the type hints of their classes. The values are named tuples of simple values;
+pickle is not used.
 
-`codec_for` makes the codec of a type once. A type may be bool, int (64 bits), float, str, bytes, None, an enumeration,
-a named tuple, a tuple, list, sequence, set or mapping of these types, or a union of them. The bytes do not repeat the
-types, so writer and reader must agree on them, except in one respect: the fields at the end of a named tuple that have
-their default values are not written. So a field with a default may be added at the end of a class. An older reader
-accepts such a value as long as the new field has its default, and otherwise refuses it (`UnknownValue`).
+`codec_for` creates the codec of a type. A type may be bool, int (64 bits), float, str, bytes, None, an enumeration, a
+named tuple, a tuple, list, sequence, set or mapping of these types, or a union of them.
 
-Nothing that a peer sends makes the reader allocate more than a multiple of the bytes that were received, and the depth
-of a value is that of its type.
+The bytes do not contain the types, so writer and reader must use the same types, with one exception: if the last fields
+of a named tuple have their default values, they are not written. So a field with a default may be added at the end of a
+class. An older reader accepts a value whose new field has its default, and refuses any other value (`UnknownValue`).
+
+The reader never allocates more than a multiple of the bytes that it has received, and a value is never nested more
+deeply than its type.
 """
 
 import collections.abc
@@ -20,32 +22,32 @@ from tidelog.model.steps import Steps
 from tidelog.wire.primitives import Buffer, MalformedMessage, read_uvarint, read_varlong, uvarint, varint
 
 DEPTH_MAX: Final = 16
-"""Upper bound on the nesting of types. A type that contains itself exceeds it."""
+"""Upper bound on the nesting of types. A type that contains itself exceeds this bound."""
 ITEMS_PER_STEP: Final = 64
-"""This many scalar items of a sequence are written or read in one step."""
+"""Number of scalar items of a sequence that are written or read in one step."""
 
 _FLOAT = Struct(">d")
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class UncodableType(TypeError):
-    """A type hint names a type that no codec can write. The text names the field."""
+    """A type hint contains a type that cannot be encoded. The text names the field."""
 
 
 class UncodableValue(ValueError):
-    """A value is not of the type that its hint names, or exceeds a limit."""
+    """A value does not have the type of its hint, or exceeds a limit."""
 
 
 class MalformedValue(ValueError):
-    """The bytes are not the encoding of a value of the type."""
+    """The bytes do not encode a value of the expected type."""
 
 
 class UnknownValue(ValueError):
-    """The bytes contain a field, a member of an enumeration or a kind that a newer Tidelog has defined."""
+    """The bytes contain a field, a member of an enumeration or a class that only a newer version of Tidelog knows."""
 
 
 class ValueReader:
-    """A position in the bytes of one value."""
+    """Reads the bytes of one value, beginning at `position`."""
 
     __slots__ = ("data", "position")
 
@@ -60,7 +62,7 @@ class ValueReader:
         return self.data[self.position - 1]
 
     def count(self) -> int:
-        """Read the number of the items that follow. Each of them has at least one byte."""
+        """Read the number of the items that follow. Each item has at least one byte."""
         try:
             count, self.position = read_uvarint(self.data, self.position)
         except (MalformedMessage, IndexError) as error:
@@ -77,7 +79,7 @@ class ValueReader:
 
 
 class Codec:
-    """Writes and reads the values of one type. `name` says where the type is used, for messages."""
+    """Writes and reads the values of one type. `name` says where the type is used; error messages contain it."""
 
     __slots__ = ("name",)
 
@@ -118,7 +120,7 @@ class _Scalar(Codec):
 
 
 class _None(_Scalar):
-    """One byte, since every value has at least one."""
+    """None, encoded as one byte, since every value has at least one byte."""
 
     __slots__ = ()
 
@@ -307,7 +309,9 @@ class _Mapping(Codec):
 
 
 class _Fields(Codec):
-    """A named tuple, or a tuple whose items have types of their own: the number of written fields, then the fields."""
+    """A named tuple, or a tuple whose items have different types. The encoding is the number of written fields,
+    followed by the fields.
+    """
 
     __slots__ = ("_defaults", "_fields", "_kind")
 
@@ -335,10 +339,10 @@ class _Fields(Codec):
     def read(self, reader: ValueReader) -> Steps[Any]:
         count = reader.count()
         if count > len(self._fields):
-            raise UnknownValue(f"{self.name} has {count} fields, {len(self._fields)} are known here")
+            raise UnknownValue(f"{self.name} has {count} fields; this broker knows {len(self._fields)}")
         required = len(self._fields) - len(self._defaults)
         if count < required:
-            raise MalformedValue(f"{self.name} has {count} fields, {required} are required")
+            raise MalformedValue(f"{self.name} has {count} fields; {required} are required")
         values: list[Any] = []
         for field in self._fields[:count]:
             values.append(field.get(reader) if isinstance(field, _Scalar) else (yield from field.read(reader)))
@@ -347,7 +351,7 @@ class _Fields(Codec):
 
 
 class _Optional(Codec):
-    """A value that may be None: one byte that says whether the value follows."""
+    """A value that may be None. The encoding begins with one byte that says whether the value follows."""
 
     __slots__ = ("_value",)
 
@@ -372,7 +376,7 @@ class _Optional(Codec):
 
 
 class _Union(Codec):
-    """A value of one of several types: the name of its class, then the value."""
+    """A value of one of several types, encoded as the name of its class, followed by the value."""
 
     __slots__ = ("_members", "_names")
 
@@ -421,7 +425,7 @@ _MAPPINGS: Final = (dict, collections.abc.Mapping)
 
 
 def codec_for(hint: Any, name: str, depth: int = 0) -> Codec:
-    """Return the codec of a type hint. `name` says where the hint stands. Raises UncodableType."""
+    """Return the codec of a type hint. `name` says where the hint is used. Raises UncodableType."""
     if depth > DEPTH_MAX:
         raise UncodableType(f"{name}: the types are nested deeper than {DEPTH_MAX} levels")
     while isinstance(hint, NewType):

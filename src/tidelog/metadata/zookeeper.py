@@ -2,18 +2,19 @@
 
 Nodes below the root:
 
-    journal/BUCKET/POSITION   one entry; a bucket has BUCKET_ENTRIES of them. Entries are read by number: the answer to
-                              a listing of a long journal would exceed the limit of ZooKeeper (jute.maxbuffer)
-    end, first                the position of the next entry, and that of the first entry that is not deleted
+    journal/BUCKET/POSITION   one entry; a bucket has BUCKET_ENTRIES of them. Entries are read by number, since the
+                              list of the entries of a long journal would exceed ZooKeeper's limit (jute.maxbuffer)
+    end, first                the position of the next entry, and the position of the first entry that is not deleted
     leases/NAME               holder, epoch and term; ephemeral, so that it ends with the holder's session
-    epochs/NAME               the last epoch of that lease; it stays
+    epochs/NAME               the last epoch of that lease; this node is never deleted
     snapshot                  the pointer to the current snapshot
     snapshots/ID/PART         the parts of snapshots
 
-An append is one transaction: it checks that the lease exists and has its epoch, and writes the entry and the new end.
-A renewal is a write, which a majority of the servers confirms; a ping of the session proves nothing. A lease also ends
-if its holder's session lives on and does not renew it: a contender acquires it when the node has not changed for the
-whole term on the contender's own clock. A server may be behind the others, so every read begins with a sync.
+An append is one transaction: it checks that the lease exists and has its epoch, and writes the entry and the new end. A
+renewal is a write, which a majority of the servers confirms. (A ping of the session would not prove that the lease is
+valid.) A lease also ends if its holder's session continues but does not renew it: another broker acquires the lease if
+its node has not changed for the whole term, on the clock of that other broker. A server may be behind the other
+servers, so every read begins with a sync.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,20 +52,20 @@ T = TypeVar("T")
 
 SESSION_MS: Final = 12_000
 SESSION_SHARE: Final = 5 / 6
-"""A lease may last this share of a session. The leader among the servers hears of a session's last sign of life from
-the other servers with a delay of less than one tick, so it may end the session that much earlier."""
+"""A lease may last this share of a session. The leader among the servers is notified by the other servers of a
+session's last ping, with a delay of less than one tick. So it may end the session earlier by this delay."""
 BUCKET_ENTRIES: Final = 10_000
 PIPELINED_READS: Final = 100
-"""Entries that are requested before the first answer has arrived."""
+"""Number of entries that are requested before the first answer has arrived."""
 READ_BYTES_MAX: Final = 8 << 20
-"""`read` returns fewer entries than requested when they exceed this size, in bytes."""
+"""`read` returns fewer entries than requested if these exceed this total size, in bytes."""
 TRIM_NODES: Final = 500
-"""Entries that one transaction deletes."""
+"""Number of entries that one transaction deletes."""
 TRIES: Final = 5
 
 
 class ZooKeeperStore(RemoteStore):
-    """`Store` in the ZooKeeper ensemble of `servers`, in the nodes below `root`."""
+    """A `Store` in the ZooKeeper ensemble of `servers`, in the nodes below `root`."""
 
     def __init__(
         self, url: str, servers: list[tuple[str, int]], root: str, runtime: Runtime, *, session_ms: int = SESSION_MS
@@ -76,17 +77,18 @@ class ZooKeeperStore(RemoteStore):
         self._has_nodes = False
         """Whether the parent nodes exist."""
         self._end: tuple[int, int] | None = None
-        """The journal's end and the version of its node after the last append of this store; they may be outdated."""
+        """The journal's end and the version of its node, after the last append of this store. Both may be outdated."""
         self._epoch_versions: dict[Lease, int] = {}
-        """The versions of the epochs' nodes, by the lease that they belong to."""
+        """For each lease, the version of the node with its epoch."""
         self._terms: dict[Lease, LeaseTerm] = {}
         self._unchanged_since: dict[str, tuple[object, float]] = {}
-        """For each lease of another holder: creation and version of its node, and when they were first seen."""
+        """For each lease of another holder: the creation and the version of its node, and the time at which this store
+        has first seen them."""
         self._events: dict[Any, None] = {}
         """Events of the waits that are in progress."""
 
     async def wait(self, position: int) -> None:
-        # The first question does not queue behind the watches of other waits.
+        # The first read uses another lane than the watches, so that it does not wait for the watches of other calls.
         while (await self._run(READS, self._read_end))[0] <= position:
             await self._run(WATCH, self._watch, position)
 
@@ -121,8 +123,8 @@ class ZooKeeperStore(RemoteStore):
                 end, end_version = self._read_end()
             epoch_version = self._check_lease(lease)
             if position < end:
-                raise PositionTaken(f"position {position} is taken, the next is {end}")
-            assert position == end, "an append leaves no gap"
+                raise PositionTaken(f"position {position} is taken; the next free position is {end}")
+            assert position == end, "an append must not leave a gap"
             transaction = self._session.client.transaction()
             transaction.check(self._path("epochs", _escaped(lease.name)), epoch_version)
             transaction.check(self._path("leases", _escaped(lease.name)), -1)
@@ -142,8 +144,8 @@ class ZooKeeperStore(RemoteStore):
             if is_done:
                 self._end = position + 1, end_version + 1
                 return
-            self._epoch_versions.pop(lease, None)  # read everything again: the next round finds the reason
-        raise StoreUnavailable(f"{self._url}: the journal's end changes all the time")
+            self._epoch_versions.pop(lease, None)  # the next round reads everything again and finds the reason
+        raise StoreUnavailable(f"{self._url}: other brokers append to the journal at the same time")
 
     def _check_lease(self, lease: Lease) -> int:
         """Return the version of the node of the lease's epoch. Raises LeaseLost if the lease has ended."""
@@ -160,7 +162,7 @@ class ZooKeeperStore(RemoteStore):
         raise lease_lost(lease)
 
     def _read_end(self) -> tuple[int, int]:
-        """Return the position of the next entry and the version of its node; the version is -1 without a node."""
+        """Return the position of the next entry, and the version of the node with it; -1 if there is no node."""
         self._sync()
         value, version = self._get("end")
         return int(value or 0), version
@@ -180,7 +182,9 @@ class ZooKeeperStore(RemoteStore):
         return entries
 
     def _read_range(self, start: int, stop: int) -> list[StoredEntry]:
-        """Return the entries that exist; another broker may delete the first ones after a snapshot."""
+        """Return the entries that exist. The first entries may be missing, since another broker deletes entries after a
+        snapshot.
+        """
         from kazoo.exceptions import NoNodeError
 
         client = self._session.client
@@ -194,7 +198,9 @@ class ZooKeeperStore(RemoteStore):
         return entries
 
     def _watch(self, position: int) -> None:
-        """Wait until the journal's end changes, but not longer than WATCH_S, and not if `position` is before it."""
+        """Wait until the journal's end changes, for at most WATCH_S. Return at once if the journal has an entry at
+        `position`.
+        """
         event = self._session.event()
         self._events[event] = None
         try:
@@ -227,7 +233,9 @@ class ZooKeeperStore(RemoteStore):
             self._delete_parts([parts_id])
 
     def _point_to(self, pointer: SnapshotPointer) -> bool:
-        """Make a snapshot the current one. Return false if the current one is not of an earlier position."""
+        """Make a snapshot the current snapshot. Return False if the current snapshot already has this position or a
+        later one.
+        """
         path = self._path("snapshot")
         while True:
             self._sync()
@@ -250,7 +258,9 @@ class ZooKeeperStore(RemoteStore):
             self._session.answer(self._session.client.delete_async(path))
 
     def _trim(self, position: int) -> None:
-        """Delete the entries before `position`, in several transactions. Each also writes the new first position."""
+        """Delete the entries before `position`, in several transactions. Each transaction also writes the new first
+        position.
+        """
         while True:
             self._sync()
             first_value, version = self._get("first")
@@ -303,7 +313,7 @@ class ZooKeeperStore(RemoteStore):
                 self._terms = {key: term for key, term in self._terms.items() if key.name != name}
                 self._extend(lease, ttl_ms, sent_s)
                 return lease
-        raise StoreUnavailable(f"{self._url}: others change the lease {name} at the same time")
+        raise StoreUnavailable(f"{self._url}: other brokers change the lease {name} at the same time")
 
     def _epoch_versions_of_others(self, name: str) -> dict[Lease, int]:
         return {lease: version for lease, version in self._epoch_versions.items() if lease.name != name}
@@ -332,10 +342,10 @@ class ZooKeeperStore(RemoteStore):
             term.extend(sent_s)
 
     def _check_length(self, ttl_ms: int | None) -> None:
-        """Raise StoreFailed if a session of this length may end before a lease of this term."""
+        """Raise StoreFailed if the session may end before a lease of `ttl_ms`."""
         if ttl_ms is not None and self._session.client and ttl_ms > self._session.negotiated_ms * SESSION_SHARE:
             raise StoreFailed(
-                f"{self._url} allows sessions of {self._session.negotiated_ms} ms, and a lease of {ttl_ms} ms needs "
+                f"{self._url} allows sessions of {self._session.negotiated_ms} ms, but a lease of {ttl_ms} ms needs "
                 f"{int(ttl_ms / SESSION_SHARE)} ms: raise maxSessionTimeout of the ZooKeeper servers"
             )
 
@@ -365,7 +375,7 @@ class ZooKeeperStore(RemoteStore):
         return held
 
     def _is_over(self, name: str, value: bytes, stat: Any) -> bool:
-        """Return whether a lease was not renewed for its whole term, on this process's clock."""
+        """Return whether a lease was not renewed for its whole term, measured with the clock of this process."""
         ttl_ms = lease_ttl_ms(value)
         if ttl_ms is None:
             return False
@@ -382,7 +392,7 @@ class ZooKeeperStore(RemoteStore):
         self._session.answer(self._session.client.sync_async(self._root))
 
     def _get(self, *names: str) -> tuple[bytes | None, int]:
-        """Return the value and the version of a node; None and -1 if it does not exist."""
+        """Return the value and the version of a node, or None and -1 if the node does not exist."""
         value, stat = self._get_with_stat(*names)
         return value, -1 if stat is None else stat.version
 
@@ -412,7 +422,7 @@ class ZooKeeperStore(RemoteStore):
             self._has_nodes = True
 
     def _commit(self, transaction: Any) -> bool:
-        """Run a transaction. Return whether all its operations were executed; otherwise none was."""
+        """Run a transaction. Return True if all its operations were executed, and False if none of them was."""
         results = self._session.answer(transaction.commit_async())
         return not any(isinstance(result, Exception) for result in results)
 
@@ -428,5 +438,5 @@ def _bucket(position: int) -> str:
 
 
 def _escaped(name: str) -> str:
-    """Return a lease's name as the name of a node."""
+    """Return the name of the node for the lease `name`."""
     return quote(name, safe="")

@@ -1,6 +1,6 @@
-"""One session with ZooKeeper: kazoo's client, its errors in Tidelog's terms, and the session's length.
+"""One session with ZooKeeper: kazoo's client, the translation of its errors, and the length of the session.
 
-kazoo has its own threads, sockets and clock. None of its own retries is used: a call is sent at most once. The methods
+kazoo has its own threads, sockets and clock. Its retries are not used, so a call is sent at most once. The methods
 block, and may be called on several threads.
 """
 
@@ -14,23 +14,23 @@ from tidelog.model.addresses import host_port_text
 
 logger = logging.getLogger("tidelog.metadata")
 kazoo_logger = logging.getLogger("tidelog.metadata.kazoo")
-kazoo_logger.setLevel(logging.ERROR)  # below, kazoo reports each attempt to connect, and the session's password
+kazoo_logger.setLevel(logging.ERROR)  # at lower levels, kazoo logs each attempt to connect and the session's password
 
 ANSWER_TIMEOUT_S: Final = 5.0
 CONNECT_WAIT_S: Final = 2.0
-"""Longest time that a call waits for a connection before it fails."""
+"""Longest time that a call waits for a connection before it fails, in seconds."""
 FIRST_CONNECT_WAIT_S: Final = 8.0
 
 
 class AnswerLost(Exception):
-    """A call was sent, and it is unknown whether it was executed."""
+    """A call was sent and may have been executed, but no answer has arrived."""
 
 
 class ZooKeeperSession:
-    """A connection that kazoo restores after each loss, with a new session if the old one has expired."""
+    """A connection that kazoo restores after each loss. If the session has expired, kazoo begins a new session."""
 
     def __init__(self, url: str, servers: list[tuple[str, int]], session_ms: int) -> None:
-        """`url` names the store in errors. `session_ms` is the length that the session asks for.
+        """`url` names the store in errors. `session_ms` is the requested length of the session.
 
         Raises StoreFailed if kazoo is not installed.
         """
@@ -47,7 +47,7 @@ class ZooKeeperSession:
         self._was_connected = False
         self._is_closed = False
         self.negotiated_ms = 0
-        """The length of the session that the servers granted; 0 before the first connection."""
+        """The length of the session that the servers have granted; 0 before the first connection."""
 
     @property
     def session_id(self) -> int:
@@ -56,7 +56,7 @@ class ZooKeeperSession:
 
     @property
     def client(self) -> Any:
-        """kazoo's client, connected. Raises StoreUnavailable, StoreFailed."""
+        """kazoo's client, which is connected. Raises StoreUnavailable, StoreFailed."""
         if self._client is None:
             self._start()
         wait_s = CONNECT_WAIT_S if self._was_connected else FIRST_CONNECT_WAIT_S
@@ -66,7 +66,7 @@ class ZooKeeperSession:
         return self._client
 
     def event(self) -> Any:
-        """Return a new event of kazoo's threads."""
+        """Return a new event for kazoo's threads."""
         return self.client.handler.event_object()
 
     def answer(self, result: Any) -> Any:
@@ -95,7 +95,7 @@ class ZooKeeperSession:
         if client is not None:
             from kazoo.exceptions import WriterNotClosedException
 
-            with suppress(WriterNotClosedException):  # it is still connecting to a server that does not answer
+            with suppress(WriterNotClosedException):  # kazoo is still connecting to a server that does not answer
                 client.stop()
                 client.close()
 
@@ -118,7 +118,7 @@ class ZooKeeperSession:
         client.start_async()
 
     def _learn_length(self, connection: Any) -> None:
-        """Learn the length of each session that the servers grant. kazoo has no public way to ask for it."""
+        """Store the length of each session that the servers grant. kazoo has no public API for it."""
         connect = connection._connect
 
         def connect_and_learn(*arguments: Any) -> Any:
@@ -129,7 +129,9 @@ class ZooKeeperSession:
         connection._connect = connect_and_learn
 
     def _on_state(self, state: str) -> None:
-        """Called by kazoo on a thread of its own, before it answers the calls that a lost connection ends."""
+        """Note a change of the connection's state. kazoo calls this on its own thread, before the calls that were
+        running on a lost connection fail.
+        """
         if state == "CONNECTED":
             self._connected.set()
             self._was_connected = True

@@ -1,4 +1,4 @@
-"""Addresses as text."""
+"""Format the network addresses of brokers as text."""
 
 
 def host_port_text(host: str, port: object) -> str:

@@ -1,1 +1,1 @@
-"""Partitions as this broker leads them: high watermark, who waits for it, durability of what is acknowledged."""
+"""Replicas of partitions on this broker, as leader or follower: high watermarks, ISRs, waiting requests and syncs."""

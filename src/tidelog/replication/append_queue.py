@@ -98,8 +98,8 @@ class AppendQueue:
         self._partition.update_appends_directly()
 
     def append(self, batch: memoryview, header: "BatchHeader", done: Outcome) -> "Appended | None":
-        """Append a client's checked batch after the batches that are already queued. Returns None if it has to wait;
-        then `done` is called later.
+        """Append a client's checked batch after the batches that are already queued. Returns None if the batch has to
+        wait; in this case `done` is called later.
 
         `batch` is not used after the call. Raises the exceptions of `Partition.append`, and RequestTimedOut if too
         many bytes wait already.
@@ -130,7 +130,7 @@ class AppendQueue:
         """Queue a batch for which `Partition.append` raised NotInline."""
         self._add(batch, done, ready=True)
         if len(self._entries) == 1:
-            self._tasks.call_soon(self._append_ready_soon)  # not within this call: `done` is called in a later turn
+            self._tasks.call_soon(self._append_ready_soon)  # later, since `done` must be called in a later turn
 
     def _add(self, batch: memoryview, done: Outcome, *, ready: bool) -> _Entry:
         if self._closed:
@@ -162,8 +162,8 @@ class AppendQueue:
             entry.failure = error if isinstance(error, ApiError) else ApiError(f"{description}: {error!r}")
 
     def _append_ready_soon(self) -> None:
-        """Append the ready batches at the head of the queue. This is done in steps, since there may be a thousand
-        that take some ms each.
+        """Append the ready batches at the head of the queue. This is done in steps, since a thousand batches may be
+        ready, and each may take some ms.
         """
         if not self._appending and self._entries and self._entries[0].ready:
             self._appending = True
@@ -175,7 +175,7 @@ class AppendQueue:
             entry = entries[0]
             try:
                 outcome = self._outcome(entry)
-            # the records must be examined: this was found only after recompression, or the settings have changed
+            # The records must be examined. This was detected only after recompression, or the settings have changed.
             except NotInline:
                 entry.ready = False
                 self._partition.examine(entry.batch).add_done_callback(partial(self._finish_examination, entry))
@@ -188,11 +188,11 @@ class AppendQueue:
         if self.is_empty:
             self._partition.update_appends_directly()
         if error is not None:
-            self._tasks.call_soon(self._append_ready_soon)  # the batches behind it must not wait for ever
+            self._tasks.call_soon(self._append_ready_soon)  # the batches behind the failed one must not wait forever
             raise error
 
     def _finish_entry(self, entry: _Entry, outcome: "Appended | ApiError") -> None:
-        """Remove `entry`, which is the first one, and report its outcome."""
+        """Remove `entry`, which is the first entry of the queue, and report its outcome."""
         self._entries.popleft()
         self._bytes.total -= entry.size
         entry.done(outcome)
@@ -209,9 +209,9 @@ class AppendQueue:
         except NotInline:
             raise
         except Exception as error:
-            # The batches behind this one must not wait for ever.
+            # The batches behind this batch must not wait forever.
             logger.exception("batch not appended partition=%s-%d", self._partition.topic, self._partition.index)
-            return ApiError(f"it could not be appended: {error!r}")
+            return ApiError(f"the batch could not be appended: {error!r}")
 
 
 def _recompress_small(batch: memoryview, header: "BatchHeader", target: "Recompression") -> bytearray:

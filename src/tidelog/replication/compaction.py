@@ -29,8 +29,8 @@ from tidelog.log.cleaner.swap import Swap
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
 from tidelog.log.leftovers import remove_cleaned
+from tidelog.replication.descriptor_retry import retry_without_descriptor
 from tidelog.replication.flusher import CHECKPOINTS_LANE
-from tidelog.replication.patience import retry_without_descriptor
 from tidelog.runtime.interfaces import WorkEnded
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ class Compaction:
         return candidate if candidate.is_worthwhile(partition.log.config) else None
 
     def _lower_clean_offset(self, partition: "Partition", offset: int) -> None:
-        """Note that a log is cut at `offset`: later records there are not compacted. A running pass is abandoned."""
+        """Note that a log is cut at `offset`: records that are written there later are not compacted yet. A running
+        pass over this log is abandoned.
+        """
         clean_offset = self._clean_offsets.get(partition)
         if clean_offset is not None:
             self._clean_offsets[partition] = min(clean_offset, offset)
@@ -215,10 +217,10 @@ class Compaction:
         needed space.
         """
         if log.failure is not None:
-            return  # an unfinished swap may need them; the next start decides
+            return  # an unfinished swap may need the files; the next start decides
         try:
             await self._runtime.tasks.run_blocking(remove_cleaned, self._runtime.disk, log.directory)
-        except OSError as error:  # the next pass or the next start removes them
+        except OSError as error:  # the next pass or the next start removes the files
             logger.warning("cleaned segments not removed path=%s reason=%s", log.directory, error)
 
     async def _run_pass(
@@ -228,7 +230,7 @@ class Compaction:
 
         Raises PassAbandoned, and WorkEnded if the child process fails.
         """
-        from tidelog.log.cleaner import work  # imported late: it would slow down every start
+        from tidelog.log.cleaner import work  # imported late, since this import would slow down every start
 
         reports: deque[bytes] = deque()
         report_or_end = asyncio.Event()
@@ -253,7 +255,7 @@ class Compaction:
                         raise WorkEnded(str(error)) from error
                     if isinstance(last_report, GroupReport):
                         # Shielded: a swap that has begun must end, even if this task is cancelled. `stop` waits for
-                        # it.
+                        # the end of the swap.
                         swapping = tasks.spawn(self._swap(partition, log, last_report), name="swap")
                         self._partitions.swapping = swapping
                         await asyncio.shield(swapping)
@@ -307,8 +309,8 @@ class Compaction:
                 await run_blocking(swap.discard)
             raise PassAbandoned("its segments have changed")
         if self._clean_offsets.get(partition) is None:
-            # Write the entry before the first record is removed: it shows that holes in the log come from compaction
-            # and not from a lost file.
+            # Write the entry before the first record is removed: the entry shows that holes in the log come from
+            # compaction and not from a lost file.
             self._clean_offsets[partition] = log.log_start_offset
             await self._write_clean_offsets()
         try:
@@ -331,20 +333,21 @@ class Compaction:
         try:
             await self._run_with_retries(swap.discard, partition)
         except OSError as error:
-            if not partition.deleted:  # otherwise the next start would finish this swap
+            # If the log stayed in use, the next start would finish this swap.
+            if not partition.deleted:
                 partition.log.fail(f"the files of an undone compaction could not be removed: {error}", error)
                 partition.fail()
         swap.give_up()
 
     async def _run_with_retries(self, step: Callable[[], None], partition: "Partition") -> None:
-        """Run a blocking step of a swap. If it fails, the log must go offline. Raises OSError.
+        """Run a blocking step of a swap. Retry it while no file descriptor is free.
 
-        The step is retried while no file descriptor is free.
+        Raises OSError. In this case the caller must take the log offline.
         """
         await retry_without_descriptor(self._runtime.tasks, lambda: not (self._stopping or partition.deleted), step)
 
     def _mark_uncleanable(self, partition: "Partition", reason: str) -> None:
-        """Skip the partition until the next start: its log may be repaired before that."""
+        """Skip the partition until the next start. By that time its log may have been repaired."""
         if not partition.deleted:
             self._uncleanable[partition] = reason
             logger.error("log uncleanable partition=%s reason=%s", partition.log.topic_partition, reason)

@@ -1,9 +1,11 @@
-"""Cut the logs of followers where they leave their leader's log, or make them empty if they end before it begins. No
-flush, retention, compaction or move of the same log may run at the same time.
+"""Cut the logs of followers where they differ from the leader's log. A follower's log that ends before the leader's log
+begins is made empty instead.
 
-    freeze       no flush, retention or swap begins; a move ends and begins anew after the cut
-    lower        the clean offset and the checkpoints claim nothing that the cut removes
-    cut          on a thread (log/cut.py)
+No flush, retention, compaction or move of the same log may run during a cut. Its steps are:
+
+    freeze       no flush, retention or swap begins; a move is stopped and is restarted after the cut
+    lower        the clean offset and the checkpoints are set to offsets that are not above the cut
+    cut          a thread cuts the files (log/cut.py)
     install      the log, the replica and the checkpoints have the new end
 """
 
@@ -13,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidelog.log.errors import CorruptLog
+from tidelog.replication.descriptor_retry import RETRY_S, retry_without_descriptor
 from tidelog.replication.flusher import CHECKPOINTS_LANE
-from tidelog.replication.patience import AGAIN_S, retry_without_descriptor
 from tidelog.replication.replica import CutEnded, CutTo
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class Cuts:
         partition.freeze()
         try:
             await self._partitions.wait_for_file_work()
-            if self._may_go_on(partition):
+            if self._may_continue(partition):
                 await self._cut(partition, effect)
         finally:
             self._partitions.offsets.end_cut(partition)
@@ -105,21 +107,21 @@ class Cuts:
 
     async def _lower_checkpoints(self, partition: "Partition", effect: CutTo) -> bool:
         """Persist a clean offset and a recovery point that are not above the cut. Returns False if the partition was
-        deleted or went offline, or the broker stops. On a full disk this waits.
+        deleted or went offline, or if the broker stops. If the disk is full, the write is repeated until it succeeds.
 
-        Before a log is made empty, its new start is persisted instead: if the broker is killed meanwhile, the next
-        start removes the records below it.
+        Before a log is made empty, its new log start offset is persisted instead. If the broker is then killed, its
+        next start removes the records below that offset.
         """
         directories, offsets, offset = self._partitions.directories, self._partitions.offsets, effect.offset
         key, path = partition.log.topic_partition, partition.log.directory.rpartition("/")[0]
         if self.on_cut is not None:
             self.on_cut(partition, offset)
-        while self._may_go_on(partition):
+        while self._may_continue(partition):
             if effect.empties:
                 offsets.raise_start(partition, max(offset, partition.log.log_start_offset))
             else:
                 offsets.lower(partition, partition.log.recovery_point_for_cut(offset))
-            failed: object = None
+            failure: object = None
             try:
                 clean_offset = directories.clean_offset(key)
                 if clean_offset is not None and clean_offset > offset:
@@ -130,21 +132,21 @@ class Cuts:
                 failures = await self._runtime.tasks.run_blocking(
                     directories.try_checkpoints, *copies, lane=CHECKPOINTS_LANE
                 )
-                failed = failures.get(path)
+                failure = failures.get(path)
             except OSError as error:
-                failed = error
-            if failed is None:
+                failure = error
+            if failure is None:
                 return True
-            logger.warning("truncation put off partition=%s reason=%s", key, failed)
+            logger.warning("truncation put off partition=%s reason=%s", key, failure)
             self._partitions.handle_directory_failures()
-            await self._runtime.tasks.sleep(AGAIN_S)
+            await self._runtime.tasks.sleep(RETRY_S)
         return False
 
-    def _may_go_on(self, partition: "Partition") -> bool:
+    def _may_continue(self, partition: "Partition") -> bool:
         return not (self._stopped or partition.deleted) and partition.log.failure is None
 
     async def _run_on_thread(self, partition: "Partition", cut: "Cut") -> None:
-        work = retry_without_descriptor(self._runtime.tasks, lambda: self._may_go_on(partition), cut.run)
+        work = retry_without_descriptor(self._runtime.tasks, lambda: self._may_continue(partition), cut.run)
         running = self._threads[partition] = self._runtime.tasks.spawn(work, name="cut-files")
         try:
             await asyncio.wait([running])

@@ -1,8 +1,8 @@
-"""Fetch the partitions that this broker follows from one other broker, their leader.
+"""Fetch partitions from one other broker, which leads them. This broker follows them.
 
-One request after another goes through one fetch session, for all partitions together. Each answer is appended before
-the next request is sent. A partition that fails, is cut or waits leaves the session meanwhile and does not disturb the
-others.
+One fetch session serves all partitions together, with one request at a time. Each answer is appended before the next
+request is sent. A partition that has failed, is being cut or must wait is removed from the session for this time, so
+that it does not delay the other partitions.
 """
 
 import asyncio
@@ -45,29 +45,29 @@ logger = logging.getLogger("tidelog.fetcher")
 
 JITTER: Final = 0.2
 PAUSE_S_MIN: Final = 0.001
-"""A pause ends when less than this time remains, in seconds. A timer may fire a little too early by another clock; then
-the rest may be too short for the next timer to fire later.
+"""A pause ends when less than this time remains, in seconds. A timer may fire slightly too early, since it uses another
+clock. A new timer for such a short rest could fire too early again.
 """
 BYTES_PER_TURN: Final = 1 << 20
 """After this many appended bytes, the fetcher lets other work of the event loop run."""
-CHANGES_MAX: Final = 16
-"""After this many cuts of one log in a row, there is a pause before each further request for it. One or two cuts are
-usual; more are needed only if leader and follower have each led in turn for many epochs."""
+LOG_CHANGES_MAX: Final = 16
+"""After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
+two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
 
 
 class _Followed:
     """One partition of a fetcher, from `follow` to `unfollow`."""
 
-    __slots__ = ("changes", "has_failed", "key", "leader_epoch", "partition", "timer")
+    __slots__ = ("has_failed", "key", "leader_epoch", "log_changes", "partition", "timer")
 
     def __init__(self, partition: "FollowedPartition", leader_epoch: int) -> None:
         self.partition = partition
         self.leader_epoch = leader_epoch
         self.key: PartitionKey = (partition.topic_id, partition.index)
         self.has_failed = False
-        """Whether the last answer for it was an error, which was logged."""
-        self.changes = 0
-        """Cuts and restarts of its log since the last answer that was appended."""
+        """Whether the last answer for the partition was an error. Such an error has been logged."""
+        self.log_changes = 0
+        """Number of times that its log was cut or made empty since the last answer that was appended."""
         self.timer: TimerHandle | None = None
         """Ends the pause after a failure."""
 
@@ -96,7 +96,7 @@ class Fetcher:
         settings: FetchSettings | None = None,
         throttle: "FollowerThrottle | None" = None,
     ) -> None:
-        """`channel` leads to the leader and is closed by `stop`. `broker_epoch` returns the epoch of this broker's
+        """`channel` is a connection to the leader; `stop` closes it. `broker_epoch` returns the epoch of this broker's
         present registration (KIP-903).
         """
         self._runtime = runtime
@@ -113,9 +113,10 @@ class Fetcher:
         """Partitions to sync before they enter the session."""
         self._is_joining = False
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._woken: asyncio.Future[None] | None = None
+        self._wake_signal: asyncio.Future[None] | None = None
         self._stopping = False
-        self._has_failed = False  # whether the last request failed, which was logged
+        self._has_failed = False
+        """Whether the last request failed. Such a failure has been logged."""
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -140,13 +141,13 @@ class Fetcher:
         followed = _Followed(partition, leader_epoch)
         earlier = self._followed.get(followed.key)
         if earlier is not None and earlier.leader_epoch == leader_epoch:
-            followed.changes = earlier.changes  # the end of a cut may be the reason for this call
+            followed.log_changes = earlier.log_changes  # the end of a cut may be the reason for this call
         self.unfollow(partition)
         self._followed[followed.key] = followed
         self._fetch_when_synced(followed)
 
     def unfollow(self, partition: "FollowedPartition") -> None:
-        """Fetch this partition no longer. From now on, no answer changes it. A running cut continues to its end."""
+        """Stop fetching this partition. From now on, no answer changes it. A running cut continues to its end."""
         followed = self._followed.pop((partition.topic_id, partition.index), None)
         if followed is not None:
             self._leave_session(followed)
@@ -162,12 +163,14 @@ class Fetcher:
             self._spawn(self._join(), "fetcher-join")
 
     async def _join(self) -> None:
-        """Sync the logs of partitions that are not in the session, and then fetch these. A replica that was the
-        leader, that followed another leader, or that got a part of an answer, may have records that are not durable.
+        """Sync the logs of the joining partitions, and then fetch these partitions.
+
+        A log may have records that are not durable if its replica was the leader, if it followed another leader, or if
+        only a part of an answer was appended.
         """
         try:
             while self._joining:
-                await self._runtime.tasks.sleep(0)  # for the partitions that join in the same turn of the loop
+                await self._runtime.tasks.sleep(0)  # partitions that join in the same turn of the loop share the sync
                 batch, self._joining = self._joining, []
                 joining = [followed for followed in batch if self._is_current(followed)]
                 await self._sync_all(joining)
@@ -193,7 +196,8 @@ class Fetcher:
                 self._session.begin_anew()
                 await self._pause(self._backoff_s())
                 for followed in [*self._followed.values()]:
-                    if followed.key in self._session.positions:  # its log may have records of the answer
+                    # Some records of the answer may have been appended to its log.
+                    if followed.key in self._session.positions:
                         self._leave_session(followed)
                         self._fetch_when_synced(followed)
 
@@ -216,13 +220,13 @@ class Fetcher:
             self._has_failed = False
             logger.info("fetching from leader again leader=%d", self._leader_id)
         if not any(has_news(answer.data) for answer in answers):
-            # A leader that has no news waits before it answers. If it does not, the wait is here.
-            began_s += max(settings.wait_max_ms, response.throttle_time_ms) / 1000
-            await self._pause(began_s - clock.monotonic())
+            # A leader without new records usually waits before it answers. If it did not wait, wait here instead.
+            wait_end_s = began_s + max(settings.wait_max_ms, response.throttle_time_ms) / 1000
+            await self._pause(wait_end_s - clock.monotonic())
         await self._apply(answers)
 
     async def _request_failed(self, error: ApiError | ClientError) -> None:
-        """Pause after a request without a usable answer. All partitions are named again by the next request."""
+        """Pause after a request without a usable answer. The next request names all partitions again."""
         is_repeated, self._has_failed = self._has_failed, True
         self._session.begin_anew()
         if self._stopping:
@@ -237,31 +241,31 @@ class Fetcher:
         return self._settings.backoff_ms / 1000 * self._runtime.random.uniform(1 - JITTER, 1 + JITTER)
 
     async def _pause(self, delay_s: float) -> None:
-        """Wait for this time, or until the fetcher is stopped."""
+        """Wait for `delay_s` seconds, or until the fetcher is stopped."""
         clock = self._runtime.clock
         end_s = clock.monotonic() + delay_s
         while not self._stopping and (remaining_s := end_s - clock.monotonic()) > PAUSE_S_MIN:
             await self._wait(remaining_s)
 
     async def _wait(self, delay_s: float | None = None) -> None:
-        """Wait until there is something to fetch, the fetcher is stopped, or the time has passed."""
+        """Wait until a partition enters the session, the fetcher is stopped, or `delay_s` seconds have passed."""
         tasks = self._runtime.tasks
-        self._woken = tasks.future()
+        self._wake_signal = tasks.future()
         timer = None if delay_s is None else tasks.call_later(delay_s, self._wake)
-        await self._woken
+        await self._wake_signal
         if timer is not None:
             timer.cancel()
 
     def _wake(self) -> None:
-        woken, self._woken = self._woken, None
-        if woken is not None and not woken.done():
-            woken.set_result(None)
+        signal, self._wake_signal = self._wake_signal, None
+        if signal is not None and not signal.done():
+            signal.set_result(None)
 
     # Answers
 
     async def _apply(self, answers: list[PartitionAnswer]) -> None:
-        """Append the records of an answer, and sync them where that is needed. Then the next request may name the new
-        offsets.
+        """Append the records of an answer, and sync the logs that require it (`durability=fsync`). After this call, the
+        next request may name the new offsets.
         """
         changed: list[_Followed] = []
         out_of_range: list[_Followed] = []
@@ -271,8 +275,8 @@ class Fetcher:
             if followed is None:
                 continue
             if self._session.positions.get(answer.key) != answer.position:
-                # The partition is followed in another epoch now. The leader believes that this follower knows the
-                # state in this answer, so it must state it again.
+                # The partition is now followed in another epoch, so this answer is dropped. The leader assumes that
+                # this follower has processed the answer. A new session makes the leader send the state again.
                 self._session.begin_anew()
             elif answer.data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 self._leave_session(followed)
@@ -302,7 +306,9 @@ class Fetcher:
                 self._fetch_when_allowed(followed)
 
     def _append(self, followed: _Followed, data: "PartitionData") -> int:
-        """Append the records of one partition, and take over the leader's offsets. Returns the size of the records."""
+        """Append the records of one partition, and copy the leader's high watermark and log start offset. Returns the
+        size of the records.
+        """
         partition = followed.partition
         records: Any = data.records
         size = 0 if records is None else len(records)
@@ -316,7 +322,7 @@ class Fetcher:
         except ApiError as error:
             self._fetch_after_failure(followed, error)
         else:
-            followed.changes = 0
+            followed.log_changes = 0
             if self._throttle is not None:
                 self._throttle.record(partition, size)
             if followed.has_failed:
@@ -342,27 +348,35 @@ class Fetcher:
     # Offsets that the leader does not have
 
     async def _cut(self, followed: _Followed, leader_end: EpochEnd) -> None:
-        """Remove the records that the leader does not have, and then fetch the partition again."""
+        """Remove the records that the leader does not have, and fetch the partition again afterwards."""
         if self._is_current(followed):
             await self._change_log(followed, followed.partition.diverged(leader_end, followed.leader_epoch))
 
     async def _begin_at_batch(self, followed: _Followed, first_offset: int, data: "PartitionData") -> None:
-        """Let an empty log begin at the first offset of the leader's first batch, and append the answer."""
+        """Let an empty log begin at the first offset of the leader's first batch, and append the answer.
+
+        This must be one step for the requests to the leader: it refuses the first offset, which is before its log.
+        """
         partition = followed.partition
         if not self._is_current(followed):
             return
+        data.records = bytes(data.records)  # type: ignore[arg-type]  # the buffer may be used again
         try:
             await partition.restart_at(first_offset, followed.leader_epoch)
         except ApiError as error:
             self._change_failed(followed, error)
             return
-        if self._is_current(followed):
-            self._append(followed, data)
-            if self._is_current(followed) and followed.timer is None:
-                self._fetch_when_synced(followed)
+        current = self._followed.get(followed.key)
+        if current is None or current.leader_epoch != followed.leader_epoch:
+            return
+        # The end of the restart may have let the partition be followed anew, from its first offset.
+        self._leave_session(current)
+        self._append(current, data)
+        if self._is_current(current) and current.timer is None:
+            self._fetch_when_synced(current)
 
     async def _return_into_range(self, partitions: list[_Followed]) -> None:
-        """Ask the leader where its logs begin and end, and change the followers' logs accordingly."""
+        """Ask the leader where its logs begin and end, and cut or empty the logs of this broker accordingly."""
         try:
             ends = await self._ask_offsets(partitions, LATEST)
             starts = await self._ask_offsets(partitions, EARLIEST)
@@ -370,11 +384,16 @@ class Fetcher:
             for followed in partitions:
                 self._fetch_after_failure(followed, NotLeaderOrFollower(str(error)))
             return
-        changes = [self._move(followed, starts.get(followed.key), ends.get(followed.key)) for followed in partitions]
+        changes = [
+            self._bring_into_range(followed, starts.get(followed.key), ends.get(followed.key))
+            for followed in partitions
+        ]
         await asyncio.gather(*changes)
 
-    async def _move(self, followed: _Followed, start: "int | ApiError | None", end: "int | ApiError | None") -> None:
-        """Change one follower's log, so that it ends within the leader's offsets `start` to `end`."""
+    async def _bring_into_range(
+        self, followed: _Followed, start: "int | ApiError | None", end: "int | ApiError | None"
+    ) -> None:
+        """Cut or empty the log of one partition, so that it ends between the leader's offsets `start` and `end`."""
         partition, epoch = followed.partition, followed.leader_epoch
         if not self._is_current(followed):
             return
@@ -386,15 +405,18 @@ class Fetcher:
         assert isinstance(end, int)
         if end < partition.log_end_offset:
             await self._cut(followed, EpochEnd(UNDEFINED_EPOCH, end))
-        elif start > partition.log_end_offset:
+        elif start > partition.log_end_offset or partition.log_start_offset < start == partition.log_end_offset:
+            # The leader has no record of this log, so it cannot confirm that these records were ever committed.
             await self._change_log(followed, partition.restart_at(start, epoch))
-        else:  # retention has moved the leader's start meanwhile, or the leader does not know the last epoch here
-            where = f"offset {partition.log_end_offset} after epoch {partition.latest_epoch}"
-            reason = f"broker {self._leader_id} has no {where}, although its log reaches from {start} to {end}"
+        else:
+            # The leader's log start offset has moved in the meantime, or the leader does not know this log's last
+            # epoch.
+            position = f"offset {partition.log_end_offset} after epoch {partition.latest_epoch}"
+            reason = f"broker {self._leader_id} has no {position}, although its log reaches from {start} to {end}"
             self._fetch_after_failure(followed, OffsetOutOfRange(reason))
 
     async def _ask_offsets(self, partitions: list[_Followed], timestamp: int) -> "dict[PartitionKey, int | ApiError]":
-        """Return an offset or an error for each partition that the leader answers. Raises ClientError."""
+        """Return an offset or an error for each partition in the leader's answer. Raises ClientError."""
         topics: dict[str, ListOffsetsTopic] = {}
         ids: dict[str, bytes] = {}
         for followed in partitions:
@@ -416,7 +438,7 @@ class Fetcher:
         }
 
     async def _change_log(self, followed: _Followed, change: Awaitable[None]) -> None:
-        """Wait for a cut or a restart of the log, and then fetch the partition again."""
+        """Wait until the log has been cut or made empty, and fetch the partition again afterwards."""
         before = followed.position()
         try:
             await change
@@ -425,11 +447,11 @@ class Fetcher:
             return
         if not self._is_current(followed):
             return
-        followed.changes += 1
-        if followed.position() != before and followed.changes <= CHANGES_MAX:
+        followed.log_changes += 1
+        if followed.position() != before and followed.log_changes <= LOG_CHANGES_MAX:
             self._fetch_when_allowed(followed)
         else:
-            reason = f"after {followed.changes} cuts its log still differs from that of broker {self._leader_id}"
+            reason = f"after {followed.log_changes} cuts its log still differs from the log of broker {self._leader_id}"
             self._fetch_after_failure(followed, CorruptMessage(reason))
 
     def _change_failed(self, followed: _Followed, error: ApiError) -> None:

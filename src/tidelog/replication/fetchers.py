@@ -1,4 +1,4 @@
-"""All fetchers of this broker: `num.replica.fetchers` for each broker that leads partitions which it follows."""
+"""All fetchers of this broker: `num.replica.fetchers` of them for each broker from which it fetches partitions."""
 
 import asyncio
 import logging
@@ -25,8 +25,8 @@ FOLLOW_AGAIN_S: Final = 1.0
 """Pause before a partition is followed again after a temporary error of its log, such as a full disk, in seconds."""
 
 Connect = Callable[[int, int], "Channel | None"]
-"""Called with a broker and the number of the fetcher. Returns a new channel, or None if the broker's address is not
-known."""
+"""Called with a broker's id and the number of the fetcher. Returns a new channel, or None if the broker's address is
+not known."""
 
 
 class _FetcherKey(NamedTuple):
@@ -35,7 +35,7 @@ class _FetcherKey(NamedTuple):
 
 
 class Fetchers:
-    """Follows partitions, each at its leader. All methods are called on the event loop."""
+    """Fetches each followed partition from its leader. All methods are called on the event loop."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class Fetchers:
         self._fetchers: dict[_FetcherKey, Fetcher] = {}
         self._followed: dict[Partition, tuple[Fetcher, FollowedReplica]] = {}
         self._waiting: dict[Partition, FetchFrom] = {}
-        """Partitions to follow when this object is started, or when the address of their leader is known."""
+        """Partitions to follow when `start` is called, or when the address of their leader becomes known."""
         self._stops: dict[asyncio.Task[None], None] = {}
         self._started = False
         self._stopped = False
 
     def start(self) -> None:
-        """Begin to fetch. This broker must be registered."""
+        """Start fetching. This broker must be registered already."""
         self._started = True
         self._follow_waiting()
 
     async def stop(self) -> None:
-        """Stop all fetchers, and wait for the changes of logs that are running."""
+        """Stop all fetchers, and wait for their running syncs and cuts of logs."""
         self._stopped = True
         for key in list(self._fetchers):
             self._stop_fetcher(key)
@@ -96,7 +96,7 @@ class Fetchers:
         fetcher.follow(replica, effect.leader_epoch)
 
     def unfollow(self, partition: "Partition") -> None:
-        """Stop to fetch the partition. From now on, no answer changes its log. Nothing happens if it is not fetched."""
+        """Stop fetching the partition. From now on, no answer changes its log. Nothing happens if it is not fetched."""
         self._waiting.pop(partition, None)
         fetcher, replica = self._followed.pop(partition, (None, None))
         if fetcher is not None and replica is not None:
@@ -133,15 +133,15 @@ class Fetchers:
                 self._stop_fetcher(key)
 
     def leaders_changed(self, leaders: Sequence[int]) -> None:
-        """Connect anew to these brokers, whose addresses have changed, and follow the partitions that waited for an
-        address.
+        """Connect again to the brokers `leaders`, whose addresses have changed. Also follow the partitions that waited
+        for an address.
         """
         for key in list(self._fetchers):
             if key.leader in leaders:
                 fetcher = self._fetchers[key]
                 self._stop_fetcher(key)
-                for partition, (its_fetcher, _) in list(self._followed.items()):
-                    if its_fetcher is fetcher:
+                for partition, (partition_fetcher, _) in list(self._followed.items()):
+                    if partition_fetcher is fetcher:
                         self._follow_again(partition)
         self._follow_waiting()
 
@@ -162,8 +162,8 @@ class Fetchers:
         return [replica for replica in replicas if replica.must_sync]
 
     def _following_ended(self, partition: "Partition", leader_epoch: int, error: "ApiError") -> None:
-        """Follow the partition again later if the error of its log is temporary. After FencedLeaderEpoch, the metadata
-        names a newer epoch.
+        """Follow the partition again later, if the error of its log may be temporary. After FencedLeaderEpoch nothing
+        is done here: the metadata will name a newer epoch, and then `follow` is called.
         """
         self.unfollow(partition)
         if isinstance(error, FencedLeaderEpoch) or self._stopped:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from tidelog.log.flush import DirectorySyncs
-from tidelog.replication.patience import AGAIN_S, lacks_descriptor
+from tidelog.replication.descriptor_retry import RETRY_S, lacks_descriptor
 
 if TYPE_CHECKING:
     from tidelog.log.partition_log import FlushPlan
@@ -34,7 +34,7 @@ without a lane."""
 
 
 class Flusher:
-    """Flushes the partitions of one broker, and then has their recovery points written.
+    """Flushes the partitions of one broker, and writes their recovery points afterwards.
 
     `checkpoint` is called with the partitions whose offsets may have changed. It returns a blocking function that
     persists the offsets. `each_interval` is called at the beginning of each interval flush.
@@ -78,7 +78,7 @@ class Flusher:
                 timer.cancel()
 
     def request(self, partition: "Partition") -> None:
-        """Flush the partition now, or directly after the running group and the running sync of this partition."""
+        """Flush the partition now. If a group or a sync of this partition is running, flush it directly afterwards."""
         self._requested[partition] = None
         self._commit()
 
@@ -105,10 +105,10 @@ class Flusher:
     async def wait_for_flushes(self) -> None:
         """Wait until no flush uses files of partitions that were marked deleted before the call.
 
-        After `stop`: until no flush is running.
+        After `stop`, wait until no flush is running.
         """
-        for ended in dict.fromkeys(self._syncing.values()):
-            await asyncio.wait([ended])
+        for sync_end in dict.fromkeys(self._syncing.values()):
+            await asyncio.wait([sync_end])
 
     # Requested syncs
 
@@ -163,17 +163,17 @@ class Flusher:
                 self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
     async def flush_to(self, partition: "Partition", end_offset: int) -> None:
-        """Sync the partition unless it is durable up to `end_offset` already.
+        """Sync the partition, unless it is already durable up to `end_offset`.
 
         A failure takes the partition offline. If no file descriptor is free, the sync is retried later, after this
         call has returned.
         """
         while not self._stopped and partition.log.recovery_point < end_offset and _may_sync(partition):
-            under_way = self._syncing.get(partition)
-            if under_way is None:
+            running_sync = self._syncing.get(partition)
+            if running_sync is None:
                 await self._sync([partition], "")
                 return
-            await asyncio.wait([under_way])
+            await asyncio.wait([running_sync])
 
     async def sync_to_ends(self, partitions: "Iterable[Partition]") -> None:
         """Sync the logs of these partitions together, up to their present ends. Partitions that are deleted or go
@@ -192,22 +192,22 @@ class Flusher:
             if ready:
                 await self._sync(ready, COMMITS_LANE)
                 if any(partition in self._without_descriptor for partition in ready):
-                    await self._tasks.sleep(AGAIN_S)
+                    await self._tasks.sleep(RETRY_S)
             elif behind[0] in self._syncing:
                 await asyncio.wait([self._syncing[behind[0]]])
             else:
                 await behind[0].wait_until_thawed()
 
-    # Common to both
+    # Code that both kinds of flush use
 
     async def _sync(self, partitions: list["Partition"], lane: str) -> None:
-        """Sync partitions that are in no running sync, and notify each.
+        """Sync partitions that are in no running sync, and notify each of them.
 
         A failed sync is logged and takes its partition offline; no error is raised. A sync that found no free file
         descriptor is retried, and requests continue to wait for it.
         """
         plans: list[tuple[Partition, FlushPlan]] = []
-        ended = self._tasks.future()
+        sync_end = self._tasks.future()
         for partition in filter(_may_sync, partitions):
             try:
                 plans.append((partition, partition.log.flush_plan()))
@@ -216,7 +216,7 @@ class Flusher:
                 partition.log.fail(f"cannot be flushed: {error}")
                 partition.flushed()
             else:
-                self._syncing[partition] = ended
+                self._syncing[partition] = sync_end
         try:
             if plans:
                 failures = await self._tasks.run_blocking(_run_all, [plan for _, plan in plans], lane=lane)
@@ -225,7 +225,7 @@ class Flusher:
         finally:
             for partition, _ in plans:
                 del self._syncing[partition]
-            ended.set_result(None)
+            sync_end.set_result(None)
             if self._requested and not self._stopped:
                 self._commit()
 
@@ -247,7 +247,7 @@ class Flusher:
             logger.warning("sync put off partition=%s-%d reason=%s", partition.topic, partition.index, error)
         self._without_descriptor[partition] = None
         if self._retry_timer is None:
-            self._retry_timer = self._tasks.call_later(AGAIN_S, self._retry)
+            self._retry_timer = self._tasks.call_later(RETRY_S, self._retry)
 
     def _retry(self) -> None:
         self._retry_timer = None
@@ -271,7 +271,7 @@ def _may_sync(partition: "Partition") -> bool:
 
 
 def _run_all(plans: list["FlushPlan"]) -> list[Exception | None]:
-    """Sync the files of all plans, on a thread. A failure of one plan does not stop the others."""
+    """Sync the files of all plans, on a thread. If one plan fails, the other plans still run."""
     results: list[Exception | None] = []
     directories = DirectorySyncs()
     for plan in plans:

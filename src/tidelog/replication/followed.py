@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class FollowedPartition(Protocol):
     """A replica that follows a leader. All methods are called on the event loop.
 
-    Methods with a `leader_epoch` get the epoch in which their work began. They do nothing, or raise
-    NotLeaderOrFollower, if the replica is no longer a follower in this epoch.
+    The parameter `leader_epoch` is the epoch in which the work began. If the replica is no longer a follower in this
+    epoch, the method does nothing or raises NotLeaderOrFollower.
     """
 
     topic: str
@@ -43,33 +43,34 @@ class FollowedPartition(Protocol):
     def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
         """Append whole batches unchanged. `data` is valid only during the call.
 
-        Raises CorruptMessage for the first batch that is damaged or that does not follow the log's end (the batches
-        before it are appended), and StorageError if the log is offline.
+        Raises CorruptMessage for the first batch that is damaged or does not begin at the log's end; the batches before
+        it are appended. Raises StorageError if the log is offline.
         """
 
     def follow_log_start(self, offset: int) -> None:
-        """Take over the leader's log start offset, as far as this replica's high watermark allows."""
+        """Raise the log start offset to the leader's, but not above this replica's high watermark."""
 
     def set_high_watermark(self, offset: int) -> None:
-        """Take over the leader's high watermark, as far as this log reaches."""
+        """Set the high watermark to the leader's, but not above the end of this log."""
 
     async def diverged(self, leader_end: "EpochEnd", leader_epoch: int) -> None:
-        """Remove the records that the leader does not have, durably, and every leader epoch that begins behind
-        them.
+        """Remove the records that the leader does not have, and the leader epochs that begin at or after their first
+        offset. The removal is durable when this returns.
 
-        `leader_end` is the leader's answer (KIP-595): the last of its epochs up to `latest_epoch`, and where that epoch
-        ends in its log. Its epoch is -1 if only the end of the leader's log is known. After the cut, the next answer
-        shows whether more must be removed (KIP-279). Raises StorageError if the log is or goes offline.
+        `leader_end` is the leader's answer (KIP-595): the latest leader epoch in the leader's log that is not above
+        `latest_epoch`, and the offset at which this epoch ends in the leader's log. The epoch is -1 if only the end of
+        the leader's log is known. After the cut, the next answer shows whether more must be removed (KIP-279). Raises
+        StorageError if the log is offline or goes offline.
         """
 
     async def restart_at(self, offset: int, leader_epoch: int) -> None:
-        """Make the log empty and forget its leader epochs, durably, and let it begin at `offset`. Raises
-        StorageError.
+        """Make the log empty, remove its leader epochs, and let the log begin at `offset`. The change is durable when
+        this returns. Raises StorageError.
         """
 
     def following_ended(self, error: "ApiError", leader_epoch: int) -> None:
-        """The partition is no longer fetched, until it is followed in a new epoch: FencedLeaderEpoch or StorageError
-        is the reason.
+        """Called when the fetcher has stopped fetching the partition because of `error`, which is FencedLeaderEpoch or
+        StorageError. Fetching begins again only when the partition is followed again.
         """
 
 
@@ -88,7 +89,7 @@ class FollowerThrottle(Protocol):
 
 
 class FetchSettings(NamedTuple):
-    """The settings of a fetcher. The defaults are those of Kafka."""
+    """The settings of a fetcher. The defaults are Kafka's defaults."""
 
     partition_bytes_max: int = 1 << 20
     response_bytes_max: int = 10 << 20
@@ -96,7 +97,7 @@ class FetchSettings(NamedTuple):
     wait_max_ms: int = 500
     backoff_ms: int = 1_000
     timeout_ms: int = 30_000
-    """Limit for an answer, in addition to `wait_max_ms`."""
+    """Longest time to wait for an answer, in addition to `wait_max_ms`."""
 
     @classmethod
     def of(cls, config: "BrokerConfig") -> "FetchSettings":
@@ -111,10 +112,11 @@ class FetchSettings(NamedTuple):
 
 
 def offset_within_batch(partition: FollowedPartition, data: "PartitionData") -> int | None:
-    """Return the first offset of the leader's first batch, if the follower's log is empty and begins within this batch;
-    otherwise None.
+    """Return the first offset of the leader's first batch, if the follower's log is empty and its start offset lies
+    within this batch. Return None otherwise.
 
-    This happens when DeleteRecords moved the leader's log start offset into a batch. The leader sends whole batches.
+    This happens after DeleteRecords has moved the leader's log start offset into a batch, since the leader sends whole
+    batches.
     """
     start: int = partition.log_start_offset
     records: Any = data.records
@@ -125,5 +127,7 @@ def offset_within_batch(partition: FollowedPartition, data: "PartitionData") -> 
 
 
 def has_news(data: "PartitionData") -> bool:
-    """Return whether the answer for a partition is one for which the leader does not wait."""
+    """Return whether the answer for a partition has records, an error or a diverging epoch. A leader sends such an
+    answer immediately.
+    """
     return bool(data.records) or data.error_code != ErrorCode.NONE or data.diverging_epoch is not None

@@ -1,4 +1,4 @@
-"""A partition that this broker follows: what the fetcher receives changes the log and the replica."""
+"""A partition that this broker follows: apply the fetcher's answers to its log and its replica."""
 
 import logging
 from collections.abc import Callable
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.fetcher")
 
 EndListener = Callable[["Partition", int, "ApiError"], None]
-"""Called with the partition and the leader epoch when the fetcher has given the partition up."""
+"""Called with the partition, its leader epoch and the error when the fetcher has stopped fetching the partition."""
 
 
 class FollowedReplica:
-    """The `FollowedPartition` of one partition."""
+    """Implements `FollowedPartition` for one partition."""
 
     __slots__ = ("_leader_high_watermark", "_on_ended", "_partitions", "index", "partition", "topic", "topic_id")
 
@@ -47,7 +47,7 @@ class FollowedReplica:
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether this log has everything below the high watermark in the leader's last answer."""
+        """Whether this log has all records below the high watermark in the leader's last answer."""
         return self._leader_high_watermark is not None and self._leader_high_watermark <= self.log_end_offset
 
     @property
@@ -78,7 +78,7 @@ class FollowedReplica:
         await self._change_log(LeftBehind(leader_epoch, offset))
 
     async def _change_log(self, event: Diverged | LeftBehind) -> None:
-        """Let the replica begin a cut of its log, and wait for its end."""
+        """Start a cut of the replica's log, and wait until the cut has ended."""
         partition, replica = self.partition, self.partition.replica
         if replica.role is not Role.FOLLOWER or replica.leader_epoch != event.leader_epoch:
             raise NotLeaderOrFollower(f"{self.topic}-{self.index} is no follower in epoch {event.leader_epoch}")

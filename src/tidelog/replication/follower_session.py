@@ -1,9 +1,9 @@
-"""The follower's side of a fetch session (KIP-227): which partitions the next request names, and which the answer is
-about. Pure.
+"""The follower's side of a fetch session (KIP-227): fill in the partitions of the next request, and check the
+partitions of its answer. Pure.
 
-The leader remembers the partitions of a session. So a request names only new and changed partitions and those that
-the follower no longer fetches, however many partitions the session has. After any failure the session begins anew: a
-full request names every partition.
+The leader remembers the partitions of a session. Therefore a request names only new partitions, changed partitions and
+partitions that the follower no longer fetches. After any failure the session begins anew: a full request names every
+partition.
 """
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -28,7 +28,7 @@ class FetchPosition(NamedTuple):
     """The state of a followed partition that its leader must know."""
 
     leader_epoch: int
-    """The epoch in which the leader is followed."""
+    """The leader epoch in which this broker follows the partition."""
     fetch_offset: int
     last_fetched_epoch: int
     """The latest epoch of the follower's log; -1 if the log has no epoch."""
@@ -36,7 +36,7 @@ class FetchPosition(NamedTuple):
 
 
 class PartitionAnswer(NamedTuple):
-    """The part of an answer for one partition, and the position that the leader has answered."""
+    """The part of an answer for one partition, and the position in the request that it answers."""
 
     key: PartitionKey
     position: FetchPosition
@@ -48,12 +48,12 @@ class FollowerSession:
 
     def __init__(self, partition_bytes_max: int) -> None:
         self.positions: dict[PartitionKey, FetchPosition] = {}
-        """The partitions to fetch. Only `put` and `remove` change it."""
+        """The partitions to fetch, with their positions. Only `put` and `remove` change this dict."""
         self._partition_bytes_max = partition_bytes_max
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
         self._positions_at_leader: dict[PartitionKey, FetchPosition] = {}
-        """The partitions of the session, with the positions that the last request left there."""
+        """The partitions of the session, with the positions that the leader has after the last request."""
         self._changed: dict[PartitionKey, None] = {}
         self._forgotten: dict[PartitionKey, None] = {}
 
@@ -67,7 +67,7 @@ class FollowerSession:
             self._changed[key] = None
 
     def remove(self, key: PartitionKey) -> None:
-        """Do not fetch this partition, from the next request on. Nothing happens if it is not fetched."""
+        """Stop fetching this partition, from the next request on. Nothing happens if it is not fetched."""
         self.positions.pop(key, None)
         self._changed.pop(key, None)
         if key in self._positions_at_leader:
@@ -134,7 +134,7 @@ class FollowerSession:
         if response.session_id != NO_SESSION and (is_new or response.session_id == self._session_id):
             self._session_id = response.session_id
             self._epoch = self._epoch % INT32_MAX + 1
-        else:  # the leader has no room for the session, or has ended it
+        else:  # the leader has no space for the session, or has ended the session
             self._session_id = NO_SESSION
             self.begin_anew()
         return answers

@@ -1,4 +1,4 @@
-"""The followers of the partitions that this broker leads: their fetches say how far their logs reach."""
+"""The followers of the partitions that this broker leads. Their fetch requests report the ends of their logs."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
 
-LOOK_S: Final = 0.5
-"""A request that waits for followers sees after this time, in seconds, that one of them is offline now."""
+ONLINE_CHECK_S: Final = 0.5
+"""Interval, in seconds, at which a request that waits for followers checks which of them are online."""
 
 
 class Follower(NamedTuple):
@@ -29,13 +29,13 @@ class EndWatcher(Protocol):
     """A follower's fetch that waits for records."""
 
     def moved(self, partition: "Partition") -> None:
-        """The log of this partition has a new end, or the partition is deleted or offline. This is called during an
-        append, so it only records the event. It may be called for any partition.
+        """Called when the log of a partition has a new end, or when a partition is deleted or goes offline. Since it is
+        called during an append, it must only record the event. It may be called for any partition.
         """
 
 
 class PartitionFollowers:
-    """Passes what followers report to the replicas of the partitions."""
+    """Passes the offsets that followers report to the replicas of the partitions."""
 
     def __init__(self, partitions: "Partitions", runtime: "Runtime", throttle: LeaderThrottle) -> None:
         self._throttle = throttle
@@ -46,15 +46,16 @@ class PartitionFollowers:
         """Partitions with requests that wait for the log start offsets of their followers."""
 
     def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None:
-        """A follower has everything below `fetch_offset`, and its log begins at `log_start_offset` (-1: not said).
+        """Note that a follower has all records below `fetch_offset`, and that its log begins at `log_start_offset` (-1
+        if the request does not name it).
 
         This may move the high watermark. Raises NotLeaderOrFollower if the broker is not a replica of the partition or
         its epoch is stale.
         """
         broker, broker_epoch = follower
         isr = partition.replica.isr
-        known = None if isr is None else isr.followers.get(broker)
-        if known is None or broker_epoch < known.broker_epoch:
+        last_state = None if isr is None else isr.followers.get(broker)
+        if last_state is None or broker_epoch < last_state.broker_epoch:
             raise NotLeaderOrFollower(
                 f"broker {broker} with epoch {broker_epoch} is no follower of {partition.topic}-{partition.index}"
             )
@@ -66,8 +67,8 @@ class PartitionFollowers:
     async def wait_for_log_start(
         self, partition: "Partition", offset: int, is_online: Callable[[int], bool], timeout_s: float
     ) -> int:
-        """Wait until the logs of all online replicas begin at `offset` or behind it, and return the lowest of their
-        log start offsets. Raises NotLeaderOrFollower, StorageError and RequestTimedOut.
+        """Wait until the log start offsets of all online replicas are at least `offset`, and return the lowest of them.
+        Raises NotLeaderOrFollower, StorageError and RequestTimedOut.
         """
         ends_s = self._monotonic() + timeout_s
         while True:
@@ -81,16 +82,16 @@ class PartitionFollowers:
             awaited = self._awaited_starts.get(partition)
             if awaited is None or awaited.done():
                 awaited = self._awaited_starts[partition] = self._tasks.future()
-            await asyncio.wait([awaited], timeout=min(remaining_s, LOOK_S))
+            await asyncio.wait([awaited], timeout=min(remaining_s, ONLINE_CHECK_S))
             if self._awaited_starts.get(partition) is awaited:
                 del self._awaited_starts[partition]
 
     def must_wait(self, partition: "Partition", broker: int) -> bool:
-        """Return whether the limit on replication forbids to send records of the partition to this follower now."""
+        """Return whether the throttle forbids sending records of the partition to this follower now."""
         return self._throttle.must_wait(partition, broker)
 
     def sent(self, partition: "Partition", broker: int, byte_count: int) -> None:
-        """Records of the partition were sent to this follower."""
+        """Count bytes of the partition's records that were sent to this follower."""
         self._throttle.record(partition, broker, byte_count)
 
     def watch_ends(self, watcher: EndWatcher) -> None:
@@ -98,7 +99,7 @@ class PartitionFollowers:
         self._watchers[watcher] = None
 
     def unwatch_ends(self, watcher: EndWatcher) -> None:
-        """Stop the calls. Nothing happens if `watcher` does not watch."""
+        """Stop calling `watcher`. Nothing happens if it is not registered."""
         self._watchers.pop(watcher, None)
 
 

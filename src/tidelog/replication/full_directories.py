@@ -1,5 +1,5 @@
-"""Track data directories that have no space for new batches. Log one line when this begins and one line when it
-ends.
+"""Track data directories that have no space for new batches. Write one line to the log when a directory becomes full,
+and one line when it is usable again.
 """
 
 import errno
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidelog.log.segment import NOT_OPENED
-from tidelog.replication.patience import lacks_descriptor
+from tidelog.replication.descriptor_retry import lacks_descriptor
 
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk
@@ -21,6 +21,11 @@ ROOM_BYTES = 1 << 20
 batch."""
 
 
+def lacks_space(error: Exception) -> bool:
+    """Return whether a batch was refused because the disk is full."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_SPACE
+
+
 class FullDirectories:
     """For each full directory, by path: the size of the smallest refused batch, and the error number."""
 
@@ -30,7 +35,8 @@ class FullDirectories:
         self._refused: dict[str, tuple[int, int]] = {}
         self._without_descriptor: dict[str, None] = {}
         """Directories in which a batch was refused for lack of file descriptors since the last call of
-        `mark_usable`. They are not usable yet, since a descriptor may be free for a moment after each sync."""
+        `mark_usable`. Such a directory is not usable yet, since a descriptor may be free for a moment after each
+        sync."""
         self.no_descriptors: Callable[[], None] | None = None
         """Called when a batch was refused because its file could not be opened: no file descriptor was free."""
 

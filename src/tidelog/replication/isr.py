@@ -1,11 +1,11 @@
-"""The in-sync replicas (ISR) of one partition, as its leader sees them: which replica leaves, which one comes back, and
-how far the high watermark may move. Pure.
+"""The in-sync replicas (ISR) of one partition, from the view of its leader: which replica must leave the ISR, which
+replica may join it again, and how far the high watermark may move. Pure.
 
 Three sets of replicas matter:
 
     committed   the ISR that the controller has confirmed last
-    asked       the ISR that the leader has asked the controller for, until the answer is known
-    maximal     both together: any of these replicas may count as in sync when the next leader is elected
+    proposed    the ISR that the leader has proposed to the controller, until the answer is known
+    maximal     the union of both: any of these replicas may be in the ISR when the next leader is elected
 
 Only the committed ISR counts for `min.insync.replicas`. The maximal ISR limits the high watermark (KIP-497).
 """
@@ -19,39 +19,77 @@ NEVER_CAUGHT_UP_MS = -(1 << 62)
 
 
 def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
-    """Return the number of in-sync replicas that acks=all requires: `min.insync.replicas`, but at most all replicas."""
+    """Return the number of in-sync replicas that acks=all requires: `min.insync.replicas`, but not more than
+    `replicas`, the number of all replicas.
+    """
     return min(min_insync_replicas, replicas)
+
+
+class FetchTime:
+    """The time of the last request in a fetch session, for all partitions that the follower has completely."""
+
+    __slots__ = ("ms",)
+
+    def __init__(self) -> None:
+        self.ms = 0
 
 
 class Follower:
     """What the leader knows about one follower in the current leader epoch."""
 
-    __slots__ = ("broker_epoch", "caught_up_ms", "end_offset", "fetched_ms", "leader_end_at_fetch", "log_start_offset")
+    __slots__ = (
+        "_caught_up_ms",
+        "_fetched_ms",
+        "broker_epoch",
+        "end_offset",
+        "leader_end_at_fetch",
+        "log_start_offset",
+        "session",
+    )
 
     def __init__(self, caught_up_ms: int) -> None:
         self.end_offset = UNKNOWN
-        """The follower's end: the offset that its last fetch named."""
+        """The end of the follower's log: the offset that its last fetch named."""
         self.broker_epoch = UNKNOWN
         """The broker epoch that its last fetch named."""
-        self.caught_up_ms = caught_up_ms
-        """The last time at which the follower had everything that the leader had."""
-        self.fetched_ms = 0
+        self._caught_up_ms = caught_up_ms
+        self._fetched_ms = 0
+        self.session: FetchTime | None = None
+        """The fetch session of the follower, while the follower has all records of the leader and its requests do not
+        name the partition (KIP-227): then each request of the session says that nothing has changed."""
         self.leader_end_at_fetch = UNKNOWN
-        """The leader's end when the follower fetched last."""
+        """The end of the leader's log at the time of the follower's last fetch."""
         self.log_start_offset = UNKNOWN
-        """The start of the follower's log, which its last fetch named."""
+        """The start of the follower's log, as named by its last fetch."""
+
+    @property
+    def fetched_ms(self) -> int:
+        """The time of the last fetch."""
+        return self._fetched_ms if self.session is None else max(self._fetched_ms, self.session.ms)
+
+    @property
+    def caught_up_ms(self) -> int:
+        """The last time at which the follower had all records of the leader."""
+        return self._caught_up_ms if self.session is None else max(self._caught_up_ms, self.session.ms)
+
+    def leave_session(self) -> None:
+        """Note that the partition may have news: from now on, only fetches that name it count."""
+        self._fetched_ms, self._caught_up_ms = self.fetched_ms, self.caught_up_ms
+        self.session = None
 
     def fetched(self, offset: int, broker_epoch: int, leader_end: int, now_ms: int) -> None:
-        """Store what a fetch shows: the follower has everything below `offset`."""
+        """Store what a fetch from `offset` shows: the follower has all records below this offset."""
+        if self.session is not None:
+            self.leave_session()
         if offset >= leader_end:
-            self.caught_up_ms = max(self.caught_up_ms, now_ms)
+            self._caught_up_ms = max(self._caught_up_ms, now_ms)
         elif offset >= self.leader_end_at_fetch >= 0:
-            # It now has everything that the leader had at the fetch before.
-            self.caught_up_ms = max(self.caught_up_ms, self.fetched_ms)
+            # The follower now has all records that the leader had at the time of the previous fetch.
+            self._caught_up_ms = max(self._caught_up_ms, self._fetched_ms)
         self.end_offset = offset
         self.broker_epoch = broker_epoch
         self.leader_end_at_fetch = leader_end
-        self.fetched_ms = now_ms
+        self._fetched_ms = now_ms
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
         """Return whether the follower had the leader's end at some time within `replica.lag.time.max.ms`."""
@@ -61,7 +99,8 @@ class Follower:
 class IsrMember(NamedTuple):
     broker: int
     broker_epoch: int
-    """The broker epoch that the leader knows; the controller refuses a member whose registration is newer (KIP-903)."""
+    """The member's broker epoch, as the leader knows it. The controller refuses a member that has registered again
+    since (KIP-903)."""
 
 
 class InSyncReplicas:
@@ -70,13 +109,13 @@ class InSyncReplicas:
     __slots__ = (
         "_lag_max_ms",
         "_node_id",
-        "asked",
         "awaits_answer",
         "awaits_metadata",
         "committed",
         "followers",
         "min_insync_replicas",
         "partition_epoch",
+        "proposed",
         "replicas",
     )
 
@@ -97,12 +136,14 @@ class InSyncReplicas:
         self.committed = committed
         self.partition_epoch = partition_epoch
         self.min_insync_replicas = min_insync_replicas
-        self.asked: tuple[int, ...] | None = None
+        self.proposed: tuple[int, ...] | None = None
         self.awaits_answer = False
-        """Whether an answer may still come. If not, and `asked` is set, the outcome is unknown."""
+        """Whether the answer to the proposal may still come. If False while `proposed` is set, the outcome is
+        unknown."""
         self.awaits_metadata = False
-        """Whether the controller knows a newer state than this leader. There is no question to it until it is here."""
-        # A member gets the whole time for its first fetch; other replicas have to catch up first.
+        """Whether the controller has a newer state of the partition than this leader. Until the leader receives that
+        state, it sends no proposal."""
+        # Each member has the whole `lag_max_ms` for its first fetch. Other replicas have to catch up first.
         self.followers = {
             replica: Follower(now_ms if replica in committed else NEVER_CAUGHT_UP_MS)
             for replica in dict.fromkeys((*replicas, *committed))
@@ -110,11 +151,11 @@ class InSyncReplicas:
         }
 
     def commit(self, replicas: tuple[int, ...], committed: tuple[int, ...], partition_epoch: int) -> None:
-        """Replace the committed state by a newer one of the same leader epoch. It also ends what was asked for."""
+        """Replace the committed state by a newer state of the same leader epoch. This also ends a running proposal."""
         self.replicas = replicas
         self.committed = committed
         self.partition_epoch = partition_epoch
-        self.asked = None
+        self.proposed = None
         self.awaits_answer = self.awaits_metadata = False
         self.followers = {
             replica: self.followers.get(replica) or Follower(NEVER_CAUGHT_UP_MS)
@@ -128,14 +169,14 @@ class InSyncReplicas:
 
     @property
     def maximal(self) -> tuple[int, ...]:
-        """The committed members and the members that the leader has asked for."""
-        if self.asked is None:
+        """The committed members and the proposed members."""
+        if self.proposed is None:
             return self.committed
-        return (*self.committed, *(replica for replica in self.asked if replica not in self.committed))
+        return (*self.committed, *(replica for replica in self.proposed if replica not in self.committed))
 
     @property
     def is_below_min(self) -> bool:
-        """Whether acks=all must be refused, and the high watermark stands still (KIP-966)."""
+        """Whether writes with acks=all must be refused and the high watermark must not move (KIP-966)."""
         return len(self.committed) < self.min_isr
 
     @property
@@ -145,10 +186,11 @@ class InSyncReplicas:
     def high_watermark_limit(
         self, local_mark: int, leader_end: int, now_ms: int, eligible: Mapping[int, int]
     ) -> int | None:
-        """Return the least end over the maximal ISR; None if the high watermark must not move.
+        """Return the lowest log end of the maximal ISR, or None if the high watermark must not move.
 
-        The end of this broker is `local_mark`. A follower outside the ISR that keeps up also counts: under constant
-        load the high watermark would otherwise always be ahead of its end, and it could never come back.
+        `local_mark` counts as this broker's log end. A replica outside the ISR that has caught up also limits the high
+        watermark. Otherwise, under constant load, the high watermark would always be ahead of its end, and the replica
+        could never join the ISR again.
         """
         if self.is_below_min:
             return None
@@ -160,12 +202,12 @@ class InSyncReplicas:
             elif (
                 replica in self.replicas
                 and follower.end_offset < limit
-                and self._comes_back(replica, follower, leader_end, now_ms, eligible)
+                and self._is_returning(replica, follower, leader_end, now_ms, eligible)
             ):
                 limit = follower.end_offset
         return limit
 
-    def _comes_back(
+    def _is_returning(
         self, replica: int, follower: Follower, leader_end: int, now_ms: int, eligible: Mapping[int, int]
     ) -> bool:
         return follower.is_caught_up(leader_end, now_ms, self._lag_max_ms) and _is_registered(
@@ -184,10 +226,10 @@ class InSyncReplicas:
         )
 
     def may_join(self, replica: int, high_watermark: int, epoch_start: int, eligible: Mapping[int, int]) -> bool:
-        """Return whether a replica outside the ISR may come back.
+        """Return whether a replica outside the ISR may join it.
 
-        Its end must be at or past both the high watermark and the start of the leader's epoch, and it must run on a
-        broker that is neither fenced nor shutting down, in the broker epoch that is registered (KIP-903).
+        The end of its log must not be below the high watermark or the start of the leader epoch. Its broker must be
+        neither fenced nor shutting down, and must have fetched with its registered broker epoch (KIP-903).
         """
         follower = self.followers.get(replica)
         return (

@@ -1,8 +1,8 @@
 """Send the ISR changes that leaders on this broker want to the controller (AlterPartition, KIP-497).
 
-One request is in flight at a time. It has the proposals of all partitions that wait; those that arrive meanwhile wait
-for the next request. If no answer comes, the leaders ask again after a pause: this is safe, since a proposal names the
-partition epoch that it was made from.
+One request is in flight at a time. It contains the proposals of all waiting partitions. Proposals that arrive during a
+request wait for the next one. If no answer comes, the proposals are sent again after a pause. This is safe, since each
+proposal names the partition epoch on which it is based.
 """
 
 import asyncio
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.isr")
 
 PROPOSALS_MAX: Final = 1000
-"""Upper bound on the partitions of one request. The controller appends its changes as one entry of the journal."""
+"""Upper bound on the partitions of one request. The controller appends the changes of one request as one entry of the
+journal."""
 TIMEOUT_MS: Final = 10_000
-"""Longest time that the proposals of one request wait for the controller. Then they are sent again."""
+"""Longest time that the proposals of one request wait for the controller. After this time they are sent again."""
 RETRY_S: Final = 0.2
-"""Pause before proposals are sent again whose outcome is unknown, in seconds."""
+"""Pause before proposals with an unknown outcome are sent again, in seconds."""
 
 
 class IsrProposals:
@@ -46,14 +47,14 @@ class IsrProposals:
         self._broker_epoch = broker_epoch
         self._waiting: dict[Partition, AskForIsr] = {}
         self._unanswered: dict[Partition, None] = {}
-        """Partitions whose last proposal has an unknown outcome. They propose again after a pause."""
+        """Partitions whose last proposal has an unknown outcome. The proposal is repeated after a pause."""
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
         self._has_failed = False
-        """Whether the last request failed, which was logged."""
+        """Whether the last request failed. Such a failure has been logged."""
 
     def ask(self, partition: "Partition", effect: AskForIsr) -> None:
-        """Send the proposal soon. A newer one of the same partition replaces it while it waits."""
+        """Send the proposal soon. While it waits, a newer proposal for the same partition replaces it."""
         self._waiting[partition] = effect
         if self._task is None and not self._stopped:
             self._task = self._tasks.spawn(self._run(), name="alter-partition")
@@ -112,7 +113,7 @@ class IsrProposals:
             )
         partition.step(answered)
         isr = partition.replica.isr
-        if isr is not None and isr.asked is not None and not isr.awaits_answer and not isr.awaits_metadata:
+        if isr is not None and isr.proposed is not None and not isr.awaits_answer and not isr.awaits_metadata:
             if not self._unanswered:
                 self._tasks.call_later(RETRY_S, self._ask_again)
             self._unanswered[partition] = None
@@ -124,7 +125,7 @@ class IsrProposals:
                 partition.step(Tick())
 
     def _log(self, answer: "Answer[list[IsrResult]]") -> None:
-        """Log the first of several failures."""
+        """Write the first of several consecutive failures to the log."""
         if answer.value is not None:
             self._has_failed = False
         elif not self._has_failed:

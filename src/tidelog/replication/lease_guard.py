@@ -1,9 +1,9 @@
-"""What a leader may do after the lease of its broker has ended: it serves on only while no other broker can have been
-elected.
+"""Stop leading partitions after the lease of this broker has ended, if another broker may have been elected.
 
-The controller elects a member of the ISR. A member that has fetched in the leader's epoch within the last term of a
-lease did not lead then, so no other leader has existed for longer than that. If a member has not fetched for so long,
-it may be the leader by now, and this leader would answer with records that are not the newest.
+The controller elects a member of the ISR as the new leader. A member that fetches from this leader, in this leader
+epoch, is not the leader at that time. So if every member has fetched within the last lease time, another leader cannot
+have existed for longer than the lease time. If one member has not fetched for that time, it may lead the partition now,
+and this broker would answer with records that are not the newest.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class LeaseGuard:
         self._lease_ms = lease_ms
 
     def lease_is_over(self) -> None:
-        """Resign from the partitions of which another broker may be the leader. Called at intervals."""
+        """Stop leading the partitions that another broker may lead now. Called at intervals while there is no lease."""
         earliest_ms = int(self._monotonic() * 1000) - self._lease_ms
         for partition in self._partitions:
             replica = partition.replica
@@ -32,8 +32,8 @@ class LeaseGuard:
                 partition.step(WentOffline(replica.leader_epoch))
 
     def lease_is_regained(self) -> None:
-        """Give the partitions the roles of the newest image again. It must be newer than the new lease."""
-        self._partitions.reconciler.take_roles_again()
+        """Set the roles of all partitions again, from the newest image. This image must be newer than the new lease."""
+        self._partitions.reconciler.apply_roles_again()
 
 
 def _are_fetching(replica: Replica, earliest_ms: int) -> bool:

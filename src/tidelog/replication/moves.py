@@ -31,8 +31,8 @@ from tidelog.log.future_logs import (
 )
 from tidelog.log.leader_epochs import LeaderEpochs
 from tidelog.log.segment import TEMPORARY_ERRORS
+from tidelog.replication.descriptor_retry import RETRY_S, lacks_descriptor, retry_without_descriptor
 from tidelog.replication.flusher import CHECKPOINTS_LANE
-from tidelog.replication.patience import AGAIN_S, lacks_descriptor, retry_without_descriptor
 from tidelog.wire.errors import ApiError, InvalidTopic, OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ PARALLEL_MOVES_MAX = 8
 """Maximum number of moves that run in parallel. Further moves wait, since each move has open files and one request
 may ask for thousands."""
 PAUSE_MAX_S = 0.5
-"""A throttled move checks at least this often whether it is still wanted."""
+"""Longest time, in seconds, after which a throttled move checks again whether it was cancelled."""
 
 
 class Move:
@@ -142,8 +142,8 @@ class Moves:
                 self.begin(partition, unfinished.target)
 
     async def interrupt(self, partition: "Partition") -> "DataDirectory | None":
-        """Stop the partition's move, since its log will be cut: the copy may have what the cut removes. Returns the
-        target, for `begin`.
+        """Stop the partition's move, since its log will be cut and the copy may have the records that the cut removes.
+        Returns the target directory, so that the caller can `begin` the move again.
         """
         move = self._moves.get(partition)
         if move is None or move.cancelled:
@@ -169,7 +169,7 @@ class Moves:
                 await self._create_copy_directory(move)
             async with self._slots:
                 while not await self._run_attempt(move):
-                    await self._runtime.tasks.sleep(AGAIN_S)
+                    await self._runtime.tasks.sleep(RETRY_S)
         finally:
             if self._moves.get(move.partition) is move:
                 del self._moves[move.partition]
@@ -191,18 +191,18 @@ class Moves:
         name = f"{partition.topic}-{partition.index}"
         retry = False
         try:
-            await partition.wait_until_thawed()  # wait for a cut of the log
+            await partition.wait_until_thawed()  # a cut of the log may be running
             self._check(move)
-            await self._partitions.wait_for_file_work()  # wait for a swap of segments that had begun before
+            await self._partitions.wait_for_file_work()  # a swap of segments may have begun earlier
             self._check(move)
             while not await self._copy(move):
                 await self._discard(move)
-            await self._take_over(move, name)
+            await self._finish_move(move, name)
         except MoveAbandoned:
             await self._discard(move)
         except (SourceFailed, ApiError, OSError, CorruptLog) as error:
             retry = lacks_descriptor(error) and partition.log.failure is None
-            # files of a deleted partition may be missing although the disk works
+            # Files of a deleted partition may be missing although the disk works.
             if not (retry or partition.deleted):
                 self._handle_failure(move, name, error)
             await self._discard(move)
@@ -313,9 +313,9 @@ class Moves:
         await self._runtime.tasks.run_blocking(plan.run)
         future.flushed(plan)
 
-    # Taking over
+    # The end of a move: freeze, rename, switch, retire
 
-    async def _take_over(self, move: Move, name: str) -> None:
+    async def _finish_move(self, move: Move, name: str) -> None:
         partition, runtime, future = move.partition, self._runtime, move.future
         assert future is not None
         old = partition.log
@@ -358,7 +358,7 @@ class Moves:
             await self._runtime.tasks.run_blocking(
                 remove_mark, self._runtime.disk, move.target.path, move.partition.log.topic_partition
             )
-        except OSError as error:  # a remaining mark has no effect without a second log
+        except OSError as error:  # the remaining mark has no effect, since no second log of the partition exists
             if not move.partition.deleted:
                 self._report_disk_error(move.target.path, error)
 
@@ -372,12 +372,12 @@ class Moves:
             await retry_without_descriptor(
                 self._runtime.tasks, partial(self._is_wanted, move.partition), make_final, *args
             )
-        except OSError as second:
+        except OSError as mark_error:
             if move.partition.deleted:
                 return
-            move.partition.log.fail(f"neither the old log nor the copy of a move can be marked: {second}")
+            move.partition.log.fail(f"neither the old log nor the copy of a move can be marked: {mark_error}")
             move.partition.fail()
-            self._report_disk_error(move.target.path, second)
+            self._report_disk_error(move.target.path, mark_error)
 
     def _switch(self, move: Move, old: "PartitionLog", new: "PartitionLog") -> None:
         """Make the copy the partition's log, within one turn of the loop."""
@@ -416,7 +416,7 @@ def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
     """Copy the remaining bytes, which are few and in the page cache."""
     while (piece := old.read(max(copy.log_end_offset, old.log_start_offset), PIECE_BYTES, old.log_end_offset)).size:
         _copy_piece(piece, copy)
-    # the last records were deleted, but their offsets must not be used again
+    # If the last records were deleted, their offsets must still not be used again.
     if copy.log_end_offset < old.log_end_offset:
         if copy.segments.active.size:
             copy.log_end_offset = old.log_end_offset
@@ -445,7 +445,7 @@ def _retire_old_log(disk: "Disk", source: "DataDirectory", old: "PartitionLog", 
     try:
         source.give_up(old.topic_partition)
     except OSError as error:
-        # The next checkpoint removes the entries, or the next start, or the creation of a log of that name.
+        # The next checkpoint, the next start or the creation of a log with that name removes the entries.
         logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", source.path, error)
     return retired_path
 
@@ -460,7 +460,7 @@ def _remove(
         if not disk.exists(path):
             path = final_path  # the rename succeeded before the error
         if path == final_path and has_mark(disk, final_path):
-            # rename it immediately, since a recreated topic may need the name
+            # Rename the directory immediately, since a topic that is created again may need its name.
             path = retire_log(disk, target.path, key, random)
         if path != final_path and disk.exists(path):
             disk.remove_tree(path)

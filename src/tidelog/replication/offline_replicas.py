@@ -1,9 +1,13 @@
-"""Replicas of this broker whose logs are offline: others lead instead, and damaged logs are fetched anew.
+"""Replicas of this broker whose logs are offline or full: report them to the controller, and fetch damaged logs again
+from the leader.
 
-The broker reports such a replica to the controller while the partition counts on it: as leader, or as a member of the
-ISR or the ELR. When it counts on it no longer, and another broker leads, a damaged log can be put aside: the replica
-begins with an empty log, and comes back into the ISR when it has everything. A log in a data directory that is out of
-use, or that cannot be opened for a temporary reason, is left as it is.
+A replica is reported while it is the leader of its partition or a member of the ISR or the ELR, so that the controller
+replaces it. When the replica is none of these and another broker leads the partition, a damaged log is put aside. The
+replica then begins with an empty log and joins the ISR again when it has all records. Two kinds of offline logs are not
+changed: logs in a data directory that is out of use, and logs that cannot be opened because of a temporary error.
+
+A replica whose disk is full is reported, too, while it leads the partition and the ISR has enough other members. The
+controller removes it from the ISR. It joins the ISR again when it has the records that it could not append.
 """
 
 import asyncio
@@ -16,6 +20,7 @@ from tidelog.metadata.image import NO_LEADER
 from tidelog.metadata.link import ReplicasOffline
 from tidelog.metadata.offline_replicas import is_counted_on
 from tidelog.model.ids import TopicId, TopicPartition
+from tidelog.replication.full_directories import lacks_space
 from tidelog.runtime.cancelling import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -28,14 +33,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.partitions")
 
 REPLICAS_MAX: Final = 1000
-"""Upper bound on the replicas of one report. The controller appends its changes as one entry of the journal."""
+"""Upper bound on the replicas of one report. The controller appends the changes of one report as one entry of the
+journal."""
 TIMEOUT_MS: Final = 10_000
+SPACE_PAUSE_S: Final = 1.0
+"""For this time, in seconds, a leader on a full disk waits for space before another broker leads."""
 PAUSE_S: Final = 1.0
-"""Pause before the next report, in seconds, and before a log that has failed again is made anew again."""
+"""Pause before the next report or the next replacement of a damaged log, in seconds."""
 
 
 class OfflineReplicas:
-    """Reports and replaces the offline replicas of one broker."""
+    """Reports the offline replicas of one broker, and replaces their damaged logs."""
 
     def __init__(
         self,
@@ -46,25 +54,35 @@ class OfflineReplicas:
     ) -> None:
         """`broker_epoch` returns the epoch of this broker's present registration."""
         self._tasks = runtime.tasks
+        self._clock = runtime.clock
         self._partitions = partitions
         self._controller = controller
         self._broker_epoch = broker_epoch
         self._failed: dict[Partition, None] = {}
         """Open partitions whose logs have failed."""
+        self._full: dict[Partition, float] = {}
+        """Partitions that this broker leads and whose last batch had no space on the disk, by the time of the first
+        refusal, in seconds of the monotonic clock."""
         self._reported: dict[tuple[TopicId, int], int] = {}
-        """The partition epoch at the last report of each replica. If nothing has changed since, no other replica can
-        replace it."""
+        """The partition epoch at the last report of each replica. A replica is not reported again in the same partition
+        epoch, since the controller could not replace it."""
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
     def add(self, partition: "Partition") -> None:
-        """The log of an open partition has failed."""
+        """Add an open partition whose log has failed."""
         self._failed[partition] = None
         self.check()
 
+    def add_refused(self, partition: "Partition", error: Exception) -> None:
+        """A batch was not appended to the log of a partition that this broker leads."""
+        if lacks_space(error) and partition not in self._full:
+            self._full[partition] = self._clock.monotonic()
+            self.check()
+
     def check(self) -> None:
-        """Look at the offline replicas, since the metadata or the logs have changed."""
-        has_offline = bool(self._failed or self._partitions.unopened)
+        """Check the offline replicas, since the metadata or the logs have changed."""
+        has_offline = bool(self._failed or self._full or self._partitions.unopened)
         if not has_offline:
             self._reported.clear()
         if has_offline and self._task is None and not self._stopped:
@@ -76,7 +94,7 @@ class OfflineReplicas:
 
     async def _run(self) -> None:
         try:
-            await self._tasks.sleep(0)  # for the other partitions of the same directory
+            await self._tasks.sleep(0)  # the other partitions of a failed directory are added in the same turn
             while not self._stopped:
                 reported = dict(islice(self._replicas_counted_on(), REPLICAS_MAX))
                 damaged = next(self._replaceable(), None)
@@ -84,8 +102,8 @@ class OfflineReplicas:
                     await self._report(reported)
                 elif damaged is not None:
                     logger.warning("damaged log put aside, to be fetched anew partition=%s", damaged)
-                    await self._partitions.reconciler.make_anew(damaged, self._may_be_replaced)
-                else:
+                    await self._partitions.reconciler.replace_log(damaged, self._may_be_replaced)
+                elif not self._full:
                     return
                 await self._tasks.sleep(PAUSE_S)
         finally:
@@ -115,26 +133,49 @@ class OfflineReplicas:
                 yield topic.topic_id, TopicPartition(name, index), topic.partitions[index]
 
     def _replicas_counted_on(self) -> Iterator[tuple[tuple[TopicId, int], int]]:
-        """Yield the replicas to report, with the partition epochs."""
+        """Yield the replicas that must be reported, with the partition epochs."""
         for topic_id, key, state in self._offline():
             replica = topic_id, key.partition
             if is_counted_on(state, self._partitions.node_id) and self._reported.get(replica) != state.partition_epoch:
                 yield replica, state.partition_epoch
+        for topic_id, key, state in self._led_without_space():
+            replica = topic_id, key.partition
+            if self._reported.get(replica) != state.partition_epoch:
+                logger.warning("disk is full, another broker is to lead partition=%s", key)
+                yield replica, state.partition_epoch
+
+    def _led_without_space(self) -> "Iterator[tuple[TopicId, TopicPartition, PartitionState]]":
+        """Yield the partitions that this broker leads on a full disk and others can lead, with their newest states."""
+        latest_s = self._clock.monotonic() - SPACE_PAUSE_S
+        for partition, since_s in list(self._full.items()):
+            isr = partition.replica.isr
+            if partition.deleted or isr is None or not partition.appends_refused:
+                del self._full[partition]
+            # With fewer members than min.insync.replicas the next leader could not accept records, either.
+            elif since_s <= latest_s and len(isr.committed) > max(isr.min_isr, 1):
+                topic = self._partitions.topics.get(partition.topic)
+                if topic is not None and partition.index < len(topic.partitions):
+                    key = TopicPartition(partition.topic, partition.index)
+                    yield topic.topic_id, key, topic.partitions[partition.index]
 
     def _replaceable(self) -> Iterator[TopicPartition]:
-        """Yield the damaged replicas that the partition does not need."""
+        """Yield the replicas whose logs are damaged and may be replaced."""
         for _, key, state in self._offline():
             if self._may_be_replaced(state) and self._is_damaged(key):
                 yield key
 
     def _may_be_replaced(self, state: "PartitionState") -> bool:
-        """Return whether another broker leads the partition, and does not count on the replica of this one."""
+        """Return whether another broker leads the partition, and this broker's replica is in neither the ISR nor the
+        ELR.
+        """
         node_id = self._partitions.node_id
         is_needed = node_id in state.isr or node_id in state.elr or node_id in state.last_known_elr
         return state.leader not in (NO_LEADER, node_id) and not is_needed and node_id in state.replicas
 
     def _is_damaged(self, key: TopicPartition) -> bool:
-        """Return whether the log is damaged, in a directory that can be used."""
+        """Return whether the log is offline because of damage: its directory is in use, and its error is not
+        temporary.
+        """
         partitions = self._partitions
         directory = partitions.directories.of(key)
         if directory is None or directory.path in partitions.directories.failed:

@@ -1,10 +1,12 @@
 """The offsets of all partitions for the checkpoint files, updated partition by partition.
 
-If the offsets of ten thousand partitions were read for every checkpoint, this would occupy the event loop for tens
-of milliseconds per second.
+If the offsets of ten thousand partitions were read for every checkpoint, this would occupy the event loop for tens of
+milliseconds per second. The copies for a thread say what changed, so that the thread formats only the changed entries.
 """
 
 from typing import TYPE_CHECKING
+
+from tidelog.log.checkpoints import OffsetsCopy
 
 if TYPE_CHECKING:
     from tidelog.model.ids import TopicPartition
@@ -17,44 +19,71 @@ class Offsets:
     def __init__(self) -> None:
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
+        """Only offsets above 0: the checkpoint has no others."""
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._being_cut: dict[TopicPartition, None] = {}
-        """Partitions whose recovery point and start stay as `lower` or `raise_start` has set them."""
+        """Partitions whose recovery point and log start offset was set by `lower` or `raise_start`. `update` does not
+        change these two offsets until `end_cut`."""
+        self._touched: dict[TopicPartition, None] = {}
+        """Partitions whose offsets were set or removed since the last copies."""
+        self._version = object()
+        """Identifies the last copies."""
 
     def update(self, partition: "Partition") -> None:
         """Store the partition's current offsets.
 
-        A log start offset is stored only up to the durable offset: after a power cut the log could end below it.
+        A log start offset above the durable offset is not stored, since the log could end below it after a power cut.
+        The durable offset is stored instead.
         """
         log = partition.log
         key = log.topic_partition
+        self._touched[key] = None
         if key not in self._being_cut:
             self._recovery_points[key] = log.recovery_point
-            self._start_offsets[key] = min(log.log_start_offset, log.durable_offset)
+            self._set_start(key, min(log.log_start_offset, log.durable_offset))
         self._high_watermarks[key] = partition.high_watermark
 
+    def _set_start(self, key: "TopicPartition", start_offset: int) -> None:
+        if start_offset > 0:
+            self._start_offsets[key] = start_offset
+        else:
+            self._start_offsets.pop(key, None)
+
     def lower(self, partition: "Partition", recovery_point: int) -> None:
-        """Store a recovery point below the partition's own, before its log is cut. It stays until `end_cut`."""
+        """Store a recovery point that is lower than the partition's own, before its log is cut. It is not changed until
+        `end_cut`.
+        """
         key = partition.log.topic_partition
-        self._being_cut[key] = None
+        self._touched[key] = self._being_cut[key] = None
         self._recovery_points[key] = recovery_point
 
     def raise_start(self, partition: "Partition", start_offset: int) -> None:
-        """Store a start offset, and a recovery point at it, before the log is made empty. They stay until `end_cut`."""
+        """Store `start_offset` as log start offset and as recovery point, before the log is made empty. They are not
+        changed until `end_cut`.
+        """
         key = partition.log.topic_partition
-        self._being_cut[key] = None
-        self._recovery_points[key] = self._start_offsets[key] = start_offset
+        self._touched[key] = self._being_cut[key] = None
+        self._recovery_points[key] = start_offset
+        self._set_start(key, start_offset)
 
     def end_cut(self, partition: "Partition") -> None:
         self._being_cut.pop(partition.log.topic_partition, None)
 
     def forget(self, partition: "Partition") -> None:
+        key = partition.log.topic_partition
+        self._touched[key] = None
         for offsets in (self._recovery_points, self._start_offsets, self._high_watermarks):
-            offsets.pop(partition.log.topic_partition, None)
+            offsets.pop(key, None)
 
-    def copies(self) -> "tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, int]]":
+    def copies(self) -> "tuple[OffsetsCopy, OffsetsCopy, OffsetsCopy]":
         """Return copies of the recovery points, log start offsets and high watermarks, for a thread to write."""
-        return self._recovery_points.copy(), self._start_offsets.copy(), self._high_watermarks.copy()
+        previous, touched = self._version, tuple(self._touched)
+        self._version, self._touched = object(), {}
+        return (
+            OffsetsCopy(self._recovery_points, self._version, previous, touched),
+            OffsetsCopy(self._start_offsets, self._version, previous, touched),
+            OffsetsCopy(self._high_watermarks, self._version, previous, touched),
+        )
 
     def start_offsets(self) -> "dict[TopicPartition, int]":
         """Return a copy of the log start offsets, for a thread to write."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 DISK_THREADS = 4
 WAIT_S = 0.001
-"""If opening a log takes longer on average, in seconds, the disk is the bottleneck. A log in the page cache takes a
-third of this time."""
+"""If opening one log takes longer than this time on average, in seconds, the disk is the bottleneck. Opening a log from
+the page cache takes a third of this time."""
 AVERAGED_LOGS = 20
 """Number of logs over which the average is computed."""
 

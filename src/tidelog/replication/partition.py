@@ -1,8 +1,9 @@
 """One partition on this broker: the log, the replica (`replica.py`), and the requests that wait for its two marks.
 
-acks=1 waits for the local mark, acks=all and consumers for the high watermark. With one replica both are the log's
-end. With `durability=fsync` they are the end of the synced part, so no record is acknowledged or readable that a power
-cut could still lose.
+The two marks are the local mark and the high watermark. Writes with acks=1 wait for the local mark. Writes with
+acks=all and consumers wait for the high watermark. If the partition has one replica, both marks are the end of its log.
+With `durability=fsync`, they are the end of the synced part of the log: a record that a power cut could still lose is
+neither acknowledged nor readable.
 """
 
 import asyncio
@@ -59,7 +60,6 @@ class Partition:
     """The replica of `topic`-`index` on this broker. All methods are called on the event loop."""
 
     __slots__ = (
-        "_appends_refused",
         "_committed_waiters",
         "_durable",
         "_examine_in_turn",
@@ -77,6 +77,7 @@ class Partition:
         "_unverified",
         "_watchers",
         "appends_directly",
+        "appends_refused",
         "config",
         "deleted",
         "frozen",
@@ -120,7 +121,8 @@ class Partition:
         self._flusher = flusher
         self.in_dirty_set = False
         self._flush_timer: TimerHandle | None = None
-        self._appends_refused = False  # the disk is full, or no descriptor is free; this may pass
+        self.appends_refused = False
+        """Whether the last append was refused for a reason that may pass: a full disk, or no free file descriptor."""
         name = f"{topic}-{index}"
         self._local_waiters = Waiters(name)
         self._committed_waiters = Waiters(name)
@@ -185,21 +187,28 @@ class Partition:
         When the leader epoch ends, every request that waits gets NOT_LEADER_OR_FOLLOWER within this call.
         """
         replica = self.replica
-        had_epoch, was_below_min_isr, led = replica.leader_epoch, replica.is_below_min_isr, replica.leads
-        effects = replica.step(event, self._monotonic_ms())
-        if (had_epoch, was_below_min_isr, led) != (replica.leader_epoch, replica.is_below_min_isr, replica.leads):
+        old_epoch, was_below_min_isr, was_leading = replica.leader_epoch, replica.is_below_min_isr, replica.leads
+        old_members = None if replica.isr is None else replica.isr.committed
+        effects = replica.step(event, self.monotonic_ms())
+        if (old_epoch, was_below_min_isr, was_leading) != (
+            replica.leader_epoch,
+            replica.is_below_min_isr,
+            replica.leads,
+        ):
             self.update_appends_directly()
-            if (had_epoch, led) != (replica.leader_epoch, replica.leads):
+            if (old_epoch, was_leading) != (replica.leader_epoch, replica.leads):
                 self._notify_role()
-            if had_epoch != replica.leader_epoch:
+            if old_epoch != replica.leader_epoch:
                 if self._shared.stop_fetching is not None:
                     self._shared.stop_fetching(self)
-                if not led:
-                    self._notify()  # consumers that fetch from this follower
+                if not was_leading:
+                    self._notify()  # consumers may fetch from this follower
             if replica.leads and self._durable and replica.end_offset > replica.local_mark and not self.frozen:
-                self._flusher.request(self)  # a follower's records that nobody has asked to sync
+                self._flusher.request(self)  # records that were appended as a follower may not be synced yet
         for effect in effects:
             self._carry_out(effect)
+        if old_members is not None and replica.isr is not None and replica.isr.committed != old_members:
+            self.notify_followers()  # a replica that has left the ISR can join it again only when it fetches
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, MarksMoved):
@@ -245,15 +254,15 @@ class Partition:
     # Writing
 
     def warn_too_large(self, error: ApiError) -> None:
-        """Log once for each topic that a batch was too large, since its producer may not report it."""
+        """Log that a batch was too large, once for each topic. The producer may not report this error."""
         if self.topic not in self._shared.warned_too_large:
             self._shared.warned_too_large[self.topic] = None
             logger.warning("batch too large, said once for the topic topic=%s reason=%s", self.topic, error.message)
 
     def append_batch(self, data: bytearray, leader_epoch: int | None = None) -> "Appended":
-        """Append a batch that the broker itself built, without the limits on clients' batches.
+        """Append a batch that the broker itself has built. The limits on clients' batches do not apply.
 
-        A coordinator names the leader epoch in which it built the batch. Raises StorageError, and NotLeaderOrFollower
+        A coordinator passes the leader epoch in which it built the batch. Raises StorageError, and NotLeaderOrFollower
         if this broker does not lead the partition in that epoch.
         """
         if leader_epoch is not None and leader_epoch != self.replica.leader_epoch:
@@ -263,10 +272,10 @@ class Partition:
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
         """Append one checked batch of a client; offsets are written into `batch` itself.
 
-        `limits` says how to check the topic's limits on clients; by default records are examined here within the
-        loop's time budget. Raises StorageError when the log is offline, NotLeaderOrFollower when this broker does not
-        lead the partition, the log's errors (sequence, timestamp, size), and NotInline when the records must be
-        examined and this turn of the loop has no time for it.
+        `limits` is the function that checks the topic's limits on clients' batches. By default it examines the records
+        on the event loop, within the loop's time budget. Raises StorageError when the log is offline,
+        NotLeaderOrFollower when this broker does not lead the partition, the log's errors (sequence, timestamp, size),
+        and NotInline when the records must be examined but this turn of the loop has no time left.
         """
         replica = self.replica
         if self.deleted or not replica.leads:
@@ -280,11 +289,13 @@ class Partition:
             if self.log.failure is not None:
                 self.fail()
             else:
-                self._appends_refused = True
+                self.appends_refused = True
                 self._shared.full.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
+                if self._shared.on_refused_append is not None:
+                    self._shared.on_refused_append(self, error)
             raise
-        if self._appends_refused:
-            self._appends_refused = False
+        if self.appends_refused:
+            self.appends_refused = False
             self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
@@ -293,22 +304,22 @@ class Partition:
                 replica.appended(self.log.log_end_offset)
                 self._flusher.request(self)
                 if not replica.is_alone:
-                    self._notify_followers()
+                    self.notify_followers()
             else:
                 if replica.is_alone:
-                    # Both marks are the log's end, before and after, so only fetches may wait.
+                    # Both marks always are the log's end, so no produce request waits. Only fetches may wait.
                     replica.appended_alone(appended.next_offset)
                     if self._watchers:
                         self._notify()
                 else:
-                    for effect in replica.step(LogAppended(self.log.log_end_offset, True), self._monotonic_ms()):
+                    for effect in replica.step(LogAppended(self.log.log_end_offset, True), self.monotonic_ms()):
                         self._carry_out(effect)
-                    self._notify_followers()
+                    self.notify_followers()
                 if self._flushes_early:
                     self._flush_early()
         return appended
 
-    def _monotonic_ms(self) -> int:
+    def monotonic_ms(self) -> int:
         return int(self._monotonic() * 1000)
 
     def _mark_dirty(self) -> None:
@@ -316,13 +327,14 @@ class Partition:
             self.in_dirty_set = True
             self._flusher.dirty[self] = None
 
-    def _notify_followers(self) -> None:
+    def notify_followers(self) -> None:
+        """Notify the fetches of followers of a new end, of a new log start offset or of another ISR."""
         for watcher in list(self._shared.end_watchers):
             watcher.moved(self)
 
     def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
-        """Append whole batches of the leader unchanged. Raises NotLeaderOrFollower unless this replica follows in this
-        epoch, and the errors of `PartitionLog.append_as_follower`.
+        """Append whole batches of the leader unchanged. Raises NotLeaderOrFollower unless this replica is a follower in
+        `leader_epoch`, and the errors of `PartitionLog.append_as_follower`.
         """
         replica, log = self.replica, self.log
         if self.deleted or replica.role is not Role.FOLLOWER or replica.leader_epoch != leader_epoch:
@@ -334,15 +346,15 @@ class Partition:
             if log.failure is not None:
                 self.fail()
             else:
-                self._appends_refused = True
+                self.appends_refused = True
                 self._shared.full.note_refusal(directory, len(data), error)
             raise
         finally:
             if log.log_end_offset > end_before:
                 self._mark_dirty()
                 self.step(LogAppended(log.log_end_offset, not self._durable))
-        if self._appends_refused:
-            self._appends_refused = False
+        if self.appends_refused:
+            self.appends_refused = False
             self._shared.full.note_append(directory, len(data))
         if self._flushes_early:
             self._flush_early()
@@ -360,9 +372,9 @@ class Partition:
             )
 
     def examine(self, batch: bytes | bytearray) -> "asyncio.Future[ExaminationResult]":
-        """Examine the records of a batch on a thread, one batch of the broker at a time.
+        """Examine the records of a batch on a thread. The broker examines one batch at a time.
 
-        It may take a second and 100 MB. The future fails with the ApiError to respond with.
+        This may take a second and 100 MB. If the batch is invalid, the future fails with the ApiError for the client.
         """
         header = BatchHeader(batch)
         return self._tasks.run_blocking(examine, batch, header, self.log.config, self._now_ms(), lane=RECORDS_LANE)
@@ -397,13 +409,12 @@ class Partition:
     def wait(self, mark: Mark, next_offset: int, listener: CommitListener) -> None:
         """Call `listener` when `mark` has reached `next_offset`, possibly now.
 
-        Call this in the same step as the append: the listener is bound to the current leader epoch. It gets
-        NotLeaderOrFollower when that epoch ends first, and StorageError when the partition goes offline or is
-        deleted.
+        Call this in the same turn of the loop as the append: the listener is bound to the current leader epoch. It gets
+        NotLeaderOrFollower if that epoch ends first, and StorageError if the partition goes offline or is deleted.
         """
         if self.has_reached(mark, next_offset):
-            too_few = mark is Mark.COMMITTED and self.replica.is_maximal_isr_below_min
-            listener(NotEnoughReplicasAfterAppend("too few replicas are in sync now") if too_few else None)
+            is_below_min = mark is Mark.COMMITTED and self.replica.is_maximal_isr_below_min
+            listener(NotEnoughReplicasAfterAppend("too few replicas are in sync now") if is_below_min else None)
         elif self.deleted or self.log.failure is not None or not self.replica.leads:
             listener(self._refusal())
         else:
@@ -418,7 +429,7 @@ class Partition:
             self.step(LogSynced(self.log.durable_offset))
 
     def freeze(self) -> None:
-        """Suspend acknowledgements and the high watermark until `thaw`, as if a sync took that long. Appends
+        """Suspend acknowledgements, and do not move the high watermark, until `thaw`: as during a long sync. Appends
         continue.
         """
         self.frozen = self._durable = True
@@ -442,6 +453,8 @@ class Partition:
 
     def fail(self) -> None:
         """Fail all waiting requests, since the log is offline or deleted. The log has already logged the reason."""
+        if not self.deleted:
+            self._shared.failed_topics[self.topic] = None
         self._notify_role()
         error = self._refusal()
         self._local_waiters.fail(error)
@@ -476,11 +489,16 @@ class Partition:
 
     # Reading
 
+    @property
+    def is_served(self) -> bool:
+        """Whether this broker leads the partition, and its log is online."""
+        return self.replica.leads and not self.deleted and self.log.failure is None
+
     def check_online(self) -> None:
         """Raise StorageError if the partition is offline or being deleted, and NotLeaderOrFollower if this broker does
         not lead it.
         """
-        if self.deleted or self.log.failure is not None or not self.replica.leads:
+        if not self.is_served:
             raise self._refusal()
 
     def check_log(self) -> None:
@@ -491,8 +509,8 @@ class Partition:
     def read(
         self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED, from_follower: bool = False
     ) -> "Slice":
-        """Return whole batches, beginning with the one that holds `start`, below the high watermark or last stable
-        offset. `from_follower`: this broker may also be a follower (KIP-392).
+        """Return whole batches below the high watermark or the last stable offset. The first batch is the one that
+        contains `start`. With `from_follower`, a follower is also read (KIP-392).
 
         Raises OffsetOutOfRange unless log start offset <= start <= log end offset, StorageError when offline, and
         NotLeaderOrFollower when this broker does not lead the partition.
@@ -504,15 +522,17 @@ class Partition:
             raise self._refusal()
         end = replica.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
         if start > end:
-            # The record at `start` is appended but not committed yet: the consumer waits, as at the end of the log.
+            # The record at `start` is appended but not committed yet. The consumer waits for it, as at the log's end.
             if start > log.log_end_offset:
-                where = f"{log.log_start_offset}..{log.log_end_offset} of {self.topic}-{self.index}"
-                raise OffsetOutOfRange(f"offset {start} is outside {where}")
+                valid_range = f"{log.log_start_offset}..{log.log_end_offset} of {self.topic}-{self.index}"
+                raise OffsetOutOfRange(f"offset {start} is outside {valid_range}")
             start = end
         return log.read(start, bytes_max, end)
 
     def check_committed_end(self) -> None:
-        """Raise OffsetNotAvailable while this leader may know less of what is committed than the leader before it."""
+        """Raise OffsetNotAvailable while the high watermark of this leader may be lower than the high watermark of the
+        previous leader.
+        """
         if not self.replica.knows_committed_end:
             raise OffsetNotAvailable(
                 f"the high watermark of {self.topic}-{self.index} has not reached the start of leader epoch "

@@ -1,7 +1,7 @@
-"""The partitions of this broker with everything that serves them: waking of fetches, directories that fail, syncs,
-retention, and the checkpoint files.
+"""All partitions of this broker, and the work that concerns them together: waking of fetches, failed data directories,
+syncs, retention, and the checkpoint files.
 
-`table.py` looks partitions up, `reconcile.py` applies the metadata.
+`table.py` finds partitions by topic or id. `reconcile.py` applies the metadata.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidelog.log.directories import DataDirectories
     from tidelog.log.partition_log import PartitionLog
     from tidelog.metadata.image import MetadataImage
+    from tidelog.replication.synced_mark import SyncedMark
     from tidelog.runtime.interfaces import Runtime
 
 T = TypeVar("T")
@@ -75,6 +76,7 @@ class Partitions(PartitionTable):
         """Set by a request that appends several batches and then calls `wake_fetches`. This saves a turn of the
         event loop."""
         self._to_wake: deque[ParkedFetch] = deque()
+        self._followers_to_wake: list[ParkedFetch] = []
         self._wake_budget = WAKE_BUDGET_PER_TURN
         """Remaining work until the budget is renewed. The renewal is scheduled for the loop's next turn when half of
         the budget is used."""
@@ -97,10 +99,17 @@ class Partitions(PartitionTable):
         self.shared.on_peer_work = self._begin_peer_work
         self.on_peer_work: Callable[[Partition, AskForIsr | FetchFrom], None] | None = None
         """Called when a replica needs the controller or another broker. It must not wait."""
+        self.synced_mark: SyncedMark | None = None
+        """None if this broker is alone in its cluster, and before it is registered."""
+
+    def may_be_offline(self, topic: str) -> bool:
+        """Return whether a partition of this topic may be offline. A false answer is certain."""
+        return bool(self.unopened) or topic in self.shared.failed_topics
 
     def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
         """Call `watcher` whenever a partition of the topic begins or ends a leader epoch on this broker, goes offline
-        or is deleted: within the same step, before the requests that wait get their errors. It must not wait or raise.
+        or is deleted. The call is made immediately, before the waiting requests get their errors. `watcher` must not
+        wait or raise.
 
         Each topic has at most one watcher.
         """
@@ -115,13 +124,27 @@ class Partitions(PartitionTable):
     # Waking parked fetches
 
     def wake_later(self, fetch: ParkedFetch) -> None:
-        """Wake `fetch` after the produce request that is being appended; if there is none, in the loop's next turn.
+        """Wake `fetch` after the produce request that is being appended, or in the loop's next turn if no request is
+        being appended.
 
         Called when the high watermark of one of its partitions has moved.
         """
         if not self._to_wake and not self.appending:
             self._runtime.tasks.call_soon(self.wake_fetches)
         self._to_wake.append(fetch)
+
+    def wake_follower_later(self, fetch: ParkedFetch) -> None:
+        """Wake `fetch`, which is a follower's, in the loop's next turn, when the requests of all connections with input
+        were appended. One answer then has the records of all of them.
+        """
+        if not self._followers_to_wake:
+            self._runtime.tasks.call_soon(self._wake_followers)
+        self._followers_to_wake.append(fetch)
+
+    def _wake_followers(self) -> None:
+        self._to_wake.extend(self._followers_to_wake)
+        self._followers_to_wake.clear()
+        self._wake()
 
     def wake_fetches(self) -> None:
         """Wake the queued parked fetches, in order. Fetches that exceed the budget are woken in later turns of the
@@ -145,8 +168,7 @@ class Partitions(PartitionTable):
             try:
                 self._wake_budget -= fetch.wake()
             except Exception:
-                # This runs inside a producer's request, which must not fail, and the other fetches must still be
-                # woken.
+                # This runs inside a producer's request, which must not fail. The other fetches must still be woken.
                 logger.exception("parked fetch failed")
         if self._wake_budget < WAKE_BUDGET_PER_TURN // 2 and not self._renewal_scheduled:
             self._renewal_scheduled = True
@@ -165,9 +187,7 @@ class Partitions(PartitionTable):
         self._parked.pop(fetch, None)
 
     async def start(self) -> None:
-        """Start the interval flush, and finish the removals and moves that were interrupted when the broker last
-        ran.
-        """
+        """Start the interval flush, and resume the removals and moves that the last stop of the broker interrupted."""
         self.flusher.start()
         for retired in await self._runtime.tasks.run_blocking(self.directories.retired):
             self.reconciler.remove_later(retired, 0)
@@ -232,8 +252,8 @@ class Partitions(PartitionTable):
     def checkpoint(self, changed: Iterable[Partition]) -> Callable[[], None]:
         """Return a function for a thread that persists recovery points, log start offsets and high watermarks.
 
-        Only the offsets of the `changed` partitions are read anew, so the work on the loop is proportional to their
-        number and not to the number of all partitions.
+        Only the offsets of the `changed` partitions are read again. So the work on the loop is proportional to the
+        number of changed partitions, not to the number of all partitions.
         """
         for partition in changed:
             if not partition.deleted:
@@ -250,9 +270,8 @@ class Partitions(PartitionTable):
         remaining = list(changed)
         while remaining:
             for partition in remaining:
-                await (
-                    partition.wait_until_thawed()
-                )  # during a move, the offset could be written into the wrong directory
+                # During a move, the offset could be written into the wrong directory.
+                await partition.wait_until_thawed()
                 await self.flusher.flush_to(partition, partition.log.log_start_offset)
             logs = [(partition, partition.log) for partition in remaining]
             undurable = {p for p in remaining if p.log.durable_offset < p.log.log_start_offset}
@@ -301,7 +320,7 @@ class Partitions(PartitionTable):
         retention_work = self._retention_work
         if retention_work is not None:
             await asyncio.wait([retention_work])
-            retention_work.exception()  # retrieve it: the task that waited for it may have been cancelled
+            retention_work.exception()  # retrieve the exception: the task that waited for it may have been cancelled
         if self.swapping is not None:
             await asyncio.wait([self.swapping])
 
@@ -313,22 +332,24 @@ class Partitions(PartitionTable):
     async def close(self) -> dict[str, str]:
         """Sync and close every log, and write the checkpoints.
 
-        Returns the directories that must not be marked clean, with the reasons: they hold an offline partition,
-        whose log the next start must recover.
+        Returns the directories that must not be marked clean, with the reasons. Each contains the log of an offline
+        partition, which the next start must recover.
         """
         await self.moves.close()
         await self.cuts.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
+        if self.synced_mark is not None:
+            await self.synced_mark.close()
         await self.wait_for_file_work()
         for partition in self.opened.values():
             partition.close_queue()
-            # the callback must run on the loop, but the logs are closed by threads; and a failed directory changes
-            # nothing now
+            # The callback must run on the loop, but threads close the logs. The callback is not needed any more, since
+            # the broker stops.
             partition.log.on_io_failure = None
         closing = [p for p in self.opened.values() if p.log.failure is None]
         run_blocking = self._runtime.tasks.run_blocking
-        # In parallel, syncs share the file system's commits.
+        # Syncs that run in parallel share the file system's commits.
         shares = [closing[i::DISK_THREADS] for i in range(DISK_THREADS)]
         await asyncio.gather(*(run_blocking(_close_logs, share) for share in shares))
         unclean = {}
@@ -348,12 +369,14 @@ class Partitions(PartitionTable):
         await self.cuts.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
+        if self.synced_mark is not None:
+            await self.synced_mark.close()
         await self.wait_for_file_work()
         for partition in self.opened.values():
             partition.log.close(clean=False)
 
 
 def _close_logs(partitions: list[Partition]) -> None:
-    """Sync and close the logs, on a thread. A failure of one log does not stop the others."""
+    """Sync and close the logs, on a thread. If one log fails, the other logs are still closed."""
     for partition in partitions:
         partition.log.close(clean=True)

@@ -1,7 +1,7 @@
-"""The work of this broker with its peers in a cluster: it fetches what it follows, serves the followers of what it
-leads, and asks the controller for changes of ISRs.
+"""The work of this broker with the other brokers of its cluster: fetch the partitions that it follows, serve the
+followers of the partitions that it leads, and send changes of ISRs to the controller.
 
-A broker that is alone in its cluster has no such object.
+A broker that is alone in its cluster has no `Peers` object.
 """
 
 import asyncio
@@ -50,14 +50,15 @@ class Peers:
         connect: "Callable[[BrokerRegistration, ChannelConfig], Channel]",
     ) -> None:
         """`broker_epoch` returns the epoch of this broker's present registration; -1 before it is registered. `connect`
-        makes a channel to a broker, on which this broker is identified.
+        creates a channel to a broker and authenticates this broker on it.
         """
         self._runtime = runtime
         self._config = config
         self._partitions = partitions
         self._connect_to = connect
         self._brokers: MetadataImage = metadata.image
-        """The image whose addresses of brokers are used. The cache has it only after all listeners."""
+        """The image from which the brokers' addresses are read. It may be newer than the image in the metadata cache,
+        which is replaced after all listeners were called."""
         self.followers = PartitionFollowers(partitions, runtime, LeaderThrottle(runtime.clock, config))
         self._proposals = IsrProposals(runtime, controller, config.node_id, broker_epoch)
         self._fetchers = Fetchers(
@@ -74,15 +75,18 @@ class Peers:
         self._ticks: asyncio.Task[None] | None = None
         partitions.on_peer_work = self._begin
         partitions.shared.stop_fetching = self._stop_fetching
+        partitions.shared.on_refused_append = self._offline.add_refused
 
     def start(self) -> None:
-        """Begin to fetch. This broker must be registered."""
+        """Start fetching. This broker must be registered already."""
         self._fetchers.start()
         self._ticks = self._runtime.tasks.spawn(self._run_ticks(), name="replica-ticks")
         self._offline.check()
 
     async def stop(self) -> None:
-        """End all requests to other brokers, and the changes of logs that they began. Followers are still served."""
+        """End all requests to other brokers, and wait for the cuts of logs that they began. Followers are still
+        served.
+        """
         if self._ticks is not None:
             self._ticks.cancel()
         await self._offline.stop()
@@ -101,7 +105,7 @@ class Peers:
             self._offline.add(partition)
 
     def change_addresses(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Use the addresses of the brokers that `new` has. Call this before partitions change their roles."""
+        """Use the brokers' addresses from the image `new`. Call this before partitions change their roles."""
         self._brokers = new
         if self._ticks is not None:
             self._offline.check()
@@ -127,7 +131,7 @@ class Peers:
         return self._connect_to(broker, settings)
 
     async def _run_ticks(self) -> None:
-        """Look for lagging followers twice in `replica.lag.time.max.ms`, as Kafka does."""
+        """Check for lagging followers twice per `replica.lag.time.max.ms`, as Kafka does."""
         while True:
             await self._runtime.tasks.sleep(self._partitions.lag_max_ms / 2000)
             self._fetchers.stop_idle()

@@ -1,14 +1,14 @@
-"""Bring this broker's partitions into line with the metadata: roles first, then files.
+"""Apply the metadata to this broker's partitions: roles first, then files.
 
 A new image is applied in two steps. `change_roles` is synchronous: when it returns, no partition acts in an old role,
-and requests that waited in an old leader epoch have their error. `apply` then opens, configures and removes logs, which
-takes long. The differences between two images are found partition by partition, so a change of one ISR touches one
+and the requests that waited in an old leader epoch have got their errors. `apply` then opens, configures and removes
+logs, which takes long. The two images are compared partition by partition, so a change of one ISR affects only one
 partition.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,20 +59,20 @@ class Reconciler:
         self._topic_config = topic_config
         self._node_id = node_id
         self._image: MetadataImage = EMPTY_IMAGE
-        """The image whose roles are in force. Files may be behind it."""
+        """The image whose roles the partitions have. The files may still correspond to an older image."""
         self._eligible: Mapping[int, int] = {}
         """Broker epochs of the brokers that may be in an ISR, by id."""
         self._lock = asyncio.Lock()
-        """Held while logs are opened or removed."""
+        """Locked while logs are opened or removed."""
         self.to_reopen: dict[tuple[str, int], LogConfig] = {}
         """Partitions that could not be opened because of a temporary error (TEMPORARY_ERRORS), with their settings."""
 
     # Roles
 
     def change_roles(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Give every open partition the role that `new` says, without waiting.
+        """Set the role of every open partition from the image `new`, without waiting.
 
-        Partitions that are not open yet get their role when their log is open.
+        A partition that is not open yet gets its role when its log is open.
         """
         self._image = new
         self._partitions.topics = new.topics
@@ -87,18 +87,20 @@ class Reconciler:
                 continue
             for index, (before, state) in enumerate(zip(previous.partitions, topic.partitions, strict=False)):
                 if before is not state and before != state:
-                    led = self._partitions.find(name, index)
-                    if led is not None and led.topic_id == topic.topic_id:
-                        self._take_role(led, state)
+                    changed = self._partitions.find(name, index)
+                    if changed is not None and changed.topic_id == topic.topic_id:
+                        self._apply_role(changed, state)
 
-    def take_roles_again(self) -> None:
-        """Give every open partition the role that the newest image says, after the broker has resigned by itself."""
+    def apply_roles_again(self) -> None:
+        """Set the role of every open partition from the newest image again, after the broker has stopped leading on its
+        own.
+        """
         for partition in self._partitions:
             topic = self._image.topics.get(partition.topic)
             if topic is not None and topic.topic_id == partition.topic_id and not partition.deleted:
-                self._take_role(partition, topic.partitions[partition.index])
+                self._apply_role(partition, topic.partitions[partition.index])
 
-    def _take_role(self, partition: Partition, state: "PartitionState") -> None:
+    def _apply_role(self, partition: Partition, state: "PartitionState") -> None:
         if len(state.replicas) > 1:
             partition.step(BrokersChanged(self._eligible))
         partition.step(self._role(state, partition.config.min_insync_replicas))
@@ -113,11 +115,12 @@ class Reconciler:
     # Files
 
     async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Open new partitions, remove those that are no longer here, and apply changed settings, after `change_roles`
-        for the same change. Returns when every new partition has its role.
+        """Open new partitions, remove partitions of which this broker has no replica any more, and apply changed
+        settings. Call this after `change_roles` for the same images. Returns when every new partition has its role.
         """
         async with self._lock:
             await self._apply(old, new)
+            self._note_changed_partitions()
 
     async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         if old.position == 0:
@@ -157,6 +160,7 @@ class Reconciler:
                     elif (name, index) in self.to_reopen:
                         self.to_reopen[name, index] = config
                 elif not is_configured:
+                    await self._withdraw_synced_mark([config])
                     partition.log.configure(config)
                     partition.configure(config)
         for delay_ms, partitions in removed.items():
@@ -181,10 +185,14 @@ class Reconciler:
     # Opening
 
     async def _open_all(self, to_open: list[tuple["TopicImage", int, "LogConfig", bool]]) -> None:
-        """Open the logs of partitions: topic, index, settings, and whether the partition is new on this broker. The log
-        of a partition that is not new must exist: otherwise its disk may be missing, and an empty log would hide it.
+        """Open the logs of partitions. Each item is a topic, an index, the settings, and whether the partition is new
+        on this broker.
+
+        The log of a partition that is not new must exist. If it does not exist, a disk may be missing, and creating an
+        empty log would hide this.
         """
         partitions = self._partitions
+        await self._withdraw_synced_mark(config for _, _, config, _ in to_open)
         openings: list[Opening] = []
         for topic, index, config, new in to_open:
             try:
@@ -201,17 +209,28 @@ class Reconciler:
                 continue
             self._add(opening, result)
 
-    def _add(self, opening: Opening, log: PartitionLog) -> None:
-        """Put the partition into the table, in the role that the newest image says.
+    async def _withdraw_synced_mark(self, configs: Iterable["LogConfig"]) -> None:
+        """Withdraw the mark before partitions with these settings acknowledge records that are not synced."""
+        mark = self._partitions.synced_mark
+        if mark is not None and any(config.durability != "fsync" for config in configs):
+            await mark.withdraw()
 
-        While the log was being opened, the image may have changed: the files follow later, the role must not be old.
+    def _note_changed_partitions(self) -> None:
+        if self._partitions.synced_mark is not None:
+            self._partitions.synced_mark.partitions_changed()
+
+    def _add(self, opening: Opening, log: PartitionLog) -> None:
+        """Add the partition to the table, in the role that the newest image says.
+
+        The image may have changed while the log was being opened. The files are adapted later, but the role must be
+        the newest one at once.
         """
         topic, index = opening.topic, opening.number
         partitions = self._partitions
         log.on_io_failure = partitions.handle_io_failure
         partitions.unopened.pop((topic.name, index), None)
         self.to_reopen.pop((topic.name, index), None)
-        # The checkpoint is written at intervals, so the high watermark may have been further.
+        # The checkpoint is written at intervals, so the last high watermark may have been higher than its entry.
         high_watermark = max(opening.directory.high_watermark(log.topic_partition), log.log_start_offset)
         partition = partitions.opened[topic.name, index] = Partition(
             topic.name,
@@ -227,7 +246,7 @@ class Reconciler:
         )
         newest = self._image.topics.get(topic.name)
         if newest is not None and newest.topic_id == topic.topic_id:
-            self._take_role(partition, newest.partitions[index])
+            self._apply_role(partition, newest.partitions[index])
         partitions.offsets.update(partition)
 
     def _note_open_failure(self, topic: "TopicImage", index: int, config: "LogConfig", error: Exception) -> None:
@@ -253,10 +272,13 @@ class Reconciler:
                     if name in topics
                 ]
             )
+            self._note_changed_partitions()
             return len(self.to_reopen) < count
 
-    async def make_anew(self, key: TopicPartition, may_be_replaced: Callable[["PartitionState"], bool]) -> None:
-        """Put the log of a partition aside and open an empty one, if its newest state still allows this."""
+    async def replace_log(self, key: TopicPartition, may_be_replaced: Callable[["PartitionState"], bool]) -> None:
+        """Put the log of a partition aside and open an empty log, if the newest state of the partition still allows
+        this.
+        """
         async with self._lock:
             topic = self._image.topics.get(key.topic)
             if topic is None or key.partition >= len(topic.partitions):
@@ -265,13 +287,14 @@ class Reconciler:
                 config = self._topic_config(self._image, key.topic)
                 await self._remove([(topic, key.partition)], config.file_delete_delay_ms)
                 await self._open_all([(topic, key.partition, config, True)])
+                self._note_changed_partitions()
 
     # Removal
 
     async def _remove(self, removed: list[tuple["TopicImage", int]], delay_ms: int) -> None:
-        """Remove the partitions whose topics are deleted, or of which this broker holds no replica any more.
+        """Remove the partitions whose topics are deleted, or of which this broker has no replica any more.
 
-        All are removed together, so that they share the syncs of their directories.
+        All partitions are removed together, so that they share the syncs of their directories.
         """
         table, directories = self._partitions, self._partitions.directories
         closed: list[Partition] = []
@@ -286,15 +309,15 @@ class Reconciler:
                 without_log.append((topic.topic_id, TopicPartition(topic.name, index)))
             else:
                 partition.deleted = True
-                # its files are being deleted, so a missing file is not an error of the disk
+                # The partition's files are being deleted, so a missing file is not an error of the disk.
                 partition.log.on_io_failure = None
                 table.offsets.forget(partition)
                 partition.fail()
                 closed.append(partition)
         if closed:
             await table.wait_for_file_work()  # otherwise a running flush would find the files missing
-        # Sort them by directory. Partitions in a failed directory stay there; they are put aside when a new topic
-        # with that name is created there.
+        # Group the logs by directory. Logs in a failed directory stay there. They are put aside later, when a new topic
+        # with the same name is created there.
         logs: dict[str, dict[TopicPartition, tuple[bytes, PartitionLog | None]]] = {}
         for topic_id, key in without_log:
             for directory in directories.holders(key):
@@ -312,9 +335,10 @@ class Reconciler:
         table.retry_late_checkpoints()
 
     def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
-        """Delete the files of a partition that was put aside, after `delay_ms`, when no reader uses them any more.
+        """Delete the directory `retired` of a partition that was put aside. The delay of `delay_ms` lets readers
+        finish.
 
-        `log` is the partition's log if it is still open; it is closed first.
+        If `log` is given, it is the partition's log, which is still open and is closed first.
         """
 
         def remove() -> None:

@@ -1,17 +1,17 @@
 """The state of one replica of a partition: its role, leader epoch, ends, high watermark and ISR. Pure.
 
-`Replica.step` takes an event and the time, changes the state, and returns effects, which the caller carries out in
-their order. An event that comes back from a thread or from another broker names the leader epoch in which the work
-began; it is dropped if that epoch has passed.
+`Replica.step` accepts an event and the time, changes the state, and returns effects, which the caller carries out in
+order. An event that reports the result of work on a thread or on another broker names the leader epoch in which the
+work began. The event is dropped if that epoch has ended.
 
 Three offsets describe a replica, all exclusive:
 
-    end offset      the log's end (LEO): what was appended
-    local mark      what is durable enough on this broker: the end offset, or with `durability=fsync` the synced end
-    high watermark  what is committed (HW): consumers may read it, and acks=all is answered
+    end offset      the end of the log (LEO)
+    local mark      end of the part that is durable enough here: the end offset, or the synced end (`durability=fsync`)
+    high watermark  end of the committed part (HW): consumers may read it, and its writes with acks=all are answered
 
-An acknowledgement with acks=1 waits for the local mark, with acks=all for the high watermark. On a leader the local
-mark is never below the high watermark.
+An acknowledgement with acks=1 waits for the local mark; an acknowledgement with acks=all waits for the high watermark.
+On a leader the local mark is never below the high watermark.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ LAG_MAX_MS = 30_000
 """Default of `replica.lag.time.max.ms`."""
 
 ISR_REFUSED = (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INVALID_REQUEST)
-"""AlterPartition was not carried out, and the committed ISR is still the one that the leader knows."""
+"""Errors after which the committed ISR is unchanged: the controller has not carried out AlterPartition."""
 ISR_OUTDATED = (
     ErrorCode.INVALID_UPDATE_VERSION,
     ErrorCode.FENCED_LEADER_EPOCH,
@@ -36,12 +36,13 @@ ISR_OUTDATED = (
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.UNKNOWN_TOPIC_ID,
 )
-"""The controller has a newer state of the partition. It reaches this broker with the metadata."""
+"""Errors that mean that the controller has a newer state of the partition. This broker receives it with the
+metadata."""
 
 
 class Role(Enum):
     OFFLINE = "offline"
-    """This broker neither leads nor follows: the partition has no leader, or its log is not open."""
+    """This broker neither leads nor follows the partition: it has no leader, or this broker has no replica of it."""
     FOLLOWER = "follower"
     LEADER = "leader"
 
@@ -50,7 +51,9 @@ class Role(Enum):
 
 
 class BecameLeader(NamedTuple):
-    """The metadata names this broker as the leader. In the current leader epoch: the ISR or the replicas changed."""
+    """The metadata names this broker as the leader. If the leader epoch is the current one, the ISR or the replicas
+    have changed.
+    """
 
     leader_epoch: int
     partition_epoch: int
@@ -65,17 +68,20 @@ class BecameFollower(NamedTuple):
 
 
 class WentOffline(NamedTuple):
-    """The partition has no leader, or this broker holds no replica of it any more."""
+    """The partition has no leader, or this broker has no replica of it any more.
+
+    If the epoch is the one in which this broker leads, only its lease has ended, and it may lead in that epoch again.
+    """
 
     leader_epoch: int
 
 
 class LogAppended(NamedTuple):
-    """The log ends at `end_offset` now."""
+    """Records were appended: the log ends at `end_offset` now."""
 
     end_offset: int
     is_durable: bool
-    """Whether this is durable enough without a sync."""
+    """Whether the appended records are durable enough without a sync."""
 
 
 class LogSynced(NamedTuple):
@@ -85,7 +91,7 @@ class LogSynced(NamedTuple):
 
 
 class FollowerFetched(NamedTuple):
-    """A follower asked for records from `offset` on, so it has everything below it."""
+    """A follower has fetched from `offset`, so it has all records below this offset."""
 
     leader_epoch: int
     broker: int
@@ -111,11 +117,11 @@ class IsrAnswered(NamedTuple):
     """
 
     leader_epoch: int
-    asked_partition_epoch: int
-    """The partition epoch that the question named."""
+    proposed_partition_epoch: int
+    """The partition epoch that the proposal named."""
     error: ErrorCode
     partition_epoch: int = -1
-    """Without an error: the partition's epoch now, with `isr`."""
+    """The new partition epoch, which belongs to `isr`; -1 after an error."""
     isr: tuple[int, ...] = ()
 
 
@@ -127,32 +133,35 @@ class LeaderHighWatermark(NamedTuple):
 
 
 class Diverged(NamedTuple):
-    """The leader's answer to a fetch says where this follower's log leaves the leader's (KIP-595)."""
+    """The leader's answer to a fetch says that this follower's log differs from the leader's log (KIP-595)."""
 
     leader_epoch: int
     leader_end: EpochEnd
-    """The largest epoch of the leader's log up to the one that the follower named, and where it ends there. It is
-    always known."""
+    """The largest epoch of the leader's log that is not above the epoch that the follower named, and its end offset in
+    the leader's log. The end offset is always known."""
     own_end: EpochEnd
-    """The largest epoch of the follower's log up to `leader_end.leader_epoch`, and where it ends here."""
+    """The largest epoch of the follower's log that is not above `leader_end.leader_epoch`, and its end offset in the
+    follower's log."""
 
 
 class LeftBehind(NamedTuple):
-    """The leader's log begins behind the end of this follower's log, which must become empty and begin at `offset`."""
+    """The leader's log begins after the end of this follower's log. The follower's log must become empty and begin at
+    `offset`.
+    """
 
     leader_epoch: int
     offset: int
 
 
 class CutEnded(NamedTuple):
-    """The cut has ended, whatever the epoch is now: the log ends at `end_offset`."""
+    """The cut has ended, and the log ends at `end_offset`. This is reported even if the leader epoch has changed."""
 
     end_offset: int
     log_start_offset: int = 0
 
 
 class Tick(NamedTuple):
-    """Some time has passed. A leader looks for followers that lag, and repeats a question about the ISR."""
+    """Some time has passed. A leader checks for followers that lag, and repeats a proposal with an unknown outcome."""
 
 
 Event = (
@@ -177,11 +186,11 @@ Event = (
 
 
 class MarksMoved(NamedTuple):
-    """The local mark or the high watermark has moved: answer the requests that waited for it."""
+    """The local mark or the high watermark has moved: answer the requests that waited for this."""
 
 
 class FailWaiters(NamedTuple):
-    """A leader epoch has ended: the requests that wait since an epoch before `leader_epoch` get
+    """A leader epoch has ended: answer the requests that began to wait before `leader_epoch` with
     NOT_LEADER_OR_FOLLOWER.
     """
 
@@ -189,13 +198,13 @@ class FailWaiters(NamedTuple):
 
 
 class CutTo(NamedTuple):
-    """Remove everything from `offset` on from the log, then report CutEnded."""
+    """Remove all records at and above `offset` from the log, then report CutEnded."""
 
     offset: int
     high_watermark: int
-    """The high watermark before the cut. If it is above `offset`, committed records are lost: report this loudly."""
+    """The high watermark before the cut. If it is above `offset`, committed records are lost: log this as an error."""
     empties: bool = False
-    """Whether to remove everything, so that an empty log begins at `offset`, which may be above its end."""
+    """Whether to remove all records, so that an empty log begins at `offset`, which may be above the old end."""
 
 
 class AskForIsr(NamedTuple):
@@ -207,7 +216,7 @@ class AskForIsr(NamedTuple):
 
 
 class FetchFrom(NamedTuple):
-    """Fetch from this leader in this epoch; from the log's end on."""
+    """Fetch from this leader in this epoch, from the end of the log on."""
 
     leader: int
     leader_epoch: int
@@ -222,6 +231,7 @@ class Replica:
     __slots__ = (
         "_cut_is_running",
         "_eligible",
+        "_has_resigned",
         "_lag_max_ms",
         "_promotion",
         "end_offset",
@@ -238,8 +248,8 @@ class Replica:
     )
 
     def __init__(self, node_id: int, end_offset: int, high_watermark: int, *, lag_max_ms: int = LAG_MAX_MS) -> None:
-        """Begin offline, with a log that ends at `end_offset`, all of it durable. `high_watermark`: the checkpointed
-        one; it is limited to the log's end.
+        """Begin offline, with a log that ends at `end_offset` and is completely durable. `high_watermark` is the high
+        watermark in the checkpoint. If it is above the log's end, the log's end is used.
         """
         self.node_id = node_id
         self._lag_max_ms = lag_max_ms
@@ -251,29 +261,32 @@ class Replica:
         self.leader = NO_LEADER
         self.leader_epoch = NO_EPOCH
         self.epoch_start = 0
-        """On a leader: its end when its epoch began."""
+        """On a leader: the end of its log when its epoch began."""
         self.end_offset = end_offset
         self.local_mark = end_offset
         self.high_watermark = min(high_watermark, end_offset)
         self.isr: InSyncReplicas | None = None
         """On a leader; otherwise None."""
         self._eligible: Mapping[int, int] = {}
+        self._has_resigned = False
+        """Whether this replica led in `leader_epoch`, and stopped because its broker's lease was over."""
         self._cut_is_running = False
         self._promotion: tuple[BecameLeader, int] | None = None
-        """The promotion that waits for the end of a cut, and its time."""
+        """The promotion that waits for the end of a cut, and the time at which it arrived."""
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
         """Change the state, and return the effects in the order in which they must be carried out."""
         return _STEPS[type(event)](self, event, now_ms)
 
     def appended(self, end_offset: int) -> None:
-        """Do what `step(LogAppended(end_offset, False))` does, without an object for each batch."""
+        """Do the same as `step(LogAppended(end_offset, False))`, without creating an object for each batch."""
         self.end_offset = end_offset
 
     def appended_alone(self, end_offset: int) -> None:
-        """Do what `step(LogAppended(end_offset, True))` does while `is_alone`. The caller then answers the waiters.
+        """Do the same as `step(LogAppended(end_offset, True))`, if `is_alone` is true. The caller then answers the
+        waiters.
 
-        A broker without followers calls this for every batch, so it makes no object.
+        A broker without followers calls this for every batch, so it creates no object.
         """
         self.end_offset = self.local_mark = self.high_watermark = end_offset
 
@@ -293,8 +306,8 @@ class Replica:
     def knows_committed_end(self) -> bool:
         """Whether the high watermark has reached the start of the leader's epoch.
 
-        Before, a new leader does not know how much the one before it had committed, so it must not answer consumers
-        that ask for the end (KIP-207).
+        Until then, a new leader does not know how much the previous leader had committed. So it must not answer
+        consumers that ask for the end offset (KIP-207).
         """
         return self.high_watermark >= self.epoch_start
 
@@ -309,16 +322,20 @@ class Replica:
             self.isr.commit(event.replicas, event.isr, event.partition_epoch)
             self._update_is_alone()
             return self._advance(now_ms)
+        resumes_epoch = self._has_resigned and event.leader_epoch == self.leader_epoch
         effects = self._end_epoch(event.leader_epoch)
         if self._cut_is_running:
             self._promotion = event, now_ms
             self.role = Role.FOLLOWER
             self.leader = NO_LEADER
             return effects
-        return effects + self._begin_to_lead(event, now_ms)
+        effects += self._begin_to_lead(event, now_ms)
+        if resumes_epoch:
+            effects.append(MarksMoved())  # the local mark may have moved in the meantime
+        return effects
 
     def _begin_to_lead(self, event: BecameLeader, now_ms: int) -> list[Effect]:
-        """Begin the epoch: its start is fixed before anything is appended in it."""
+        """Begin the epoch. Its start offset is set before any record is appended in it."""
         self.role = Role.LEADER
         self.leads = True
         self.leader = self.node_id
@@ -354,14 +371,20 @@ class Replica:
     def _went_offline(self, event: WentOffline, _: int) -> list[Effect]:
         if event.leader_epoch < self.leader_epoch:
             return []
+        resigns = event.leader_epoch == self.leader_epoch and (self.role is Role.LEADER or self._has_resigned)
         effects = self._end_epoch(event.leader_epoch)
         self.role = Role.OFFLINE
         self.leader = NO_LEADER
+        self._has_resigned = resigns
         return effects
 
     def _end_epoch(self, leader_epoch: int) -> list[Effect]:
-        """Resign: nobody may wait for a commit of offsets that another epoch may write anew."""
-        effects: list[Effect] = [FailWaiters(self.leader_epoch + 1)] if self.role is Role.LEADER else []
+        """Stop leading. If this ends the leader epoch, no request may wait any longer for offsets that a later epoch
+        may write again. If the epoch remains the same, requests continue to wait, because their records may still be
+        committed.
+        """
+        effects: list[Effect] = [FailWaiters(leader_epoch)] if self.role is Role.LEADER or self._has_resigned else []
+        self._has_resigned = False
         self.leader_epoch = leader_epoch
         self.leads = self.is_alone = False
         self.isr = None
@@ -384,7 +407,9 @@ class Replica:
         return [MarksMoved()]
 
     def _diverged(self, event: Diverged, _: int) -> list[Effect]:
-        """Truncate by leader epoch; by high watermark, acknowledged records can be lost (KIP-101)."""
+        """Cut the log at an offset that the leader epochs determine. A cut at the high watermark could lose
+        acknowledged records (KIP-101).
+        """
         if event.leader_epoch != self.leader_epoch or self.role is not Role.FOLLOWER or self._cut_is_running:
             return []
         leader_end, own_end = event.leader_end, event.own_end
@@ -393,10 +418,11 @@ class Replica:
         elif own_end.leader_epoch == leader_end.leader_epoch:
             offset = min(leader_end.end_offset, own_end.end_offset)
         else:
-            # The follower has nothing of the leader's epoch; after the cut it asks for its own older one (KIP-279).
+            # The follower has no record of the leader's epoch. After the cut, its next fetch names its own older epoch
+            # (KIP-279).
             offset = own_end.end_offset
         self._cut_is_running = True
-        # If nothing is above the offset, the cut still removes leader epochs without records.
+        # If no record is above the offset, the cut still removes leader epochs without records.
         return [CutTo(min(offset, self.end_offset), self.high_watermark)]
 
     def _left_behind(self, event: LeftBehind, _: int) -> list[Effect]:
@@ -408,7 +434,7 @@ class Replica:
     def _cut_ended(self, event: CutEnded, now_ms: int) -> list[Effect]:
         self._cut_is_running = False
         self.end_offset = event.end_offset
-        # Below its start a log has nothing that could be lost, and a leader deletes committed records only.
+        # A log has no records below its start that could be lost, and a leader deletes only committed records.
         self.local_mark = max(min(self.local_mark, event.end_offset), event.log_start_offset)
         self.high_watermark = max(min(self.high_watermark, event.end_offset), event.log_start_offset)
         if self._promotion is not None:
@@ -418,9 +444,10 @@ class Replica:
         return [FetchFrom(self.leader, self.leader_epoch)] if self.role is Role.FOLLOWER else []
 
     def _leader_high_watermark(self, event: LeaderHighWatermark, _: int) -> list[Effect]:
-        """A follower's high watermark is the leader's, but at most its own end.
+        """Set a follower's high watermark to the leader's, but not above the end of the follower's log.
 
-        A new leader may name a lower one at first. What was committed remains so: only a cut moves it back.
+        A new leader may at first name a lower high watermark. Then the follower does not change its own, since
+        committed records remain committed. Only a cut lowers a follower's high watermark.
         """
         if event.leader_epoch != self.leader_epoch or self.role is not Role.FOLLOWER:
             return []
@@ -433,7 +460,7 @@ class Replica:
     # The ISR
 
     def _advance(self, now_ms: int) -> list[Effect]:
-        """Move the high watermark as far as the maximal ISR allows. It never goes back on a leader."""
+        """Move the high watermark as far as the maximal ISR allows. A leader never lowers it."""
         assert self.isr is not None
         limit = self.isr.high_watermark_limit(self.local_mark, self.end_offset, now_ms, self._eligible)
         if limit is None or limit <= self.high_watermark:
@@ -451,7 +478,7 @@ class Replica:
         follower.fetched(event.offset, event.broker_epoch, self.end_offset, now_ms)
         follower.log_start_offset = event.log_start_offset
         effects: list[Effect] = []
-        if isr.asked is None and isr.may_join(event.broker, self.high_watermark, self.epoch_start, self._eligible):
+        if isr.proposed is None and isr.may_join(event.broker, self.high_watermark, self.epoch_start, self._eligible):
             effects.append(self._ask((*isr.committed, event.broker)))
         return effects + self._advance(now_ms)
 
@@ -472,33 +499,33 @@ class Replica:
         isr = self.isr
         if isr is None or isr.awaits_metadata:
             return []
-        if isr.asked is not None:
-            # Whether the controller knows the question is unknown until it answers: the same question again is safe,
-            # since it names the partition epoch.
-            return [] if isr.awaits_answer else [self._ask(isr.asked)]
-        remaining = isr.without_lagging(self.end_offset, now_ms)
-        effects: list[Effect] = [] if remaining == isr.committed else [self._ask(remaining)]
+        if isr.proposed is not None:
+            # It is not known whether the controller has received the proposal. Sending it again is safe, since the
+            # proposal names the partition epoch.
+            return [] if isr.awaits_answer else [self._ask(isr.proposed)]
+        in_sync = isr.without_lagging(self.end_offset, now_ms)
+        effects: list[Effect] = [] if in_sync == isr.committed else [self._ask(in_sync)]
         return effects + self._advance(now_ms)
 
     def _ask(self, members: tuple[int, ...]) -> AskForIsr:
         isr = self.isr
         assert isr is not None
-        isr.asked = members
+        isr.proposed = members
         isr.awaits_answer = True
         return AskForIsr(self.leader_epoch, isr.partition_epoch, isr.members(members, self._eligible))
 
     def _isr_answered(self, event: IsrAnswered, now_ms: int) -> list[Effect]:
         isr = self.isr
-        if event.leader_epoch != self.leader_epoch or isr is None or isr.asked is None:
+        if event.leader_epoch != self.leader_epoch or isr is None or isr.proposed is None:
             return []
-        if event.asked_partition_epoch != isr.partition_epoch:
-            return []  # it answers an earlier question, whose outcome the metadata has shown already
+        if event.proposed_partition_epoch != isr.partition_epoch:
+            return []  # the answer is for an earlier proposal, whose outcome has already arrived with the metadata
         isr.awaits_answer = False
         if event.error == ErrorCode.NONE:
             isr.commit(isr.replicas, event.isr, event.partition_epoch)
             self._update_is_alone()
         elif event.error in ISR_REFUSED:
-            isr.asked = None
+            isr.proposed = None
         elif event.error in ISR_OUTDATED:
             isr.awaits_metadata = True
         return self._advance(now_ms)

@@ -69,7 +69,7 @@ class RetentionPasses:
                 error = failed.get(log.directory.rpartition("/")[0]) if removal.renames_files else None
                 if error is not None:
                     self._failed(partition, error)
-                # If the partition has moved since, the files of its old log are deleted together later.
+                # If the partition has moved since then, all files of its old log are deleted later.
                 elif partition.log is log and not (partition.deleted or partition.frozen):
                     try:
                         await self._partitions.run_file_work(removal.run)
@@ -96,6 +96,7 @@ class RetentionPasses:
                 return None
             if log.apply_retention(now_ms, partition.high_watermark):
                 self._partitions.update_offsets(partition)
+                partition.notify_followers()
             return log.removal(now_ms)
         except Exception as error:
             if partition.frozen or log is not partition.log or (times is not None and times.is_outdated):

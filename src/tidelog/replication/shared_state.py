@@ -19,9 +19,9 @@ class HighWatermarkWatcher(Protocol):
     """A waiting fetch request."""
 
     def moved(self, partition: "Partition") -> None:
-        """The high watermark has moved, or this broker does not serve the partition any more.
+        """Called when the high watermark has moved, or when this broker does not serve the partition any more.
 
-        This is called during an append, so it must only record the event.
+        The call is made during an append, so it must only record the event.
         """
 
 
@@ -42,8 +42,10 @@ class SharedByPartitions:
 
     __slots__ = (
         "end_watchers",
+        "failed_topics",
         "full",
         "on_peer_work",
+        "on_refused_append",
         "queued_bytes",
         "role_watchers",
         "stop_fetching",
@@ -55,10 +57,15 @@ class SharedByPartitions:
         self.turns = turns
         self.full = FullDirectories()
         self.queued_bytes = QueuedBytes()
+        self.failed_topics: dict[str, None] = {}
+        """Topics with a partition whose log has gone offline on this broker since the start."""
         self.warned_too_large: dict[str, None] = {}
         """Topics for which an oversized batch was logged since their settings last changed."""
         self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
         """Called with the effects of a replica that need a thread or another broker. It must not wait."""
+        self.on_refused_append: Callable[[Partition, Exception], None] | None = None
+        """Called when the log of a partition that this broker leads had no space, or no file descriptor, for a batch.
+        """
         self.role_watchers: dict[str, Callable[[Partition], None]] = {}
         """By topic; see `Partitions.watch_roles`."""
         self.stop_fetching: Callable[[Partition], None] | None = None

@@ -1,4 +1,4 @@
-"""The table of this broker's partitions: look one up by topic and index, or the name of a topic by its id."""
+"""The table of this broker's partitions: find a partition by topic and index, or the name of a topic by its id."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 ANY_EPOCH = -1
-"""A client that names this leader epoch does not want it to be checked."""
+"""A request with this value as leader epoch accepts every leader epoch."""
 
 
 class PartitionTable:
-    """The partitions whose logs are here, and those whose logs could not be opened."""
+    """The partitions whose logs are open on this broker, and the partitions whose logs could not be opened."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.topics: Mapping[str, TopicImage] = {}
-        """The topics of the newest image, among them those that only other brokers have."""
+        """The topics of the newest image, including topics of which only other brokers have replicas."""
         self.opened: dict[tuple[str, int], Partition] = {}
         self.unopened: dict[tuple[str, int], str] = {}
         """The partitions whose log could not be opened, with the reason."""
@@ -28,8 +28,8 @@ class PartitionTable:
     def get(self, topic: str, index: int) -> "Partition":
         """Return the partition.
 
-        Raises UnknownTopicOrPartition; NotLeaderOrFollower if only other brokers have it; or StorageError if its log
-        could not be opened.
+        Raises UnknownTopicOrPartition if the partition does not exist, NotLeaderOrFollower if only other brokers have
+        replicas of it, and StorageError if its log could not be opened.
         """
         partition = self.opened.get((topic, index))
         if partition is None:
@@ -98,7 +98,7 @@ class PartitionTable:
             return StorageError(f"{topic}-{index} is offline: {reason}")
         image = self.topics.get(topic)
         is_known = image is not None and 0 <= index < len(image.partitions)
-        # No client knows a partition yet whose only replica is being opened here.
+        # If this broker has the only replica and its log is still being opened, no client knows the partition yet.
         if image is not None and is_known and image.partitions[index].replicas != (self.node_id,):
             return NotLeaderOrFollower(f"this broker does not lead {topic}-{index}")
         return UnknownTopicOrPartition(f"there is no partition {index} of topic {topic!r} here")

@@ -1,9 +1,9 @@
-"""Limits on the bytes per second of replication (KIP-73): one for the records that this broker sends to followers, one
-for the records that it fetches.
+"""Limits on the bytes per second of replication (KIP-73): one limit for the records that this broker sends to
+followers, and one limit for the records that it fetches.
 
-They apply only to the replicas that a topic names (`leader.replication.throttled.replicas` and
-`follower.replication.throttled.replicas`), and only while these are not in sync. So a limit delays moves and
-recoveries, and never an acknowledgement.
+The limits apply only to the replicas that the topic settings `leader.replication.throttled.replicas` and
+`follower.replication.throttled.replicas` name, and only while these replicas are not in sync. So a limit delays moves
+and recoveries, but never an acknowledgement.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Clock
 
 PAUSE_S_MAX: Final = 1.0
-"""Longest pause of a throttled partition before the limit is checked again, since the limit may have been raised."""
+"""Longest pause of a throttled partition, in seconds. After it the limit is read again, since it may have been
+raised."""
 
 
 @lru_cache(maxsize=1024)
@@ -66,7 +67,7 @@ def replication_rate(clock: "Clock", config: "BrokerConfig", limit: Callable[[],
 
 
 class LeaderThrottle:
-    """Limits what followers outside the ISR get (`leader.replication.throttled.rate`)."""
+    """Limits the bytes that are sent to followers outside the ISR (`leader.replication.throttled.rate`)."""
 
     def __init__(self, clock: "Clock", config: "BrokerConfig") -> None:
         self._node_id = config.node_id
@@ -90,7 +91,7 @@ class LeaderThrottle:
 
 
 class FollowerThrottle:
-    """Limits what this broker fetches (`follower.replication.throttled.rate`)."""
+    """Limits the bytes that this broker fetches (`follower.replication.throttled.rate`)."""
 
     def __init__(self, clock: "Clock", config: "BrokerConfig") -> None:
         self._node_id = config.node_id

@@ -1,7 +1,8 @@
 """The requests that wait until one of a partition's two marks has passed the records that they wrote.
 
-A waiter names its mark (by the collection that it is in), its offset and the leader epoch in which its records were
-appended. If that epoch ends first, the waiter gets an error: another leader may write other records at its offset.
+Each mark has its own collection of waiters. A waiter names its offset and the leader epoch in which its records were
+appended. If that epoch ends first, the waiter gets an error, since another leader may write other records at its
+offset.
 """
 
 import logging
@@ -15,11 +16,12 @@ from tidelog.wire.errors import ApiError, NotLeaderOrFollower
 logger = logging.getLogger("tidelog.partition")
 
 CommitListener = Callable[[ApiError | None], None]
-"""Called once: with None when the mark has reached the offset, or with the error when this can no longer happen."""
+"""Called once: with None when the mark has reached the offset, or with an error when the mark can no longer reach
+it."""
 
 
 class Mark(Enum):
-    """What an acknowledgement waits for."""
+    """The offset that an acknowledgement waits for."""
 
     LOCAL = "local mark"
     """The records are durable enough on the leader (acks=1)."""
@@ -46,7 +48,7 @@ class Waiters(deque[Waiter]):
     def add(self, waiter: Waiter) -> None:
         position = len(self)
         while position and self[position - 1].next_offset > waiter.next_offset:
-            position -= 1  # a repeat of an earlier batch
+            position -= 1  # the request repeats an earlier batch
         self.insert(position, waiter)
 
     def answer(self, mark: int) -> None:

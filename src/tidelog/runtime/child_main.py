@@ -27,7 +27,7 @@ CALL_BYTES_MAX = REQUEST_BYTES_MAX + 1024
 def main() -> None:
     die_with_broker()
     lower_priority()
-    gc.disable()  # work on bytes makes hardly any reference cycles
+    gc.disable()  # work on bytes creates almost no reference cycles
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the work goes to standard error, since standard output contains the frames
     calls: SimpleQueue[bytes] = SimpleQueue()
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def read_calls(requests: IO[bytes], calls: "SimpleQueue[bytes]") -> None:
-    """Queue calls until the broker closes the pipe or dies; then exit at once, even in the middle of a call."""
+    """Queue calls until the broker closes the pipe or is killed. Then exit at once, even in the middle of a call."""
     while len(head := requests.read(FRAME.size)) == FRAME.size:
         kind, length = FRAME.unpack(head)
         if kind != CALL or length > CALL_BYTES_MAX or len(content := requests.read(length)) < length:
@@ -55,7 +55,7 @@ def answer(resources: ChildResources, call: bytes, results: IO[bytes]) -> None:
             results.write(FRAME.pack(kind, len(content)) + content)
             results.flush()
         except BrokenPipeError:
-            os._exit(0)  # the broker has died: exit silently, since a message could reach the log of the next broker
+            os._exit(0)  # the broker was killed: exit silently, since the next broker's log could get a message
 
     name, _, request = call.partition(b"\n")
     module, _, function = name.decode().partition(":")
@@ -68,9 +68,9 @@ def answer(resources: ChildResources, call: bytes, results: IO[bytes]) -> None:
 
 
 def die_with_broker() -> None:
-    """Ask Linux to kill this process when the broker dies.
+    """Ask Linux to kill this process when the broker's process ends.
 
-    This also works while the process is stopped (SIGSTOP) and before `read_calls` runs. If the broker has died before
+    This also works while this process is stopped (SIGSTOP) and before `read_calls` runs. If the broker has ended before
     this call, `read_calls` finds the pipe closed.
     """
     if sys.platform == "linux":
@@ -82,10 +82,11 @@ def die_with_broker() -> None:
 
 def lower_priority() -> None:
     """Use only CPU and disk time that other processes leave idle, where the operating system supports it."""
-    with suppress(OSError):  # a container may forbid it; the work then runs at normal priority
+    with suppress(OSError):  # a container may forbid this; the work then runs at normal priority
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
         if hasattr(os, "SCHED_IDLE"):
-            # Any process that wakes up preempts SCHED_IDLE at once; niceness alone lets it finish its time slice.
+            # With SCHED_IDLE, any other process that wakes up preempts this process at once. With niceness alone, this
+            # process would first finish its time slice.
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     number = IOPRIO_SET.get(os.uname().machine) if sys.platform == "linux" else None
     if number is not None:

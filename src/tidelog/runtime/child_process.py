@@ -1,8 +1,8 @@
 r"""A child process of low priority for long computations: the broker's side of the pipe.
 
-The first call starts the process. `LoopTasks` ends it when there was no call for some time. The child exits when the
-pipe is closed, so it never outlives the broker, however the broker ends. Frames in both directions: kind (1 byte),
-length (uint32), content.
+The first call starts the process. `LoopTasks` ends it after some time without a call. The child exits when the pipe is
+closed, so it never runs longer than the broker, even if the broker is killed. Frames in both directions consist of kind
+(1 byte), length (uint32) and content.
 
     broker -> child   C  MODULE:FUNCTION \n request
     child -> broker   R  one result       D  done       F  one line: the reason of the failure
@@ -27,7 +27,7 @@ RESULT_BYTES_MAX = 1 << 20
 LANE = "child-process"
 """The lane of all calls that wait for the child process, so that they run one at a time; see `Tasks.run_blocking`."""
 END_S = 5.0
-"""Time for the child to exit by itself before it is killed."""
+"""Time, in seconds, after which the child is killed if it has not exited by itself."""
 
 
 class ChildProcess:
@@ -82,8 +82,8 @@ class ChildProcess:
 
     def _start_process(self) -> "subprocess.Popen[bytes]":
         self.end()
-        # The child imports from the same places as this process: a checkout, an environment, or an application's own
-        # path.
+        # The child uses the import path of this process, which may be a checkout, an environment, or the path of an
+        # application.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "tidelog.runtime.child_main"],
@@ -100,15 +100,15 @@ class ChildProcess:
             process.kill()
 
     def end(self) -> None:
-        """End the process, even during a call, and wait until it has exited. It is killed if it does not exit by
-        itself within END_S.
+        """End the process, even during a call, and wait until it has exited. If it does not exit by itself within
+        END_S, it is killed.
         """
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError):  # the process exited before it had read everything
+        with suppress(OSError):  # the process may have exited before it has read all bytes
             process.stdin.close()
         try:
             process.wait(END_S)

@@ -1,4 +1,5 @@
-"""A bounded pool of file descriptors: a file opens its descriptor on demand and loses it when other files need one.
+"""A bounded pool of file descriptors. A file's descriptor is opened on demand, and may be closed when other files need
+one.
 
 A partition has three files, so a broker may have more files than the process may have descriptors.
 """
@@ -18,12 +19,12 @@ from tidelog.runtime.forks import drop_when_forked
 log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
-"""Upper bound on the descriptors that are examined in vain when some have to be closed. It bounds the cost of an open
-when nearly all files are dirty."""
+"""Upper bound on the descriptors that are examined without success when some have to be closed. It bounds the cost of
+an open when nearly all files are dirty."""
 
 RESERVED_FOR_SYNCS = 8
-"""Descriptors reserved for syncs. A sync makes a file clean, and only a clean file's descriptor may be closed; without
-a reserve, a process whose files are all dirty could not sync any of them."""
+"""Number of descriptors that are reserved for syncs. Only a clean file's descriptor may be closed, and a file becomes
+clean by a sync. Without the reserve, a process whose files are all dirty could not sync any of them."""
 
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
@@ -63,7 +64,7 @@ class PooledFile(Protocol):
     descriptor: int
     """-1 when the file has no descriptor."""
     used: bool
-    """Set by every use except the one that opened the descriptor (the bit of the second-chance algorithm)."""
+    """Set by every use of the descriptor except its opening. (This is the bit of the second-chance algorithm.)"""
     pins: list[None]
     """One element for each call that uses the descriptor at this moment."""
 
@@ -73,11 +74,12 @@ class PooledFile(Protocol):
 
 
 class DescriptorPool:
-    """At most `descriptors_max` open file descriptors; more only if no clean and unused one is found (see SCAN_MAX).
+    """At most `descriptors_max` open file descriptors. This number is exceeded only if no clean and unused descriptor
+    is found (see SCAN_MAX).
 
-    Eviction is second chance: a clean descriptor that was not used lately is closed first. A descriptor with unsynced
-    bytes is never closed: the kernel reports a failed write-back only to descriptors that were open at the time, so
-    closing it could lose the only report.
+    Eviction uses the second-chance algorithm: a clean descriptor that was not used recently is closed first. The
+    descriptor of a file with unsynced bytes is never closed. The kernel reports a failed write-back only to descriptors
+    that are open at that time, so the report could be lost.
 
     All methods are thread-safe. A file pins itself (`pins.append`) before it reads `descriptor`. The pool sets
     `descriptor` to -1 before it reads `pins`, and restores it if there is a pin. Therefore no call ever uses a closed
@@ -96,9 +98,10 @@ class DescriptorPool:
         drop_when_forked(self)
 
     def open(self, file: PooledFile, flags: int, *, to_sync: bool = False) -> int:
-        """Return the file's descriptor; open one if it has none. The caller has pinned the file. Raises OSError.
+        """Return the file's descriptor. If the file has no descriptor, open one. The caller must have pinned the file.
+        Raises OSError.
 
-        `to_sync`: use a reserved descriptor when no other is available.
+        With `to_sync`, a reserved descriptor is used if no other descriptor is available.
         """
         with self._lock:
             if file.descriptor >= 0:
@@ -138,8 +141,8 @@ class DescriptorPool:
                 self._refill_reserve()
 
     def _reopen_after(self, failure: OSError, open_it: Callable[[], int], *, to_sync: bool) -> int:
-        """Try again after EMFILE or ENFILE: close clean descriptors first, and then, if `to_sync`, the reserved ones.
-        Raises OSError.
+        """Try again after EMFILE or ENFILE. Close clean descriptors first, and then, if `to_sync` is true, the reserved
+        descriptors. Raises OSError.
         """
         if failure.errno not in OUT_OF_DESCRIPTORS:
             raise failure
@@ -150,7 +153,7 @@ class DescriptorPool:
                 try:
                     return open_it()
                 except OSError as error:
-                    failure = error  # another thread or a new connection took the freed descriptor
+                    failure = error  # another thread or a new connection has used the freed descriptor
         raise failure
 
     def _refill_reserve(self) -> None:
@@ -183,8 +186,8 @@ class DescriptorPool:
         self._reserved.clear()
 
     def close_descriptor(self, file: PooledFile) -> None:
-        """Close the file's descriptor even if the file is dirty. If a call in another thread is using it, it is
-        closed after the call.
+        """Close the file's descriptor even if the file is dirty. If a call in another thread is using the descriptor,
+        it is closed after that call.
         """
         with self._lock:
             descriptor = file.descriptor
@@ -202,7 +205,7 @@ class DescriptorPool:
             self._retiring = [(file, descriptor) for file, descriptor in self._retiring if file.pins]
 
     def _evict(self, count: int) -> int:
-        """Close up to `count` clean and unused descriptors, and return the number of closed ones."""
+        """Close up to `count` clean and unused descriptors, and return the number of closed descriptors."""
         evicted = 0
         for _ in range(min(len(self._order) * 2, SCAN_MAX + count)):
             if evicted == count or not self._order:

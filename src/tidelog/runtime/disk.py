@@ -27,7 +27,7 @@ def _platform_sync() -> Callable[[int], None]:
             try:
                 fcntl(descriptor, F_FULLFSYNC)  # plain fsync leaves the bytes in the drive's volatile cache
             except OSError:
-                os.fsync(descriptor)  # some file systems do not support it (network mounts)
+                os.fsync(descriptor)  # some file systems, such as network mounts, do not support F_FULLFSYNC
 
         return full_sync
     return getattr(os, "fdatasync", os.fsync)
@@ -37,7 +37,7 @@ _sync_descriptor = _platform_sync()
 
 
 class LocalFile:
-    """`File` on the local disk. All methods are thread-safe; the descriptor belongs to the pool."""
+    """A `File` on the local disk. All methods are thread-safe. The descriptor belongs to the pool."""
 
     __slots__ = (
         "_closing",
@@ -101,7 +101,7 @@ class LocalFile:
                 descriptor = self._open()
             try:
                 written = os.pwrite(descriptor, data, position)
-                while written < len(data):  # a nearly full disk accepts a part; the next write raises ENOSPC
+                while written < len(data):  # a nearly full disk accepts a part, and the next write raises ENOSPC
                     written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
             finally:
                 self._write_count += 1
@@ -145,10 +145,10 @@ class LocalFile:
             self.pins.pop()
 
     def resident(self, position: int, size: int) -> bool:
-        """Read one byte of every 128 KiB, and the last one, without waiting (RWF_NOWAIT).
+        """Read one byte of every 128 KiB, and the last byte, without waiting (RWF_NOWAIT).
 
-        Returns False if one of these reads would wait for the disk. Returns True if none would, and also where the
-        kernel does not support such reads.
+        Returns False if one of these reads would have to wait for the disk, and True otherwise. Also returns True if
+        the kernel does not support such reads.
         """
         if not _RWF_NOWAIT or size <= 0:
             return True
@@ -240,9 +240,9 @@ class LocalLock:
 class _LockTable:
     """The files that this process has locked, by device and inode.
 
-    The locks are POSIX locks, which a JVM (Apache Kafka) uses too. A POSIX lock never conflicts with a lock of the
-    same process, and closing any descriptor of the file ends it. Therefore this table refuses a second attempt
-    before it opens the file. A forked child inherits the descriptors but not the locks.
+    The locks are POSIX locks, which a JVM (Apache Kafka) also uses. A POSIX lock never conflicts with a lock of the
+    same process, and it ends when the process closes any descriptor of the file. Therefore this table refuses a second
+    attempt before it opens the file. A forked child inherits the descriptors but not the locks.
     """
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class _LockTable:
             os.close(self._descriptors.pop(identity))
 
     def drop_in_forked_child(self) -> None:
-        self._lock = threading.Lock()  # the inherited one may be held by a thread of the parent
+        self._lock = threading.Lock()  # a thread of the parent may have locked the inherited lock
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
@@ -288,12 +288,13 @@ def _identity(state: os.stat_result) -> tuple[int, int]:
 
 
 class LocalDisk:
-    """`Disk` on the local file system. All methods are thread-safe."""
+    """The `Disk` of the local file system. All methods are thread-safe."""
 
     def __init__(self, *, descriptors_max: int | None = None) -> None:
         self.pool = DescriptorPool(descriptors_max or max(descriptor_limit() // 2, 16))
         self._lock = threading.Lock()
-        self._files: dict[str, dict[LocalFile, None]] = {}  # by directory, so that the rename of a directory finds them
+        self._files: dict[str, dict[LocalFile, None]] = {}
+        """The open files by directory, so that the rename of a directory finds its files."""
 
     def open(self, path: str, *, create: bool = False) -> LocalFile:
         file = LocalFile(self, self.pool, path)

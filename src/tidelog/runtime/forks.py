@@ -1,9 +1,10 @@
 """Close a broker's descriptors in processes that are forked from the broker's process.
 
-A broker may run in a thread of any program, and programs fork (multiprocessing, gunicorn). The child inherits every
-open descriptor and none of the threads. If it kept the sockets, the port would stay in use and clients would wait
-for responses after the broker has stopped. If it kept the files, deleted segments would still occupy the disk. If it
-kept a pipe that another process reads to detect the broker's end, that process would never end.
+A broker may run in a thread of any program, and the program may fork (multiprocessing, gunicorn). The child inherits
+every open descriptor but none of the threads. Open sockets in the child would have two effects after the broker has
+stopped: the port would still be in use, and clients would wait for responses. Because of open files, deleted segments
+would still occupy the disk. Another process may read a pipe to detect the broker's end. If the child did not close this
+pipe, that process would never end.
 """
 
 import os
@@ -17,8 +18,8 @@ class InheritedResource(Protocol):
     def drop_in_forked_child(self) -> None:
         """Close the child's copies of the descriptors. The parent's descriptors must not be affected.
 
-        Called only in the child, where no other thread runs. Locks must not be acquired: a thread of the parent may
-        hold them.
+        This is called only in the child, where no other thread runs. It must not acquire locks, since a thread of the
+        parent may have locked them at the time of the fork.
         """
 
 
@@ -26,7 +27,7 @@ _registered: WeakSet[InheritedResource] = WeakSet()
 
 
 def drop_when_forked(resource: InheritedResource) -> None:
-    """Call `resource.drop_in_forked_child` in every process that is forked from this one from now on."""
+    """Call `resource.drop_in_forked_child` in every process that is forked from this process from now on."""
     _registered.add(resource)
 
 

@@ -44,10 +44,10 @@ class File(Protocol):
     """The current path; a `Disk.rename` of the file or of its directory changes it."""
 
     def pread(self, size: int, position: int) -> bytes:
-        """Return `size` bytes from `position`; fewer only at the end of the file."""
+        """Return `size` bytes from `position`. Fewer bytes are returned only at the end of the file."""
 
     def pwrite(self, data: Buffer, position: int) -> None:
-        """Write all of `data`. Raises OSError (ENOSPC ...); after a failure the file may contain a part of `data`."""
+        """Write all of `data`. Raises OSError (ENOSPC ...). After an error, the file may contain a part of `data`."""
 
     def truncate(self, size: int) -> None: ...
     def size(self) -> int: ...
@@ -55,8 +55,8 @@ class File(Protocol):
     def sync(self) -> None:
         """Make every byte that was written before the call durable (fdatasync).
 
-        The call blocks: use `Tasks.run_blocking`. A failure is permanent: the kernel may have dropped the bytes, so
-        every later call raises again.
+        The call blocks, so use `Tasks.run_blocking`. After a failure, every later call raises again, since the kernel
+        may have dropped the bytes.
         """
 
     def resident(self, position: int, size: int) -> bool:
@@ -67,20 +67,21 @@ class File(Protocol):
         """
 
     def hold(self) -> None:
-        """Keep the bytes readable after `close` and after removal of the file, until the matching call of `release`.
+        """Ensure that the bytes can be read after `close` and after removal of the file, until the matching call of
+        `release`.
 
-        A reader calls this if it will continue to read later. The file's descriptor stays open until then. Calls are
-        counted. Raises OSError.
+        A reader calls this if it will continue to read later. The file's descriptor is not closed until `release`.
+        Calls are counted. Raises OSError.
         """
 
     def release(self) -> None: ...
 
     def close(self) -> None:
-        """Close the file without a sync. A later use of the file raises OSError (EBADF)."""
+        """Close the file without a sync. Any later use of the file raises OSError (EBADF)."""
 
 
 class FileRegion:
-    """`size` bytes of `file` from `position`, to be sent by a stream (by sendfile where that is faster). Immutable."""
+    """`size` bytes of `file` from `position`, to be sent by a stream (by sendfile if it is faster). Immutable."""
 
     __slots__ = ("file", "position", "size")
 
@@ -129,10 +130,14 @@ class Disk(Protocol):
 
     def is_dir(self, path: str) -> bool: ...
     def make_dirs(self, path: str) -> None:
-        """Create the directory and its missing parents durably: a lost directory would lose every file in it."""
+        """Create the directory and its missing parents durably. If a directory were lost, every file in it would be
+        lost, too.
+        """
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file or a directory atomically; an existing target file is replaced. Durable after `sync_dir`."""
+        """Rename a file or a directory atomically. An existing target file is replaced. The new name is durable after
+        `sync_dir`.
+        """
 
     def remove(self, path: str) -> None: ...
     def remove_tree(self, path: str) -> None: ...
@@ -143,14 +148,14 @@ class Disk(Protocol):
     def lock(self, path: str) -> Lock:
         """Acquire an exclusive advisory lock on a file, which is created if it is missing.
 
-        Raises BlockingIOError if this process or another one holds the lock.
+        Raises BlockingIOError if this process or another process has the lock.
         """
 
     def free_bytes(self, path: str) -> int:
-        """Return the bytes that an unprivileged process can still write on the file system that holds `path`."""
+        """Return the number of bytes that an unprivileged process can still write on the file system of `path`."""
 
     def total_bytes(self, path: str) -> int:
-        """Return the size in bytes of the file system that holds `path`."""
+        """Return the size in bytes of the file system of `path`."""
 
     def close(self) -> None:
         """Close the descriptors of all files without a sync."""
@@ -169,8 +174,8 @@ ChildWork: TypeAlias = Callable[[ChildResources, bytes, Callable[[bytes], None]]
 
 
 class WorkEnded(Exception):
-    """The work in the child process was not completed: the process ended early or could not be started, or the work
-    raised an exception.
+    """The work in the child process was not completed: the process could not be started or has ended early, or the work
+    has raised an exception.
     """
 
 
@@ -179,13 +184,13 @@ class TimerHandle(Protocol):
 
 
 class Tasks(Protocol):
-    """Concurrency. Everything runs on the runtime's one event loop, except the functions passed to `run_blocking`
-    and `run_in_child`.
+    """Tasks, timers, threads and child processes. All code runs on the only event loop of the runtime, except the
+    functions that are passed to `run_blocking` and `run_in_child`.
     """
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> "asyncio.Task[T]":
-        """Start a task and keep a reference to it until it ends. A failure is logged with `name` if no other code
-        retrieves it.
+        """Start a task. A reference to it is stored until it ends. If the task fails, and no other code retrieves its
+        exception, the failure is logged with `name`.
         """
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> TimerHandle: ...
@@ -194,11 +199,12 @@ class Tasks(Protocol):
     def sleep(self, delay_s: float) -> Awaitable[None]: ...
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """Run on a thread a function that waits for a disk or a database (in simulation: inline after a virtual delay).
+        """Run a function that waits for a disk or a database on a thread. (In a simulation, the function runs inline,
+        with a virtual delay.)
 
-        The call starts at once, whether the future is awaited or not. Calls with the same named `lane` run one at a
-        time, in order, on a thread of that lane (SQLite needs this). Calls without a lane share a few threads and run
-        in any order.
+        The call starts at once, even if the future is not awaited. Calls with the same named `lane` run one at a time,
+        in order, on the thread of that lane (SQLite needs this). Calls without a lane share a few threads and run in
+        any order.
         """
 
     def run_in_child(
@@ -206,21 +212,22 @@ class Tasks(Protocol):
     ) -> "asyncio.Future[None]":
         """Run a long computation in a child process of low priority, one call at a time.
 
-        `report` is called on the loop with each result, in order, before the future is done. Cancelling the future
-        ends the child process. The future fails with WorkEnded if the process ended early or `work` raised. In
-        simulation `work` runs on `disk` after a virtual delay; in reality the child opens the real disk by itself.
+        `report` is called on the loop with each result, in order, before the future is done. If the future is
+        cancelled, the child process is ended. If the process ends early or `work` raises, the future fails with
+        WorkEnded. In a simulation, `work` runs on `disk` with a virtual delay. In a real process, the child opens the
+        real disk itself.
         """
 
     def defer_collection(self, deferred: bool) -> None:
         """Switch Python's cyclic garbage collector off (True) or on again (False).
 
-        It is off during a burst of allocations without reference cycles: the collector would traverse hundreds of
-        thousands of objects, which takes as long as the work itself. Cycles made during the burst are found only by
-        the next full collection.
+        It is off during a burst of allocations without reference cycles. Otherwise the collector would traverse
+        hundreds of thousands of objects, which takes as long as the work itself. Cycles that are created during the
+        burst are found only by the next full collection.
         """
 
     async def close(self) -> None:
-        """Cancel the running tasks and wait for them, wait for blocking calls, then end the threads."""
+        """Cancel the running tasks and wait for their ends, wait for blocking calls, and then end the threads."""
 
 
 class Stream(Protocol):
@@ -231,32 +238,33 @@ class Stream(Protocol):
     local: str
 
     backlog_bytes: int
-    """Bytes that were written and that the kernel has not accepted yet, since the peer reads slowly. Read-only."""
+    """Number of written bytes that the kernel has not accepted yet, since the peer reads slowly. Read-only."""
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """Send `pieces` in order, after everything written before. Bytes that the kernel does not accept are queued.
+        """Send `pieces` in order, after all bytes that were written earlier. Bytes that the kernel does not accept are
+        queued.
 
         The caller may reuse the memory of a bytearray or memoryview as soon as this returns. A FileRegion is read when
-        it is sent. A broken connection raises nothing here (`Receiver.closed` reports it), and the receiver is never
-        called from within. After `finish`, `abort` or the end of the connection the pieces are dropped.
+        it is sent. If the connection is broken, this call does not raise (`Receiver.closed` reports it), and it never
+        calls the receiver. After `finish`, `abort` or the end of the connection, the pieces are dropped.
         """
 
     def pause_reading(self) -> None:
         """Do not call `received` until `resume_reading`.
 
-        If no unread bytes are pending, the end of the connection is still noticed while reading is paused.
+        The end of the connection is noticed even while reading is paused, unless unread bytes are pending.
         """
 
     def resume_reading(self) -> None: ...
 
     def write_eof(self) -> None:
-        """Shut the sending side after the backlog is sent, and continue to read. The peer sees the end of its input."""
+        """Shut the sending side after the backlog was sent, and continue to read. The peer's input then ends."""
 
     def finish(self) -> None:
-        """Stop reading. Close the connection after the backlog is sent and the peer has had some time to read it."""
+        """Stop reading. Close the connection after the backlog was sent and the peer has had some time to read it."""
 
     def abort(self) -> None:
-        """Close the connection now and drop the backlog."""
+        """Close the connection immediately, and drop the backlog."""
 
 
 class Receiver(Protocol):
@@ -266,26 +274,26 @@ class Receiver(Protocol):
     An exception that escapes from a callback is logged and ends the connection.
 
     A receiver may have one more callback, `eof_received() -> bool`. It is called when the peer has shut its sending
-    side or closed the connection (TCP does not distinguish these); no `received` follows. If it returns True, the
-    stream stays open until the receiver has sent everything and calls `finish`; `closed` still reports a reset. If
-    it returns False, or if the receiver does not have this callback, the stream is closed.
+    side or closed the connection, which TCP does not distinguish. No call of `received` follows. If the callback
+    returns True, the stream remains open until the receiver has sent all its bytes and calls `finish`; a reset is still
+    reported by `closed`. If the callback returns False, or if the receiver does not have it, the stream is closed.
     """
 
     def connected(self, stream: Stream) -> None: ...
 
     def get_buffer(self) -> memoryview:
-        """Return the memory for the next incoming bytes; never empty."""
+        """Return the memory for the next incoming bytes. It must not be empty."""
 
     def received(self, count: int) -> None:
         """Process `count` bytes that were stored at the start of the last `get_buffer`."""
 
     def drained(self) -> None:
-        """The backlog was not empty and is empty now."""
+        """Called when the backlog has become empty."""
 
     def closed(self, error: OSError | None) -> None:
-        """The connection has ended. This is the last callback, never made from within a call to the stream.
+        """Called when the connection has ended. This is the last callback. No method of the stream calls it directly.
 
-        `error` is None when either side closed the connection in order.
+        `error` is None if one side has closed the connection cleanly.
         """
 
 
@@ -297,23 +305,23 @@ class Listener(Protocol):
     """The actual port, even if port 0 was requested."""
 
     def listen(self, receiver: Callable[[], Receiver]) -> Self:
-        """Start to accept connections. `receiver` creates the receiver of each connection. Raises OSError."""
+        """Start accepting connections. `receiver` creates the receiver of each connection. Raises OSError."""
 
     def pause(self, delay_s: float) -> None:
-        """Accept no connection for `delay_s`. Meanwhile, new connections wait in the kernel's backlog while it has
-        room.
+        """Accept no connection for `delay_s` seconds. During this time, new connections wait in the kernel's backlog,
+        as long as it has space.
         """
 
     def close(self) -> None:
-        """Stop accepting connections. Connections that are open stay open."""
+        """Stop accepting connections. Open connections are not closed."""
 
 
 class Network(Protocol):
     async def bind(self, host: str, port: int) -> Listener:
         """Bind an address, without listening yet. Raises OSError (EADDRINUSE ...).
 
-        A host name is resolved once, now. Every address of it that this machine has is bound, all with the same port.
-        "" means every address of the machine.
+        A host name is resolved once, in this call. Of its addresses, all that belong to this machine are bound, with
+        the same port. An empty host means every address of the machine.
         """
 
     async def connect(self, host: str, port: int, receiver: Receiver) -> Stream:
@@ -324,7 +332,9 @@ class Network(Protocol):
 
 
 class Runtime(NamedTuple):
-    """Clock, randomness, disk, network and tasks as one value, passed to every part that needs some of them."""
+    """Clock, randomness, disk, network and tasks as one value. Every part of the broker that needs some of them gets
+    this value.
+    """
 
     clock: Clock
     random: Random

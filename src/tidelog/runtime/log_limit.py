@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 PERIOD_S: Final = 60.0
-"""At most one line of a kind is written in this time, in seconds."""
+"""In this time, in seconds, at most one line of each kind is written."""
 
 
 class LogLimit:
@@ -18,7 +18,7 @@ class LogLimit:
         self._next_s = float("-inf")
 
     def admits_line(self) -> bool:
-        """Return whether a line may be written now. The next one may then be written after PERIOD_S."""
+        """Return whether a line may be written now. If so, the next line may be written after PERIOD_S."""
         now_s = self._monotonic()
         if now_s < self._next_s:
             return False

@@ -1,7 +1,7 @@
-"""TCP on non-blocking sockets of our own: listening, accepting, connecting. `stream.py` has the open connections.
+"""TCP on non-blocking sockets: listen, accept and connect. `stream.py` handles the open connections.
 
-asyncio's transports are not used: they cost several microseconds per request and would copy file regions that sendfile
-sends without a copy.
+asyncio's transports are not used. They take several microseconds per request, and would copy file regions, which
+sendfile sends without a copy.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ delay the requests of open connections."""
 
 LISTEN_BACKLOG = 4096
 RETRY_SECONDS = 0.5
-"""Delay after a failed accept. It ends early when one of this process's connections closes and frees a descriptor."""
+"""Delay after a failed accept. It ends early when a connection of this process is closed, which frees a descriptor."""
 
 PORT_ATTEMPTS = 16
-"""Upper bound on the tries to bind several addresses to one free port, which the kernel chooses for the first address.
-"""
+"""Upper bound on the attempts to bind several addresses to one free port. The kernel chooses the port for the first
+address."""
 
 _CONNECTION_FAILED = (
     errno.ECONNABORTED,
@@ -40,11 +40,11 @@ _CONNECTION_FAILED = (
     errno.ENETUNREACH,
     errno.ETIMEDOUT,
 )
-"""Errors of accept() that concern a connection which failed before it was accepted, not the listener."""
+"""Errors of accept() that do not concern the listener, but a connection that failed before it was accepted."""
 
 
 class SocketListener:
-    """One or several listening sockets (a name may have several addresses) that share a port."""
+    """One or several listening sockets with the same port. There are several if a name has several addresses."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class SocketListener:
 
     def listen(self, receiver: Callable[[], Receiver]) -> Self:
         for listening in self._sockets:
-            # Accepted connections inherit this option. Without it, closed connections that linger (TIME_WAIT) would
-            # keep a restarted broker from binding this port.
+            # Accepted connections inherit this option. Without it, a restarted broker could not bind this port while
+            # closed connections are in the state TIME_WAIT.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.listen(LISTEN_BACKLOG)
         self._receiver = receiver
@@ -137,8 +137,8 @@ class SocketListener:
     def _back_off(self, error: OSError) -> None:
         if not self._sockets:  # a receiver has closed this listener
             return
-        # The connection in the kernel's queue keeps the socket readable. With a registered reader, the loop would
-        # call `_accept` without a pause.
+        # The socket remains readable, since a connection is in the kernel's queue. With a registered reader, the loop
+        # would call `_accept` again and again without a pause.
         loop = self._network.loop
         if self._starved_since is None:
             self._starved_since = loop.time()
@@ -150,7 +150,7 @@ class SocketListener:
 
 
 class SocketNetwork:
-    """`Network` over TCP on one loop."""
+    """The `Network` over TCP, on one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tasks: Tasks) -> None:
         self.loop = loop
@@ -200,9 +200,9 @@ class SocketNetwork:
             stream.drop_in_forked_child()
 
     def adopt(self, connection: socket.socket, receiver: Callable[[], Receiver]) -> SocketStream | None:
-        """Make a stream of a connected socket.
+        """Return a stream for a connected socket.
 
-        Returns None if the connection has ended already, or if the receiver refuses it by raising.
+        Returns None if the connection has ended already, or if the receiver raises in order to refuse it.
         """
         try:
             connection.setblocking(False)
@@ -222,7 +222,7 @@ class SocketNetwork:
         return stream
 
     def forget(self, stream: SocketStream) -> None:
-        """Forget a closed stream. Its descriptor is free now, so listeners that ran out of descriptors accept again."""
+        """Remove a closed stream. Its descriptor is free now, so listeners that had no free descriptor accept again."""
         self._streams.pop(stream, None)
         for listener in self._listeners:
             listener.retry_accept()
@@ -231,8 +231,8 @@ class SocketNetwork:
         self._listeners.pop(listener, None)
 
     async def _resolve(self, host: str, port: int, flags: int) -> list[tuple[int, tuple[object, ...]]]:
-        def resolve(more_flags: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
-            return list(socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags | more_flags))
+        def resolve(extra_flags: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+            return list(socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags | extra_flags))
 
         try:
             results = resolve(socket.AI_NUMERICHOST)  # a numeric address needs neither a resolver nor a thread
@@ -242,8 +242,8 @@ class SocketNetwork:
 
 
 def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> list[socket.socket]:
-    """Bind a socket to each address that this machine has, all with the same port. Raises OSError; then no address
-    is bound.
+    """Bind a socket to each of the addresses that belongs to this machine, all with the same port. Raises OSError. In
+    this case no address is bound.
     """
     failure: OSError | None = None
     for _ in range(PORT_ATTEMPTS if port == 0 else 1):
@@ -275,11 +275,11 @@ def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> lis
 def _bind(family: int, address: tuple[object, ...], *, accepts_ipv4: bool) -> socket.socket:
     """Return a socket that has the address exclusively, even before it listens. Raises OSError.
 
-    `accepts_ipv4`: an IPv6 socket also accepts IPv4 connections.
+    `accepts_ipv4` says whether an IPv6 socket also accepts IPv4 connections.
 
-    With SO_REUSEADDR two sockets could bind the same address, and only the later `listen` of the second one would
-    fail. Therefore the option is set only after a bind has failed without it: closed connections of an earlier
-    process may linger on the address.
+    With SO_REUSEADDR two sockets could bind the same address, and only the `listen` of the second socket would fail.
+    Therefore the option is set only after a bind without it has failed. Such a bind also fails while closed connections
+    of an earlier process are in the state TIME_WAIT.
     """
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

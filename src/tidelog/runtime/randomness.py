@@ -1,4 +1,4 @@
-"""Randomness of the operating system, so that the ids made from it cannot be predicted."""
+"""Randomness of the operating system. Ids that are created from it cannot be predicted."""
 
 import random
 

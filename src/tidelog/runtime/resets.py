@@ -1,8 +1,8 @@
 """Detect resets of connections whose peer has shut its sending side.
 
-The event loop can only report that such a socket is readable, and the socket remains readable after the end of its
-input. An epoll in which the socket is registered for no events reports only errors of the socket. The epoll is itself
-readable while it has an error to report.
+The event loop can only report that such a socket is readable, but the socket is always readable after the end of its
+input. If a socket is registered in an epoll without any event, the epoll reports only errors of the socket. The epoll
+itself is readable while it has an error to report.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ class Resets:
         self._watched[descriptor] = on_reset
 
     def forget(self, descriptor: int) -> None:
-        """Stop watching; must be called before the descriptor is closed. Does nothing if the descriptor is not
-        watched.
+        """Stop watching the descriptor. This must be called before the descriptor is closed. Nothing happens if it is
+        not watched.
         """
         if self._watched.pop(descriptor, None) is not None and self._epoll is not None:
             self._epoll.unregister(descriptor)

@@ -3,8 +3,8 @@
 Reading: one recv for each readiness event, directly into the receiver's buffer.
 
 Writing: as many bytes as the socket accepts are sent immediately. Small pieces are joined into one send, and file
-regions are sent by sendfile after their header (MSG_MORE). The rest waits in the backlog until the socket is
-writable. A long response returns to the event loop after `TURN_BYTES_MAX`.
+regions are sent by sendfile after their header (MSG_MORE). The remaining bytes wait in the backlog until the socket is
+writable. While a long response is sent, control returns to the event loop after each `TURN_BYTES_MAX`.
 """
 
 import enum
@@ -37,8 +37,8 @@ JOIN_BYTES_MAX = 16 * 1024
 """Pieces of at most this total size are joined, since one send() of a copy is cheaper than sendmsg()."""
 
 READ_BYTES_MAX = 64 * 1024
-"""Pieces with file regions, of at most this total size, are read and joined. sendfile() is faster only from about 100
-KB on."""
+"""Pieces with file regions, of at most this total size, are read and joined. sendfile() is faster only for more than
+about 100 KB."""
 
 GATHER_MAX = 64
 """Upper bound on the buffers in one sendmsg(). The kernel accepts up to IOV_MAX = 1,024."""
@@ -47,10 +47,11 @@ COPY_BYTES = 256 * 1024
 """File regions that sendfile() cannot send are read in parts of this size."""
 
 LINGER_SECONDS = 1.0
-"""Maximum time that a finished connection waits for the peer to close it. A reset could destroy the last response."""
+"""Maximum time that a finished connection waits until the peer closes it. If it were reset at once, the peer could lose
+the last response."""
 
 LINGER_BYTES_MAX = 4 << 20
-"""Upper bound on the bytes that a finished connection reads and discards in that time."""
+"""Upper bound on the bytes that a finished connection reads and discards during LINGER_SECONDS."""
 
 STALL_SECONDS = 10.0
 """A finished connection is aborted if its backlog does not become smaller within this time."""
@@ -74,7 +75,7 @@ _BacklogItem: TypeAlias = bytes | bytearray | memoryview | tuple[File, int, int,
 
 
 def _close_at_end_of_input() -> bool:
-    """The `eof_received` of a receiver that does not have this callback: close the connection."""
+    """Close the connection. This is the `eof_received` of receivers that do not have this callback."""
     return False
 
 
@@ -88,7 +89,7 @@ class _State(enum.Enum):
 
 
 class SocketStream:
-    """`Stream` over one connected non-blocking socket."""
+    """A `Stream` over one connected non-blocking socket."""
 
     __slots__ = (
         "_backlog",
@@ -126,11 +127,11 @@ class SocketStream:
         self._send = connection.send
         self._recv_into = connection.recv_into
         self._state = _State.OPEN
-        self._must_queue = False  # write() must queue: there is a backlog, or the stream is not open
+        self._must_queue = False  # whether write() must queue: a backlog exists, or the stream is not open
         self._paused = False
         self._reader_registered = False
-        self._input_ended = False  # the peer has shut its sending side, or has closed
-        self._sending_ended = False  # `write_eof` was called
+        self._input_ended = False  # whether the peer has shut its sending side or closed the connection
+        self._sending_ended = False  # whether `write_eof` was called
         self._writer_registered = False
         self._backlog: deque[_BacklogItem] = deque()
         self._timer: TimerHandle | None = None
@@ -179,8 +180,8 @@ class SocketStream:
             self._close(error)
 
     def _join_pieces(self, pieces: Sequence[Piece]) -> bytes | None:
-        """Join small pieces, reading file regions. Returns None if they are too large, or if a file cannot be read or
-        ends too early.
+        """Join small pieces, and read the file regions among them. Returns None if the pieces are too large, or if a
+        file cannot be read or ends too early.
         """
         size = 0
         limit = JOIN_BYTES_MAX
@@ -204,7 +205,7 @@ class SocketStream:
         return joined if len(joined) == size else None
 
     def _add_to_backlog(self, pieces: Sequence[Piece]) -> None:
-        """Add `pieces` to the backlog, and send what the socket accepts if nothing waited before."""
+        """Add `pieces` to the backlog. If the backlog was empty, send as many bytes as the socket accepts."""
         backlog = self._backlog
         had_backlog = bool(backlog)
         for piece in pieces:
@@ -225,8 +226,8 @@ class SocketStream:
             if isinstance(item, bytearray) or (isinstance(item, memoryview) and not isinstance(item.obj, bytes)):
                 backlog[index] = bytes(item)
             elif isinstance(item, tuple) and not item[3]:
-                with suppress(OSError):  # the same error occurs again, and is logged, when it is sent
-                    item[0].hold()  # the segment may be deleted before it is sent
+                with suppress(OSError):  # the same error occurs again, and is logged, when the region is sent
+                    item[0].hold()  # the segment may be deleted before the region is sent
                     backlog[index] = (*item[:3], True)
         if backlog:
             self._must_queue = True
@@ -254,7 +255,7 @@ class SocketStream:
             self._receiver_failed()
 
     def _flush(self) -> None:
-        """Send as much as the socket accepts, up to the limit of a turn. Closes the stream after an error."""
+        """Send as many bytes as the socket accepts, up to the limit of a turn. Closes the stream after an error."""
         budget = TURN_BYTES_MAX
         try:
             while self._backlog and budget > 0:
@@ -342,7 +343,7 @@ class SocketStream:
     # Reading
 
     def pause_reading(self) -> None:
-        # The reader stays registered: most pauses end before more bytes arrive, and two epoll_ctl calls are saved.
+        # The reader is not unregistered. Most pauses end before more bytes arrive, so this saves two epoll_ctl calls.
         self._paused = True
 
     def resume_reading(self) -> None:
@@ -383,34 +384,34 @@ class SocketStream:
             self._receiver_failed()
 
     def _check_end_while_paused(self) -> None:
-        """End the input if the peer has ended it. Otherwise bytes have arrived: wait for no further events until
-        reading is resumed.
+        """End the input if the peer has ended it. Otherwise bytes have arrived; in this case, ignore further events
+        until reading is resumed.
         """
         try:
-            ended = not self._socket.recv(1, socket.MSG_PEEK)
+            has_ended = not self._socket.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._close(error)
             return
-        if ended:
+        if has_ended:
             self._end_of_input()
         else:
             self._unregister_reader()
 
     def _end_of_input(self) -> None:
-        """Close the stream, unless the receiver still has something to send.
+        """Close the stream, unless the receiver still has bytes to send.
 
-        The peer has shut its sending side or has closed the connection: TCP does not distinguish these.
+        The peer has shut its sending side or has closed the connection. TCP does not distinguish these two cases.
         """
         self._input_ended = True
         self._unregister_reader()  # otherwise the loop would report the end of the input again and again
         try:
-            is_kept = self._eof_received()
+            remains_open = self._eof_received()
         except Exception:
             self._receiver_failed()
             return
-        if not is_kept:
+        if not remains_open:
             self._close(None)
         elif self._state is not _State.CLOSED:
             self._network.resets.watch(self._descriptor, self._on_reset)
@@ -438,8 +439,8 @@ class SocketStream:
             self._timer = self._loop.call_later(STALL_SECONDS, self._check_progress, self.backlog_bytes)
 
     def _linger(self) -> None:
-        # Closing a socket with unread bytes sends a reset, which may destroy the last response before the peer has
-        # read it.
+        # If a socket with unread bytes is closed, the kernel sends a reset, and the peer may lose the last response
+        # before it has read it.
         self._state = _State.LINGERING
         if self._timer is not None:
             self._timer.cancel()
@@ -477,7 +478,7 @@ class SocketStream:
         self._close(None)
 
     def drop_in_forked_child(self) -> None:
-        """Close the child's copy of the socket only. The connection and its loop belong to the parent."""
+        """Close only the child's copy of the socket. The connection and its loop belong to the parent."""
         self._socket.close()
 
     def _receiver_failed(self) -> None:

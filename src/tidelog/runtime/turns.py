@@ -2,7 +2,7 @@
 
 A long computation is a generator (`Steps`) that yields after every small piece of work. `Turns` runs such generators
 for a few milliseconds in each iteration ("turn") of the event loop, so that other connections are served in between.
-Everything runs on the loop's thread: no other code runs during a step, only between two steps.
+All steps run on the loop's thread: other code runs only between two steps, never during a step.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from tidelog.runtime.interfaces import Clock, Tasks
 R = TypeVar("R")
 
 FIRST_TURN_S = 0.001
-"""Time that a computation gets inside the call that begins it. Most computations end within this time and never wait
-for a loop turn."""
+"""Time, in seconds, for which a computation runs inside the call that begins it. Most computations end within this time
+and never wait for a loop turn."""
 FIRST_TURNS_S = 0.004
 """Upper bound on the sum of all first turns between two loop turns: one loop turn may bring hundreds of requests."""
 TURN_S = 0.004
 """Time that all computations together get in one loop turn, after their first turns."""
 STEPS_PER_TURN = 256
-"""Upper bound on the steps that one computation runs in a turn. On the virtual clock of the simulation no time
-passes during a turn, so there this bound ends the turn."""
+"""Upper bound on the steps that one computation runs in a turn. In a simulation, the virtual clock does not advance
+during a turn, so only this bound ends the turn."""
 LIGHT_WEIGHT_MAX = 256 << 10
-"""Computations up to this weight (bytes) never queue behind heavier ones."""
+"""Computations up to this weight (bytes) never queue behind heavier computations."""
 LIGHT_AT_ONCE_MAX = 64
 """Upper bound on the light computations that take turns side by side."""
 LIGHT_WEIGHTS_MAX = 4 << 20
@@ -37,7 +37,7 @@ HEAVY_WEIGHTS_MAX = 16 << 20
 """Upper bound on the sum of the weights of the heavy computations that take turns side by side, in bytes. It bounds
 the memory of their intermediate results. A single computation may weigh more."""
 FREED_PER_STEP = 512
-"""Elements that `Turns.free_in_steps` drops from a list in one step."""
+"""Number of elements that `Turns.free_in_steps` drops from a list in one step."""
 COLLECTION_DEFERRED_S = 10.0
 """While computations follow each other without a pause, the garbage collector is disabled for at most this long; see
 `Tasks.defer_collection`."""
@@ -88,8 +88,8 @@ class Work(Generic[R]):
 
 
 class _WeightClass:
-    """The light or the heavy computations: the queue of the waiting ones, and the number and total weight of those
-    that take turns.
+    """The light or the heavy computations: the queue of the waiting computations, and the number and total weight of
+    the computations that take turns.
     """
 
     __slots__ = ("at_once_max", "running", "waiting", "weight", "weight_max")
@@ -123,9 +123,9 @@ class _WeightClass:
 class Turns:
     """Runs the long computations of one process for a few milliseconds in each turn of the event loop.
 
-    Computations are admitted in the order in which they were begun. A few take turns side by side, so that a short one
-    does not wait for a long one. A computation that still waits has had at most its first turn, so it holds little
-    memory.
+    Computations are admitted in the order in which they were begun. A few of them take turns side by side, so that a
+    short computation does not wait for the end of a long one. A waiting computation has had at most its first turn, so
+    it uses little memory.
     """
 
     def __init__(self, clock: Clock, tasks: Tasks) -> None:
@@ -135,7 +135,7 @@ class Turns:
         self._light = _WeightClass(LIGHT_AT_ONCE_MAX, LIGHT_WEIGHTS_MAX)
         self._running: deque[Work[Any]] = deque()
         self._first_turns_s = FIRST_TURNS_S
-        """The part of FIRST_TURNS_S that is left until the next loop turn."""
+        """Remaining time for first turns until the next loop turn, in seconds."""
         self._turn_scheduled = False
         self._deferred_until_s: float | None = None
         self._idle_future: asyncio.Future[None] | None = None
@@ -149,14 +149,14 @@ class Turns:
         `weight` estimates the memory that the computation works on, as the size of the request in bytes.
         """
         work = Work(self, steps, done, weight)
-        left_s = self._first_turns_s
-        if left_s > 0:
+        remaining_s = self._first_turns_s
+        if remaining_s > 0:
             began_s = self._monotonic()
             try:
-                work.turn(self._monotonic, min(FIRST_TURN_S, left_s))
+                work.turn(self._monotonic, min(FIRST_TURN_S, remaining_s))
             finally:
-                # `done` may have begun other computations inside this call; their time counts here as well.
-                self._first_turns_s = left_s - (self._monotonic() - began_s)
+                # `done` may have begun other computations inside this call. Their time is also counted here.
+                self._first_turns_s = remaining_s - (self._monotonic() - began_s)
         if not work.ended:
             self._class_of(work).waiting.append(work)
             self._schedule_turn()
@@ -169,14 +169,14 @@ class Turns:
 
         Its time counts as a first turn. Raises NoTurn, without calling, if the time for first turns is used up.
         """
-        left_s = self._first_turns_s
-        if left_s <= 0:
+        remaining_s = self._first_turns_s
+        if remaining_s <= 0:
             raise NoTurn
         began_s = self._monotonic()
         try:
             return function(*args)
         finally:
-            self._first_turns_s = left_s - (self._monotonic() - began_s)
+            self._first_turns_s = remaining_s - (self._monotonic() - began_s)
             self._renew_soon()
 
     def _renew_soon(self) -> None:
@@ -210,9 +210,8 @@ class Turns:
             work.cancel()
 
     def free_in_steps(self, lists: Iterable[list[Any]]) -> None:
-        """Empty these lists a few elements at a time, so that freeing the elements does not hold up the loop.
-
-        Freeing a million objects at once would take about a tenth of a second.
+        """Empty these lists, a few elements at a time, so that freeing the elements does not block the loop. Freeing a
+        million objects at once would take about a tenth of a second.
         """
         lists_to_empty = [elements for elements in lists if elements]
         if lists_to_empty:
@@ -258,25 +257,25 @@ class Turns:
                 self._schedule_turn()
 
     def _take_turns(self) -> None:
-        """Run one turn of the next computation. While computations end before TURN_S is used up, continue with the
-        next one.
+        """Run one turn of the next computation. If it ends before TURN_S is used up, continue with the next
+        computation.
         """
-        left_s = TURN_S
-        until_s = self._monotonic() + left_s
+        remaining_s = TURN_S
+        until_s = self._monotonic() + remaining_s
         for _ in range(LIGHT_AT_ONCE_MAX):
-            if not self._running:  # the `done` of one computation may have cancelled all others
+            if not self._running:  # the `done` callback of one computation may have cancelled all other computations
                 return
             work = self._running[0]
             try:
-                work.turn(self._monotonic, left_s)
+                work.turn(self._monotonic, remaining_s)
             finally:
                 if work.ended:
                     self._running.remove(work)
                     self._class_of(work).remove(work)
                 else:
                     self._running.rotate(-1)
-            left_s = until_s - self._monotonic()
-            if not work.ended or left_s <= 0:
+            remaining_s = until_s - self._monotonic()
+            if not work.ended or remaining_s <= 0:
                 return
 
     def _admit(self) -> None:

@@ -1,6 +1,6 @@
 """A small client for scenarios: typed requests and responses over the network of any runtime.
 
-Nothing is hidden and nothing is retried: the caller checks the error code of each response.
+The client never retries. It returns each response unchanged, and the caller checks its error code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ class SimClient(AsyncLink):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, wait_ms: int = 0, read_committed: bool = False
     ) -> tuple[PartitionData, list[Record]]:
-        """Fetch one partition. Returns its part of the response and the records from `offset` on.
+        """Fetch one partition. Returns its part of the response, and the records at and after `offset`.
 
         The broker waits up to `wait_ms` for the first byte.
         """

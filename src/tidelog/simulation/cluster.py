@@ -21,8 +21,8 @@ from tidelog.simulation.world import SimHost, World
 PORT: Final = 9092
 DATA: Final = "/data"
 LEASE_MS: Final = 6000
-"""Time after which the controller of several brokers is replaced, and a broker is fenced, if it does not renew its
-lease; in milliseconds."""
+"""Duration of the leases of a cluster's controller and of its brokers, in milliseconds. If a lease is not renewed for
+this time, the controller is replaced or the broker is fenced."""
 
 
 class SimNode:
@@ -43,8 +43,8 @@ class SimNode:
         return self.host.running
 
     async def start(self) -> None:
-        """Start a process and wait until the broker accepts requests. If it cannot start, this is an error of the
-        simulation.
+        """Start a process, and wait until the broker accepts requests. If the broker cannot start, the simulation
+        fails.
         """
         self.host.disk.cold = 0.2
         cluster, runtime = self._cluster, self.host.runtime
@@ -56,7 +56,7 @@ class SimNode:
         await runtime.tasks.spawn(broker.start(), name="start")
 
     async def stop(self) -> None:
-        """Stop the broker in order, as SIGTERM does."""
+        """Stop the broker cleanly, as SIGTERM does."""
         assert self.broker is not None
         await self.host.runtime.tasks.spawn(self.broker.stop(), name="stop")
         self.kill()
@@ -80,13 +80,14 @@ class SimNode:
             "offsets.topic.num.partitions": "2",
             "broker.session.timeout.ms": str(LEASE_MS),
         }
-        flags.update(self._cluster.settings)
+        for name, value in self._cluster.settings.items():
+            flags[name] = value.replace("{node_id}", str(self.node_id))
         return BrokerConfig.load(None, {}, flags)
 
 
 class SimCluster:
-    """Brokers with the numbers 1, 2, ..., and the store that they share. `settings` are settings of all brokers, by
-    name.
+    """Brokers with the numbers 1, 2, ..., and the store that they share. `settings` contains the settings of all
+    brokers by name; `{node_id}` in a value is replaced by the broker's number.
     """
 
     def __init__(self, world: World, brokers: int, settings: dict[str, str] | None = None) -> None:
@@ -105,6 +106,6 @@ class SimCluster:
         await asyncio.gather(*(node.start() for node in self.nodes if not node.running))
 
     def client(self, name: str) -> ClusterClient:
-        """Return a new client on its own host, which is called `name`."""
+        """Return a new client on its own host. Both are called `name`."""
         host = self.world.host(name)
         return ClusterClient(host.runtime, self.seeds, self.world.rng(f"{name}/client"), name)

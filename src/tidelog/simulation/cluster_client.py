@@ -1,4 +1,4 @@
-"""A client of a simulated cluster. It finds leaders and coordinators and retries, as `client.operations` decides."""
+"""A client of a simulated cluster. It finds leaders and coordinators, and retries according to `client.operations`."""
 
 import asyncio
 import random
@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 REQUEST_TIMEOUT_MS = 3_000
 """Time limit of one request and of one attempt to connect, in milliseconds. It is shorter than many faults, so that
-answers are lost and requests are repeated. No pause precedes an attempt, since operations pause by themselves."""
+answers are lost and requests are repeated. Channels do not pause before an attempt, since operations have their own
+pauses."""
 BACKOFF = Backoff(50, 1000)
 JITTER = 0.2
 
@@ -43,7 +44,7 @@ class ClusterClient:
         await self._runtime.tasks.sleep(delay_s)
 
     async def run(self, operation: Operation[T], timeout_s: float) -> T:
-        """Run an operation. Raises ApiError for a final error from a broker, and GaveUp when the time is over."""
+        """Run an operation. Raises ApiError for a final error from a broker, and GaveUp when `timeout_s` has passed."""
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
             effect = operation.send(None)

@@ -1,5 +1,5 @@
-"""Requests to a controller on another simulated broker: each is one message over the simulated network, and so is its
-answer.
+"""Requests to a controller on another simulated broker. Each request and each answer is one message over the simulated
+network.
 """
 
 import asyncio
@@ -17,7 +17,9 @@ CALL_TIMEOUT_S: Final = 5.0
 
 
 class ControllerNetwork:
-    """The controllers of all brokers in one world, by node id. A broker adds its own whenever its process starts."""
+    """The controllers of all brokers in one world, by node id. Each broker adds its own controller when its process
+    starts.
+    """
 
     def __init__(self, world: "World") -> None:
         self._network = world.network
@@ -32,7 +34,9 @@ class ControllerNetwork:
         return SimControllerChannel(self, host, runtime)
 
     def send(self, host: str, node_id: int, request: ControllerRequest, answer: "asyncio.Future[Answer[Any]]") -> None:
-        """Send the request from `host` to the broker. Nothing answers if a link is blocked for too long."""
+        """Send the request from `host` to the broker. If a link is blocked for longer than CALL_TIMEOUT_S, `answer` is
+        never set.
+        """
         target, runtime, find_executor = self._executors[node_id]
 
         def arrive() -> None:
@@ -59,7 +63,7 @@ class ControllerNetwork:
 
 
 class SimControllerChannel:
-    """`ControllerChannel` of one process."""
+    """The `ControllerChannel` of one process."""
 
     def __init__(self, network: ControllerNetwork, host: str, runtime: Runtime) -> None:
         self._network = network

@@ -13,7 +13,7 @@ from tidelog.simulation.tasks import ProcessGone
 from tidelog.simulation.trace import Trace
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-"""The file in which Linux identifies the running boot."""
+"""The file from which Linux processes can read the id of the current boot."""
 BIG_DISK_BYTES = 1 << 40
 NAME_BYTES_MAX = 255
 NOT_OPENED = (errno.EMFILE, errno.ENFILE)
@@ -21,7 +21,7 @@ NOT_OPENED = (errno.EMFILE, errno.ENFILE)
 
 @dataclass(slots=True)
 class Fault:
-    """An injected error for some operations. `SimDisk.fail` makes it."""
+    """An injected error for some operations. `SimDisk.fail` creates it."""
 
     operation: str
     pattern: str
@@ -31,7 +31,7 @@ class Fault:
 
 
 class SimFile:
-    """An open file of a `SimDisk`. As on POSIX, it stays usable after the file is renamed or removed."""
+    """An open file of a `SimDisk`. As on POSIX, it remains usable after the file is renamed or removed."""
 
     def __init__(self, disk: "SimDisk", path: str, inode: Inode) -> None:
         self.path = path
@@ -113,7 +113,7 @@ class SimFile:
 
 
 class SimLock:
-    """A lock that ends at `release` or when the process that holds it ends."""
+    """A lock that ends at `release`, or when the process that has it ends."""
 
     def __init__(self, medium: Medium, path: str, holder: "SimDisk") -> None:
         self._medium = medium
@@ -126,11 +126,11 @@ class SimLock:
 
 
 class SimDisk:
-    """`Disk` of one process. Changing operations are numbered from 1 and reported to `on_operation`.
+    """The `Disk` of one process. Operations that change the disk are numbered from 1 and reported to `on_operation`.
 
     `on_operation(operation, path)` is called after the change. The operations are: create, write, truncate, sync,
-    rename, remove, make_dir, sync_dir. A test may call `power_cut()` there, or `kill()` the process; then the operation
-    does not return.
+    rename, remove, make_dir, sync_dir. In this call, a test may call `power_cut()`, or `kill()` the process. After
+    `kill()`, the operation does not return.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class SimDisk:
         self.operations = 0
         self.on_operation: Callable[[str, str], None] | None = None
         self.boot_id = ""
-        """The machine's running boot, which is the content of BOOT_ID."""
+        """The id of the machine's current boot, which is the content of BOOT_ID."""
         self._trace = trace
         self._host = host
         self._faults: list[Fault] = []
@@ -161,12 +161,12 @@ class SimDisk:
     # For tests
 
     def fail(self, operation: str, pattern: str, error: int, *, skip: int = 0, times: int = 1) -> None:
-        """Make operations on paths that match the shell pattern raise `error`: after `skip` successful operations,
-        `times` times.
+        """Make operations on paths that match the shell pattern raise `error`. The first `skip` operations succeed, and
+        the next `times` operations fail.
 
-        Operations are those of `on_operation`, and read, size, resident, list. After a failed sync the unsynced
-        bytes stay readable, but a power cut loses them. A failed write stores a part of its bytes. With EMFILE or
-        ENFILE the operation has no effect.
+        `operation` is an operation of `on_operation`, or read, size, resident or list. After a failed sync the unsynced
+        bytes can still be read, but a power cut loses them. A failed write stores a part of its bytes. With EMFILE or
+        ENFILE, the operation has no effect.
         """
         self._faults.append(Fault(operation, pattern, error, skip, times))
 
@@ -179,13 +179,13 @@ class SimDisk:
         self.medium.capacity_bytes = capacity_bytes
 
     def flip_bit(self, pattern: str, rng: random.Random) -> str | None:
-        """Flip one bit of one synced file whose path matches the shell pattern. Returns the path; None if there is no
-        such file. No operation reports the damage.
+        """Flip one bit of one synced file whose path matches the shell pattern. Returns the path, or None if no file
+        matches. No operation reports the damage.
         """
-        found = [(path, inode) for path, inode in self.medium.files() if inode.durable and fnmatchcase(path, pattern)]
-        if not found:
+        matches = [(path, inode) for path, inode in self.medium.files() if inode.durable and fnmatchcase(path, pattern)]
+        if not matches:
             return None
-        path, inode = rng.choice(found)
+        path, inode = rng.choice(matches)
         position, mask = rng.randrange(len(inode.durable)), 1 << rng.randrange(8)
         for content in (inode.durable, inode.cached):
             if position < len(content):
@@ -199,8 +199,8 @@ class SimDisk:
         return self._next(self.medium.survivor(rng or self.rng, odds))
 
     def kill(self) -> "SimDisk":
-        """End the process: every later call on this disk raises ProcessGone. Returns the disk of the next process;
-        no byte is lost.
+        """End the process: every later call on this disk raises ProcessGone. Returns the disk of the next process,
+        which has all written bytes.
         """
         self.alive = False
         for path in [path for path, holder in self.medium.locked.items() if holder is self]:

@@ -1,4 +1,4 @@
-"""The leases of a simulated metadata store: who holds which, and until when."""
+"""The leases of a simulated metadata store, with their holders and ends."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,8 +6,8 @@ from tidelog.metadata.store import Lease, lease_lost
 
 
 class Leases:
-    """The leases by name. `now_ms` is the store's clock. `changed` is called before a change is in effect, so that a
-    store which fails to persist the change, and raises, does not make it.
+    """The leases by name. `now_ms` is the store's clock. `changed` is called before each change, to persist it. If it
+    raises, the change is not made.
     """
 
     def __init__(
@@ -37,23 +37,23 @@ class Leases:
         """Release the lease, unless it is lost already."""
         current, _ = self._by_name.get(lease.name, (None, None))
         if current == lease:
-            # the epoch stays, so that the epoch of the next holder is higher
+            # The epoch is not reset, so that the epoch of the next holder is higher.
             self._change(lease._replace(holder=""), None)
 
     def expire(self, holder: str, name: str = "") -> list[str]:
-        """End all leases of `holder` and the lease called `name`, as a store does that lost the holder's session.
-        Returns their names.
+        """End all leases of `holder`, and the lease called `name`, as a store does after the end of the holder's
+        session. Returns the names of the leases.
 
-        A holder may add a name of its process, after a slash.
+        The holder of a lease may also contain the name of a process, after a slash.
         """
-        held = [
+        ended = [
             lease
             for lease, _ in self._by_name.values()
             if lease.holder and (lease.holder.partition("/")[0] == holder or lease.name == name)
         ]
-        for lease in held:
+        for lease in ended:
             self._change(lease, self._now_ms())
-        return [lease.name for lease in held]
+        return [lease.name for lease in ended]
 
     def check(self, lease: Lease) -> None:
         """Raise LeaseLost unless the lease is valid."""
@@ -71,7 +71,7 @@ class Leases:
         ]
 
     def restore(self, lease: Lease, expires_ms: int | None) -> None:
-        """Enter a lease that was persisted."""
+        """Add a lease that was read from the disk."""
         self._by_name[lease.name] = lease, expires_ms
 
     def all(self) -> Iterable[tuple[Lease, int | None]]:

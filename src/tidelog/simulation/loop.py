@@ -17,13 +17,13 @@ _ASYNCIO = str(PurePath(asyncio.__file__).parent)
 
 
 class Deadlock(RuntimeError):
-    """No callback is ready and no timer is set, so the run can never continue. The text names the waiting tasks and
-    lines.
+    """No callback is ready and no timer is set, so the run can never continue. The text names the waiting tasks and the
+    lines at which they wait.
     """
 
 
 class Livelock(RuntimeError):
-    """The loop runs callbacks without end, but its time does not advance."""
+    """The loop runs callbacks endlessly, but its time does not advance."""
 
 
 class TimeIsUp(RuntimeError):
@@ -38,7 +38,7 @@ def process_context(host: str) -> Context:
 
 
 class SystemEvent:
-    """A callback of a kernel, of the network or of the store. It runs also while processes are paused."""
+    """A callback of a kernel, of the network or of the store. It also runs while processes are paused."""
 
     __slots__ = ("_args", "_callback", "_loop")
     _cancelled = False
@@ -57,8 +57,8 @@ class SystemEvent:
 
 
 class SimLoop(base_events.BaseEventLoop):
-    """Runs callbacks in the order of their time, then of their scheduling. There is no selector, no thread, no real
-    clock.
+    """Runs callbacks in the order of their times. Callbacks with the same time run in the order in which they were
+    scheduled. The loop uses no selector, no thread and no real clock.
 
     `run_forever` and `run_until_complete` raise Deadlock, Livelock or TimeIsUp.
     """
@@ -70,8 +70,8 @@ class SimLoop(base_events.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle | SystemEvent]] = []
         self._timers_created = 0
         self._turns_without_time = 0
-        self._held: dict[str, list[asyncio.Handle]] = {}
-        """For each paused process, by host: its callbacks that are due."""
+        self._delayed_callbacks: dict[str, list[asyncio.Handle]] = {}
+        """For each paused process, by host: its callbacks that became due during the pause."""
 
     def time(self) -> float:
         return self._now
@@ -97,8 +97,8 @@ class SimLoop(base_events.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call `callback` in the next turn. This is asyncio's method without its checks for debugging, which take
-        more time than the rest.
+        """Call `callback` in the next turn. This is asyncio's method without its debug checks, which take more time
+        than all other steps.
         """
         if self._closed:  # type: ignore[attr-defined]
             self._check_closed()  # type: ignore[attr-defined]
@@ -107,7 +107,7 @@ class SimLoop(base_events.BaseEventLoop):
         return handle
 
     def call_system_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
-        """Call `callback` at the time `when`, as an event that does not belong to any process and is not cancelled."""
+        """Call `callback` at the time `when`, as an event that belongs to no process and cannot be cancelled."""
         self._timers_created += 1
         heapq.heappush(self._timers, (when, self._timers_created, SystemEvent(self, callback, args)))
 
@@ -115,41 +115,41 @@ class SimLoop(base_events.BaseEventLoop):
         self.call_system_at(self._now + delay_s, callback, *args)
 
     def pause_process(self, host: str) -> None:
-        """Run no callback of the process on `host` until `continue_process`. Its timers become due, and wait."""
-        self._held.setdefault(host, [])
+        """Run no callback of the process on `host` until `continue_process`. Timers that become due are delayed."""
+        self._delayed_callbacks.setdefault(host, [])
 
     def continue_process(self, host: str) -> None:
-        """Run the callbacks that became due during the pause, in their order, and all later ones."""
-        self._ready.extend(self._held.pop(host, ()))  # type: ignore[attr-defined]
+        """Run the callbacks that became due during the pause, in their order, and all later callbacks."""
+        self._ready.extend(self._delayed_callbacks.pop(host, ()))  # type: ignore[attr-defined]
 
     def is_paused(self, host: str) -> bool:
-        return host in self._held
+        return host in self._delayed_callbacks
 
     def close(self) -> None:
         self._timers.clear()
         super().close()
 
     def __del__(self) -> None:
-        """Do nothing: this loop holds no resources of the operating system, so an unclosed loop is not a leak."""
+        """Do nothing: this loop has no resources of the operating system, so an unclosed loop is not a leak."""
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Do nothing: a cancelled timer is dropped when it reaches the top of the heap."""
 
     def _write_to_self(self) -> None:
-        """Do nothing: the loop never sleeps, so nothing has to wake it."""
+        """Do nothing: the loop never sleeps, so it does not have to be woken."""
 
     def _process_events(self, event_list: object) -> None:
         """Do nothing: the loop has no file descriptors."""
 
     def _run_once(self) -> None:
         ready: Any = self._ready  # type: ignore[attr-defined]
-        timers, held_by_process = self._timers, self._held
+        timers, delayed_by_process = self._timers, self._delayed_callbacks
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             if not timers:
                 raise Deadlock(
-                    f"at virtual time {self._now:.6f} nothing can happen any more; waiting: {self._waiting()}"
+                    f"at virtual time {self._now:.6f} no callback and no timer is left; waiting: {self._waiting()}"
                 )
             if timers[0][0] > self._limit:
                 raise TimeIsUp(f"virtual time {self._limit:.6f} is reached; waiting: {self._waiting()}")
@@ -168,10 +168,10 @@ class SimLoop(base_events.BaseEventLoop):
             handle = ready.popleft()
             if handle._cancelled:
                 continue
-            if held_by_process and type(handle) is not SystemEvent:
-                held = held_by_process.get(handle._context.get(PROCESS, ""))
-                if held is not None:
-                    held.append(handle)
+            if delayed_by_process and type(handle) is not SystemEvent:
+                delayed = delayed_by_process.get(handle._context.get(PROCESS, ""))
+                if delayed is not None:
+                    delayed.append(handle)
                     continue
             handle._run()
 
@@ -183,7 +183,7 @@ class SimLoop(base_events.BaseEventLoop):
 
 
 def _suspended_at(task: "asyncio.Task[Any]") -> str:
-    """Return the innermost line of a suspended task outside asyncio."""
+    """Return the innermost line, outside asyncio, at which a task is suspended."""
     position = "its end"
     inner: Any = task.get_coro()
     while (frame := getattr(inner, "cr_frame", None)) is not None:

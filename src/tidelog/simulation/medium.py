@@ -1,8 +1,8 @@
 """The content of a simulated disk: the cached view that processes see, and the content that a power cut would leave.
 
-It is deliberately less reliable than any real file system, within the rules of POSIX. Bytes are durable after the
-file's sync, and names after the sync of their directory. Any part of the later changes may survive a power cut, in
-any order.
+Within the rules of POSIX, this file system is deliberately less reliable than any real one. Bytes are durable after the
+file's sync, and names are durable after the sync of their directory. Any part of the later changes may survive a power
+cut, in any order.
 """
 
 import errno
@@ -24,7 +24,7 @@ class Inode:
     cached: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[tuple[int, bytes | None]] = field(default_factory=list)
-    """(position, data) of a write; (size, None) of a truncation."""
+    """Each change: (position, data) for a write, (size, None) for a truncation."""
     modified_ms: int = 0
 
     def write(self, data: bytes, position: int, now_ms: int) -> None:
@@ -46,8 +46,8 @@ class Inode:
         self.unsynced.clear()
 
     def forget_unsynced(self) -> None:
-        """Drop the unsynced changes after a failed sync. The kernel then marks the pages clean, so they are never
-        written.
+        """Drop the unsynced changes after a failed sync. In this case a real kernel marks the pages clean, so they are
+        never written.
         """
         self.unsynced.clear()
 
@@ -69,7 +69,7 @@ class Inode:
                     _overlay(content, piece, at)
             sizes.append(size)
         if self.unsynced and rng.random() < odds.wrong_size:
-            # the size is durable independently: the file is cut short or filled with zeros
+            # The size becomes durable independently of the bytes: the file may be too short or filled with zeros.
             _resize(content, rng.choice(sizes))
         return Inode(bytearray(content), content, modified_ms=self.modified_ms)
 
@@ -87,7 +87,7 @@ Node: TypeAlias = Inode | Directory
 
 @dataclass(slots=True, eq=False)
 class NameChange:
-    """One change of names that is not yet durable. A power cut keeps or loses it as a whole."""
+    """One change of names that is not yet durable. After a power cut, the change is either complete or lost."""
 
     node: Node
     """The file or directory that was created, removed or renamed."""
@@ -95,7 +95,7 @@ class NameChange:
     added: tuple[Directory, str] | None
 
     def affects(self, directory: Directory) -> bool:
-        return any(place is not None and place[0] is directory for place in (self.removed, self.added))
+        return any(entry is not None and entry[0] is directory for entry in (self.removed, self.added))
 
     def make_durable(self) -> None:
         if self.removed is not None:
@@ -106,13 +106,14 @@ class NameChange:
 
 @dataclass(slots=True, frozen=True)
 class PowerCutOdds:
-    """Probabilities of the effects of a power cut on unsynced changes: that a write survives, that a lost write
-    survives in part (torn), and that a file's size is wrong.
-    """
+    """Probabilities of the effects of a power cut on unsynced changes."""
 
     keep: float
+    """A change survives completely."""
     torn: float
+    """A write that does not survive completely survives in part."""
     wrong_size: float
+    """A file's size is wrong."""
     effects: Counter[str] = field(default_factory=Counter)
     """Number of unsynced writes that were kept, lost and torn."""
 
@@ -130,7 +131,7 @@ class PowerCutOdds:
 
 
 class Medium:
-    """A file system. Paths are absolute; errors are those of the system calls."""
+    """A file system. Paths are absolute. The methods raise the same errors as the system calls."""
 
     def __init__(self) -> None:
         self.root = Directory()
@@ -190,19 +191,19 @@ class Medium:
         self._change(NameChange(node, self._parent_and_name(path), None))
 
     def sync_names(self, directory: Directory) -> None:
-        """Make all changes of names in this directory durable, and the earlier changes of the same files in other
-        directories.
+        """Make all changes of names in this directory durable. For the same files, also make the earlier changes of
+        their names in other directories durable.
         """
         nodes: list[Node] = []
         remaining: list[NameChange] = []
-        due: list[NameChange] = []
+        synced: list[NameChange] = []
         for change in reversed(self.unsynced_names):
             if change.affects(directory) or any(change.node is node for node in nodes):
                 nodes.append(change.node)
-                due.append(change)
+                synced.append(change)
             else:
                 remaining.append(change)
-        for change in reversed(due):
+        for change in reversed(synced):
             change.make_durable()
         self.unsynced_names = remaining[::-1]
 
@@ -215,12 +216,12 @@ class Medium:
         return size(self.root)
 
     def survivor(self, rng: random.Random, odds: PowerCutOdds | None = None) -> "Medium":
-        """Return the medium that a power cut leaves. This medium is not changed. The odds are drawn if not given."""
+        """Return the medium after a power cut. This medium is not changed. If `odds` is None, the odds are drawn."""
         odds = odds or PowerCutOdds.draw(rng)
         lost: list[Node] = []
         kept: list[NameChange] = []
         for change in self.unsynced_names:
-            # A later change of a file cannot survive without the earlier one, since a file never has two names.
+            # A change of a file cannot survive if an earlier change of it is lost, since a file never has two names.
             if any(change.node is node for node in lost) or rng.random() >= odds.keep:
                 lost.append(change.node)
             else:

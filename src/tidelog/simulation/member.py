@@ -1,4 +1,4 @@
-"""A member of a classic consumer group, for scenarios; each step of the protocol is a method."""
+"""A member of a classic consumer group, for scenarios. Each step of the protocol is a method."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -51,7 +51,7 @@ class CoordinatorClient(Protocol):
 class SimMember:
     """One member of a group. `client` must be connected to the group's coordinator.
 
-    Methods return error codes; only MEMBER_ID_REQUIRED is handled here.
+    Methods return error codes to the caller. Only MEMBER_ID_REQUIRED is handled here.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class SimMember:
         return response.topics[0].partitions[0].error_code
 
     async def committed(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the committed offset (-1 if there is none), and the error code."""
+        """Return the committed offset (-1 if no offset is committed), and the error code."""
         requested_group = OffsetFetchRequestGroup(
             group_id=self.group, topics=[OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
         )

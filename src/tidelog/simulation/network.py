@@ -1,9 +1,9 @@
 """A simulated network: hosts, listeners, connections, and their faults.
 
-Connections are byte streams like those of TCP: bytes arrive in order, but may be split and joined anywhere; they may
-be slow, wait while a link is blocked, or be lost by a reset. A lost segment is seen as the delay of its
-retransmission. Different connections overtake each other, so a link that reorders segments is one whose latency
-varies.
+Connections are byte streams like TCP connections. Bytes arrive in order, but may be split and joined anywhere. They may
+be slow, may be delayed while a link is blocked, or may be lost by a reset. A lost segment causes only the delay of its
+retransmission. The bytes of different connections may overtake each other. So segments are reordered by giving a link
+a varying latency.
 """
 
 import errno
@@ -23,7 +23,7 @@ from tidelog.simulation.trace import Trace
 FIRST_EPHEMERAL_PORT = 40_000
 CONNECT_TIMEOUT_S = 30.0
 RETRANSMISSION_S = 0.2
-"""Time, in seconds, after which TCP sends a lost segment again. It doubles with each attempt."""
+"""Time, in seconds, after which TCP sends a lost segment again. The time doubles with each attempt."""
 RETRANSMISSIONS_MAX = 5
 ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -53,7 +53,7 @@ class SimListener:
     address: str
     port: int
     receiver: Callable[[], Receiver] | None = None
-    """None before `listen`."""
+    """Creates the receiver of each new connection; None before `listen`."""
     paused_until_s: float = 0.0
 
     def listen(self, receiver: Callable[[], Receiver]) -> Self:
@@ -69,7 +69,7 @@ class SimListener:
 
 
 class SimNetwork:
-    """The network between all hosts. All network events of the loop come from here."""
+    """The network between all hosts. It schedules all network events of the loop."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, conditions: Conditions | None = None) -> None:
         self.loop = loop
@@ -79,7 +79,7 @@ class SimNetwork:
         self._addresses: dict[str, str] = {}
         self._hosts: dict[str, HostNetwork | None] = {}
         self._link_conditions: dict[tuple[str, str], Conditions] = {}
-        """Conditions of single links, by source and target, where they differ from `conditions`."""
+        """Conditions of single links, by source and target. All other links have the common `conditions`."""
         self._blocked_links: Counter[tuple[str, str]] = Counter()
         """Number of faults that block each link."""
         self._stuck_streams: dict[SimStream, None] = {}
@@ -118,8 +118,10 @@ class SimNetwork:
         self.trace.note(source, "net.partition_one_way", target)
 
     def unblock(self, source: str, target: str) -> None:
-        """End one fault that blocks the link from `source` to `target`. Stuck data is delivered if it was the last."""
-        if self._blocked_links[source, target] > 0:  # `heal` may have ended it already
+        """End one fault that blocks the link from `source` to `target`. If it was the last such fault, stuck data is
+        delivered.
+        """
+        if self._blocked_links[source, target] > 0:  # `heal` may have ended the fault already
             self._blocked_links[source, target] -= 1
         self.trace.note(source, "net.unblock", target)
         self._deliver_stuck()
@@ -148,8 +150,9 @@ class SimNetwork:
             self._link_conditions[source, target] = conditions
 
     def stall_connections(self, one: str, other: str) -> "list[SimStream]":
-        """Stop the traffic of every connection between two hosts, as a router does that has forgotten them. New
-        connections work. Returns one side of each stalled connection; `SimStream.break_both` ends it.
+        """Stop the traffic of every connection between two hosts, as a router does that has lost its state of these
+        connections. New connections work. Returns one side of each stalled connection. `SimStream.break_both` ends such
+        a connection.
         """
         process = self._hosts[one]
         stalled = [s for s in process.streams if s.remote_host == other] if process is not None else []
@@ -159,17 +162,17 @@ class SimNetwork:
 
     def reset_connections(self, one: str, other: str) -> int:
         """Reset every connection between two hosts. Returns their number."""
-        broken = 0
+        count = 0
         process = self._hosts[one]
         for stream in list(process.streams) if process is not None else []:
             if stream.remote_host == other:
                 stream.break_both("net.reset")
-                broken += 1
-        return broken
+                count += 1
+        return count
 
     def send(self, source: str, target: str, lost_at: float, arrive: Callable[[], object]) -> None:
-        """Send one message that belongs to no connection: `arrive` is called when it reaches `target`. Messages may
-        overtake each other. A message on a blocked link is lost if the link does not work before `lost_at`.
+        """Send one message that belongs to no connection. `arrive` is called when the message reaches `target`.
+        Messages may overtake each other. If the link is blocked until `lost_at`, the message is lost.
         """
 
         def attempt() -> None:
@@ -192,11 +195,11 @@ class SimNetwork:
         return self._hosts[host] is not None
 
     def latency_s(self, source: str = "", target: str = "") -> float:
-        """Draw the latency of one segment from `source` to `target`, with its retransmissions."""
+        """Draw the latency of one segment from `source` to `target`, including its retransmissions."""
         conditions = self._link_conditions.get((source, target), self.conditions)
         rng = self.rng
-        slow = rng.random() < conditions.slow_chance
-        latency_s = rng.uniform(*(conditions.slow_s if slow else conditions.latency_s))
+        is_slow = rng.random() < conditions.slow_chance
+        latency_s = rng.uniform(*(conditions.slow_s if is_slow else conditions.latency_s))
         if conditions.loss_chance:
             for attempt in range(RETRANSMISSIONS_MAX):
                 if rng.random() >= conditions.loss_chance:
@@ -218,7 +221,7 @@ class SimNetwork:
 
 
 class HostNetwork:
-    """`Network` of one process."""
+    """The `Network` of one process."""
 
     def __init__(self, network: SimNetwork, host: str, address: str) -> None:
         self.host = host
@@ -242,8 +245,8 @@ class HostNetwork:
             raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
         if port == 0:
             port = self._free_port()
-        for taken, taken_port in self.listeners:
-            if taken_port == port and (taken == address or "*" in (taken, address)):
+        for used_address, used_port in self.listeners:
+            if used_port == port and (used_address == address or "*" in (used_address, address)):
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         listener = SimListener(self, host, address, port)
         self.listeners[address, port] = listener
@@ -262,8 +265,8 @@ class HostNetwork:
         while True:
             round_trip_s = network.latency_s(self.host, target) + network.latency_s(target, self.host)
             await self._wait(round_trip_s)
-            linked = network.passes(self.host, target) and network.passes(target, self.host)
-            if network.has_power(target) and linked:
+            is_link_open = network.passes(self.host, target) and network.passes(target, self.host)
+            if network.has_power(target) and is_link_open:
                 break
             if loop.time() >= deadline:
                 raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
@@ -290,7 +293,7 @@ class HostNetwork:
             stream.abort()
 
     def kill(self, *, notify_peers: bool) -> None:
-        """End the process. `notify_peers`: the kernel closes or resets its connections."""
+        """End the process. `notify_peers` says whether the kernel closes or resets its connections."""
         self.alive = False
         self.listeners.clear()
         for stream in list(self.streams):
@@ -298,7 +301,7 @@ class HostNetwork:
         self.streams.clear()
 
     def listener(self, address: str, port: int) -> SimListener | None:
-        """Return the listener that accepts connections to this address and port; None if there is none."""
+        """Return the listener that accepts connections to this address and port, or None if no listener does."""
         listener = self.listeners.get((address, port)) or self.listeners.get(("*", port))
         return listener if listener is not None and listener.receiver is not None else None
 
@@ -316,7 +319,7 @@ class HostNetwork:
         return client_side
 
     def run(self, callback: Callable[..., object], *args: object) -> None:
-        """Call a function of this process: now, or when the process continues if it is paused."""
+        """Call a function of this process: now, or after the pause if the process is paused."""
         if self._network.loop.is_paused(self.host):
             self._network.loop.call_soon(callback, *args, context=self.context)
         else:
@@ -330,7 +333,7 @@ class HostNetwork:
         done = self._network.loop.create_future()
 
         def end() -> None:
-            if not done.done():  # the caller may have been cancelled in this very moment
+            if not done.done():  # the caller may have been cancelled at the same time
                 done.set_result(None)
 
         timer = self._network.loop.call_later(delay_s, end)

@@ -1,9 +1,9 @@
-"""The metadata store of a simulated cluster: one server that runs longer than any broker, reached over the simulated
+"""The metadata store of a simulated cluster: one server, which never stops. Brokers reach it over the simulated
 network.
 
-Each broker process uses `SharedStore.handle` with its host. A call takes the time of the network in both directions.
-It fails as a call to a real server does: while a link is blocked, the caller does not know whether its call was
-executed.
+Each broker process gets its store from `SharedStore.handle`. A call takes the time of the network in both directions.
+It fails in the same way as a call to a real server: while a link is blocked, the caller does not know whether its call
+was executed.
 """
 
 import asyncio
@@ -34,9 +34,8 @@ T = TypeVar("T")
 HOST: Final = "store"
 ADDRESS: Final = "10.0.1.1"
 CALL_TIMEOUT_S = 5.0
-"""Time limit of one call, in seconds. A process that waits for an entry asks again after this time, so that it notices
-a broken link.
-"""
+"""Time limit of one call, in seconds. A process that waits for an entry asks the server again after this time, so that
+it notices a broken link."""
 
 
 class SharedStore:
@@ -53,20 +52,22 @@ class SharedStore:
         self.stored_snapshot: Snapshot | None = None
         self.leases = Leases(lambda: int(world.loop.time() * 1000))
         self.delay_s = (0.0, 0.0)
-        """Least and greatest time, in seconds, that the server takes for a call."""
+        """Shortest and longest time, in seconds, that the server takes for a call."""
         self.on_append: Callable[[int, bytes, Lease], None] | None = None
         """Called for each entry that was appended, with its position and the lease of its writer."""
         self._rng = world.rng("store")
         self._arrivals: dict[int, list[Callable[[], None]]] = {}
-        """For each position without an entry: the functions to call when it gets one."""
+        """For each position without an entry: the functions to call when an entry is appended there."""
 
     def handle(self, host: str, runtime: Runtime) -> "StoreHandle":
         """Return the store for one process on `host`."""
         return StoreHandle(self, host, runtime)
 
     def expire_sessions(self, host: str) -> None:
-        """End all leases of the process on `host`, as a store does that has not heard of it for too long."""
-        names = self.leases.expire(host, host.replace("-", "/"))  # "broker-1" holds the lease "broker/1"
+        """End all leases of the process on `host`, as a store does when it has received no message from the process for
+        too long.
+        """
+        names = self.leases.expire(host, host.replace("-", "/"))  # the host "broker-1" has the lease "broker/1"
         self._trace.note(HOST, "store.expire", f"{','.join(names)} of {host}")
 
     def send(
@@ -91,7 +92,7 @@ class SharedStore:
         self._network.send(host, HOST, self._loop.time() + CALL_TIMEOUT_S, serve)
 
     def notify(self, host: str, arrive: Callable[[], object]) -> None:
-        """Send a message from the server to `host`. It is lost if the link does not work within the time of a call."""
+        """Send a message from the server to `host`. If the link is blocked for CALL_TIMEOUT_S, the message is lost."""
         self._network.send(HOST, host, self._loop.time() + CALL_TIMEOUT_S, arrive)
 
     # Calls, executed on the server
@@ -99,8 +100,8 @@ class SharedStore:
     def append(self, position: int, data: bytes, lease: Lease, writer: str, number: int) -> None:
         self.leases.check(lease)
         if position < self.next_position:
-            raise PositionTaken(f"position {position} is taken, the next is {self.next_position}")
-        assert position == self.next_position, "an append leaves no gap"
+            raise PositionTaken(f"position {position} is taken; the next free position is {self.next_position}")
+        assert position == self.next_position, "an append must not leave a gap"
         self.entries[position] = StoredEntry(position, data, writer, number)
         self.next_position = position + 1
         self._trace.note_bytes(HOST, "store.append", f"{position} by {lease.holder} in epoch {lease.epoch}", data)
@@ -123,7 +124,9 @@ class SharedStore:
         )
 
     def watch(self, position: int, arrived: Callable[[], None] | None) -> bool:
-        """Return whether the journal has an entry at `position`. If not, `arrived` is called when it gets one."""
+        """Return whether the journal has an entry at `position`. If not, `arrived` is called when an entry is appended
+        there.
+        """
         if self.next_position > position:
             return True
         if arrived is not None:
@@ -145,7 +148,7 @@ class SharedStore:
 
 
 class StoreHandle:
-    """`Store` of one process."""
+    """The `Store` of one process."""
 
     entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX
 
@@ -159,7 +162,7 @@ class StoreHandle:
 
     async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
         if len(data) > SHARED_VALUE_BYTES_MAX:
-            raise EntryTooLarge(f"the change has {len(data)} bytes, and the store accepts {SHARED_VALUE_BYTES_MAX}")
+            raise EntryTooLarge(f"the change has {len(data)} bytes; the store accepts at most {SHARED_VALUE_BYTES_MAX}")
         try:
             await self._call(self._store.append, position, data, lease, writer, number)
         except StoreUnavailable as error:
@@ -176,7 +179,8 @@ class StoreHandle:
 
         has_entry = await self._call(self._store.watch, position, notify)
         while not has_entry:
-            # The notification may be lost. So ask again after some time; this fails if the store cannot be reached.
+            # The notification may be lost, so ask again after some time. This call fails if the store cannot be
+            # reached.
             timer = self._runtime.tasks.call_later(CALL_TIMEOUT_S, _settle, arrived, False)
             try:
                 has_entry = await arrived
@@ -205,11 +209,11 @@ class StoreHandle:
         return await self._call(self._store.leases.held, prefix)
 
     async def close(self) -> None:
-        """Do nothing: the server keeps running."""
+        """Do nothing: the server continues to run."""
 
     async def _call(self, function: Callable[..., T], *args: object) -> T:
-        """Send a call and wait for the answer. Raises StoreUnavailable if there is no answer in time; the call may
-        have been executed.
+        """Send a call and wait for the answer. Raises StoreUnavailable if no answer arrives in time. In this case, the
+        call may have been executed.
         """
         answer: asyncio.Future[T] = self._runtime.tasks.future()
         self._store.send(self._host, function, args, answer)

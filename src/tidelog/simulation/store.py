@@ -1,8 +1,8 @@
 """The metadata store of simulated brokers: a journal file on the simulated disk, used instead of SQLite.
 
-The file consists of frames (length, CRC-32, payload). Each frame is appended and synced before the next one. A snapshot
-rewrites the file. A torn last frame was never acknowledged, so the next start cuts it off; any other damage is an
-error.
+The file consists of frames (length, CRC-32, payload). Each frame is appended and synced before the next frame. A
+snapshot rewrites the file. If the last frame is torn, it was never acknowledged, so the next start removes it. Any
+other damage is an error.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _ENTRY, _ENTRY_OF_WRITER, _SNAPSHOT, _LEASE = b"E", b"W", b"S", b"L"
 
 
 class SimStore:
-    """`Store` in the file at `path`, which only one process opens at a time."""
+    """A `Store` in the file at `path`, which only one process opens at a time."""
 
     entry_bytes_max: int | None = None
 
@@ -55,13 +55,13 @@ class SimStore:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     async def inspect(self) -> None:
-        """Return None: reading could require cutting off a torn last frame, which changes the disk."""
+        """Return None, since reading could require the removal of a torn last frame, which changes the disk."""
 
     async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
         await self._run(self._append, StoredEntry(position, data, writer, number), lease)
-        due = [future for awaited, future in self._waiting if awaited <= position]
+        finished_waits = [future for awaited, future in self._waiting if awaited <= position]
         self._waiting = [(awaited, future) for awaited, future in self._waiting if awaited > position]
-        for future in due:
+        for future in finished_waits:
             if not future.done():
                 future.set_result(None)
 
@@ -95,7 +95,7 @@ class SimStore:
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
 
-    # The methods below run where a real store would use its thread
+    # The methods below run as blocking calls, as the methods of a real store do on its thread
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._call, function, args, lane=LANE)
@@ -108,15 +108,15 @@ class SimStore:
                 self._load()
             return function(*args)
         except OSError as error:
-            # It is unknown whether the frame was written. The next start reads the file and finds out.
+            # It is unknown whether the frame was written. The next start reads the file and will know it.
             self._failure = f"{self.path}: {error}"
             raise (AppendUnknown if function == self._append else StoreFailed)(self._failure) from error
 
     def _append(self, entry: StoredEntry, lease: Lease) -> None:
         self._leases.check(lease)
         if entry.position < self._next_position:
-            raise PositionTaken(f"position {entry.position} is taken, the next is {self._next_position}")
-        assert entry.position == self._next_position, "an append leaves no gap"
+            raise PositionTaken(f"position {entry.position} is taken; the next free position is {self._next_position}")
+        assert entry.position == self._next_position, "an append must not leave a gap"
         self._write(_encode_frame(_entry_payload(entry)))
         self._restore_entry(entry)
 
@@ -128,10 +128,10 @@ class SimStore:
     def _save_snapshot(self, snapshot: Snapshot) -> None:
         if self._stored_snapshot is not None and self._stored_snapshot.position > snapshot.position:
             return
-        later = {position: entry for position, entry in self._entries.items() if position >= snapshot.position}
+        later_entries = {position: entry for position, entry in self._entries.items() if position >= snapshot.position}
         frames = [_encode_frame(_HEAD.pack(_SNAPSHOT, snapshot.position) + snapshot.data)]
         frames += [_encode_frame(_lease_payload(lease, expires_ms)) for lease, expires_ms in self._leases.all()]
-        frames += [_encode_frame(_entry_payload(entry)) for entry in later.values()]
+        frames += [_encode_frame(_entry_payload(entry)) for entry in later_entries.values()]
         content = b"".join(frames)
         try:
             self._disk.write_atomic(self.path, content)
@@ -142,14 +142,14 @@ class SimStore:
         self._close()
         self._file = self._disk.open(self.path)
         self._end = len(content)
-        self._entries = later
+        self._entries = later_entries
         self._stored_snapshot = snapshot
 
     def _persist_lease(self, lease: Lease, expires_ms: int | None) -> None:
         self._write(_encode_frame(_lease_payload(lease, expires_ms)))
 
     def _write(self, frame: bytes) -> None:
-        """Append one frame; it is durable on return."""
+        """Append one frame. The frame is durable when this returns."""
         assert self._file is not None
         try:
             self._file.pwrite(frame, self._end)
@@ -217,19 +217,19 @@ def _encode_frame(payload: bytes) -> bytes:
 
 
 def _frames(content: bytes, path: str) -> Iterator[tuple[bytes, int]]:
-    """Yield payloads and the ends of their frames, up to a torn tail.
+    """Yield the payload and the end of each frame, up to a torn frame.
 
-    Raises StoreFailed if a good frame follows a bad one.
+    Raises StoreFailed if a valid frame follows an invalid frame.
     """
     position = 0
     while (payload := _payload_at(content, position)) is not None:
         position += _FRAME.size + len(payload)
         yield payload, position
-    # Each frame was synced before the next was written, so only the last one can be torn.
+    # Each frame was synced before the next frame was written, so only the last frame can be torn.
     if len(content) - position >= _FRAME.size:
         length, _ = _FRAME.unpack_from(content, position)
         if _payload_at(content, position + _FRAME.size + length) is not None:
-            raise StoreFailed(f"{path}: the frame at {position} is damaged, and it is not the last")
+            raise StoreFailed(f"{path}: the frame at {position} is damaged, and it is not the last frame")
 
 
 def _payload_at(content: bytes, position: int) -> bytes | None:

@@ -42,8 +42,8 @@ class State(enum.Enum):
 
 
 class SimStream:
-    """`Stream` between two simulated processes. Written bytes go into the peer's window, or into the backlog when
-    the window is full.
+    """One side of a `Stream` between two simulated processes. Written bytes are sent as long as the peer's window has
+    space for them. Further bytes wait in the backlog.
     """
 
     def __init__(self, network: "SimNetwork", process: "HostNetwork", remote_host: str, local: str, peer: str) -> None:
@@ -63,12 +63,13 @@ class SimStream:
         self._backlog: deque[_BacklogItem] = deque()
         self._unread_bytes = 0  # bytes that were sent and that the peer has not read yet
         self._acknowledgements: deque[tuple[float, int]] = deque()
-        """Bytes that the peer has read, with the times at which its acknowledgements arrive here, in order."""
-        self._acknowledgement_due = False  # an event processes the next acknowledgements
+        """Numbers of bytes that the peer has read, with the times at which its acknowledgements arrive here, in
+        order."""
+        self._acknowledgement_due = False  # whether an event is scheduled that processes the next acknowledgements
         self._stalled = False
         self._on_wire: deque[tuple[float, bytes | Signal]] = deque()  # items with their times of arrival
         self._last_arrival = 0.0
-        self._probing = False  # waiting for a host without power
+        self._probing = False  # whether this side waits for a host without power
         self._probes = 0
         self._process_ended = False  # this side's process has ended
         self._arrived: deque[bytes | Signal] = deque()
@@ -133,7 +134,9 @@ class SimStream:
     # For the network
 
     def vanish(self, *, notify_peers: bool) -> None:
-        """End this side, whose process has ended. `notify_peers`: the kernel sends END or RESET to the peer."""
+        """End this side, since its process has ended. `notify_peers` says whether the kernel sends END or RESET to the
+        peer.
+        """
         unread = any(isinstance(item, bytes) for item in self._arrived)
         self._process_ended = True
         self._state = State.CLOSED
@@ -146,15 +149,15 @@ class SimStream:
         else:
             self._send_end()
 
-    def break_both(self, why: str) -> None:
-        """Reset the connection. Both sides are notified."""
-        self._network.trace.note(self._process.host, why, self._sent_name)
+    def break_both(self, event: str) -> None:
+        """Reset the connection, and note `event` in the trace. Both sides are notified."""
+        self._network.trace.note(self._process.host, event, self._sent_name)
         for side in (self, self._other):
             side._on_wire.clear()
             side._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     def stall(self) -> None:
-        """Deliver nothing more in both directions, until `break_both`."""
+        """Stop the delivery of bytes in both directions, until `break_both`."""
         self._network.trace.note(self._process.host, "net.stall", self._sent_name)
         self._stalled = self._other._stalled = True
 
@@ -168,7 +171,7 @@ class SimStream:
     # Sending
 
     def _push(self) -> None:
-        """Send as much of the backlog as fits into the window."""
+        """Send the part of the backlog for which the window has space."""
         self._process_acknowledgements()
         had_backlog = bool(self._backlog)
         window = self._network.conditions.window_bytes
@@ -201,17 +204,17 @@ class SimStream:
         head = self._backlog[0]
         if isinstance(head, bytes):
             data = head[:bytes_max]
-            rest: _BacklogItem = head[bytes_max:]
-            remaining_bytes = len(rest)
+            remainder: _BacklogItem = head[bytes_max:]
+            remaining_bytes = len(remainder)
         else:
             file, position, size = head
             data = file.pread(min(size, bytes_max, COPY_BYTES), position)
             if not data:
                 raise OSError(errno.EIO, "the file ends early", file.path)
             remaining_bytes = size - len(data)
-            rest = (file, position + len(data), remaining_bytes)
+            remainder = (file, position + len(data), remaining_bytes)
         if remaining_bytes:
-            self._backlog[0] = rest
+            self._backlog[0] = remainder
         else:
             self._backlog.popleft()
             if not isinstance(head, bytes):
@@ -234,7 +237,7 @@ class SimStream:
             network.trace.note_bytes(self._process.host, "net.send", details, item)
         else:
             network.trace.note(self._process.host, f"net.send_{item.value}", details)
-        # Later items must not arrive earlier.
+        # An item must not arrive before the items that were sent earlier.
         self._last_arrival = max(network.loop.time() + network.latency_s(*self.link), self._last_arrival)
         self._on_wire.append((self._last_arrival, item))
         network.loop.call_system_at(self._last_arrival, self._arrive)
@@ -286,7 +289,7 @@ class SimStream:
     def _acknowledged_later(self, count: int) -> None:
         """Add an acknowledgement of the peer that arrives after the network's latency.
 
-        It needs an event only if bytes wait for the window. Otherwise the next write processes it.
+        An event for it is scheduled only if bytes wait for the window. Otherwise the next write processes it.
         """
         latency_s = self._network.latency_s(self.remote_host, self._process.host)
         arrival = self._network.loop.time() + latency_s
@@ -329,7 +332,7 @@ class SimStream:
         if self._delivery_due or not self._arrived or self._state is State.CLOSED:
             return
         self._delivery_due = True
-        # Sometimes deliver a little later, so that one read returns more bytes.
+        # Sometimes deliver slightly later, so that one read returns more bytes.
         loop, draw, context = self._network.loop, self._network.rng.random(), self._process.context
         if draw < 0.5:
             loop.call_soon(self._deliver, context=context)
@@ -430,7 +433,7 @@ class SimStream:
         receiver.connected(self)
 
     def _call_receiver(self, call: Callable[[], None]) -> None:
-        """Call code of the receiver. A failure ends this connection only."""
+        """Call a method of the receiver. If it raises, only this connection ends."""
         try:
             call()
         except ProcessGone:

@@ -18,9 +18,9 @@ class ProcessGone(BaseException):
 
 
 class SimTasks:
-    """`Tasks` of one process on the shared virtual loop. `kill` stops them like SIGKILL.
+    """The `Tasks` of one process on the shared virtual loop. `kill` stops all tasks, as SIGKILL does.
 
-    `clock_rate` returns the speed of the host's clock: the seconds that it advances in one virtual second.
+    `clock_rate` returns the speed of the host's clock: the seconds by which it advances in one virtual second.
     """
 
     def __init__(
@@ -79,22 +79,24 @@ class SimTasks:
         """Do nothing: the garbage collector belongs to the whole simulation and takes no virtual time."""
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """Run the function after a virtual delay. Its effects happen at the beginning or at the end of the delay.
+        """Run the function, and complete the future after a virtual delay. At random, the function runs at the
+        beginning or at the end of the delay.
 
-        So a sync covers the bytes written before the call. It covers bytes written during the call only by chance.
+        So a sync covers all bytes that were written before the call, and only sometimes the bytes that are written
+        during the call.
         """
         self._check_alive()
         future: asyncio.Future[T] = self._loop.create_future()
         delay_s = self._rng.uniform(0.00005, 0.002) if self._rng.random() < 0.98 else self._rng.uniform(0.002, 0.2)
         ready_at = self._loop.time() + delay_s
-        early = self._rng.random() < 0.5
+        runs_first = self._rng.random() < 0.5
         if lane:
             free_at = self._lane_free_at.get(lane, 0.0)
-            early = early and free_at <= self._loop.time()
+            runs_first = runs_first and free_at <= self._loop.time()
             ready_at = max(free_at, self._loop.time()) + delay_s
             self._lane_free_at[lane] = ready_at
         self._blocking += 1
-        if early:
+        if runs_first:
             self._loop.call_at(ready_at, self._resolve, future, *_outcome(function, args), context=self._context)
         else:
             self._loop.call_at(ready_at, self._run_and_resolve, future, function, args, context=self._context)
@@ -103,7 +105,7 @@ class SimTasks:
     def run_in_child(
         self, work: ChildWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
-        """Run the work after a virtual delay, like `run_blocking`. Time does not pass for the work.
+        """Run the work like `run_blocking`, with a virtual delay. The clock of the work does not advance.
 
         The results are reported to the loop one by one, before the future is done.
         """
@@ -133,7 +135,7 @@ class SimTasks:
             await self._idle
 
     def kill(self) -> None:
-        """Run no further callback of this process. Its tasks end without effect."""
+        """End the process: no callback of it runs any more, and its tasks end without effect."""
         self.alive = False
         for task in list(self._running):
             task.cancel()

@@ -5,21 +5,22 @@ from zlib import crc32
 
 
 class Trace:
-    """Lines of the form `SECONDS HOST WHAT DETAILS`, without memory addresses and without the order of sets.
+    """Lines of the form `SECONDS HOST EVENT DETAILS`. They contain no memory addresses and do not depend on the order
+    of sets.
 
-    An event is stored as a tuple. It is formatted when a line is read, since most runs never read their trace.
+    An event is stored as a tuple. It is formatted only when a line is read, since most runs never read their trace.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._events: list[tuple[float, str, str, str, int, int]] = []
 
-    def note(self, host: str, what: str, details: str = "") -> None:
-        self._events.append((self._now(), host, what, details, -1, 0))
+    def note(self, host: str, event: str, details: str = "") -> None:
+        self._events.append((self._now(), host, event, details, -1, 0))
 
-    def note_bytes(self, host: str, what: str, details: str, data: bytes | bytearray | memoryview) -> None:
+    def note_bytes(self, host: str, event: str, details: str, data: bytes | bytearray | memoryview) -> None:
         """Add a line with the length and CRC-32 of `data`."""
-        self._events.append((self._now(), host, what, details, len(data), crc32(data)))
+        self._events.append((self._now(), host, event, details, len(data), crc32(data)))
 
     @property
     def lines(self) -> list[str]:
@@ -32,13 +33,13 @@ class Trace:
         return "\n".join(_line(event) for event in self._events[-count:])
 
 
-def _line(event: tuple[float, str, str, str, int, int]) -> str:
-    time_s, host, what, details, size, crc = event
-    line = f"{time_s:.6f} {host} {what} {details}"
+def _line(stored_event: tuple[float, str, str, str, int, int]) -> str:
+    time_s, host, event, details, size, crc = stored_event
+    line = f"{time_s:.6f} {host} {event} {details}"
     return line.rstrip() if size < 0 else f"{line} bytes={size} crc={crc:08x}"
 
 
 def callback_name(callback: Callable[..., object]) -> str:
     """Return the callback's name without memory addresses."""
-    function = getattr(callback, "func", callback)  # of a functools.partial
+    function = getattr(callback, "func", callback)  # a functools.partial has its function in `func`
     return str(getattr(function, "__qualname__", type(function).__qualname__))

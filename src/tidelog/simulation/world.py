@@ -1,11 +1,11 @@
-"""A simulated world: hosts with disks and processes on one network and one virtual clock, all determined by one
-seed.
+"""A simulated world: hosts with disks and processes, one network and one virtual clock. One seed determines the whole
+run.
 
     with simulated(seed) as world:
         host = world.host("a")
         world.run(scenario(host.runtime), virtual_s=600)
 
-An exception in the block gets a note with the seed and the end of the trace.
+If the block raises an exception, a note with the seed and the end of the trace is added to it.
 """
 
 import asyncio
@@ -32,24 +32,24 @@ TRACE_TAIL_LINES = 30
 
 
 class EscapedError(RuntimeError):
-    """Errors that were not handled: callbacks that raised, and failed tasks that no other task awaited."""
+    """Errors that were not handled: exceptions of callbacks, and of tasks that no other task has awaited."""
 
 
 class SimClock:
-    """Virtual time, with a wall clock that a test can set wrong, and an oscillator that a test can make fast or
-    slow.
-    """
+    """The clock of one host. A test can set its wall clock wrong, and can make it run too fast or too slowly."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self.wall_offset_ms = 0
-        """Added to the wall-clock time; the monotonic time does not change."""
+        """This offset is added to the wall-clock time. It does not affect the monotonic time."""
         self.rate = 1.0
         self._counted_s = 0.0
         self._rate_since_s = 0.0
 
     def set_rate(self, rate: float) -> None:
-        """Make both clocks advance by `rate` seconds in one virtual second, from now on. Timers of the host follow."""
+        """From now on, let both clocks advance by `rate` seconds in one virtual second. New timers of the host use this
+        rate, too.
+        """
         self._counted_s, self._rate_since_s, self.rate = self.monotonic(), self._loop.time(), rate
 
     def now_ms(self) -> int:
@@ -60,7 +60,7 @@ class SimClock:
 
 
 class SimHost:
-    """A machine with at most one process at a time. Its disk keeps its content when a process ends."""
+    """A machine with at most one process at a time. The content of its disk is not lost when a process ends."""
 
     def __init__(self, world: "World", name: str, address: str) -> None:
         self.name = name
@@ -89,7 +89,7 @@ class SimHost:
         return self._runtime or self.start()
 
     def start(self) -> Runtime:
-        """Start a new process; switch the power on if it is off."""
+        """Start a new process. If the power is off, switch it on first."""
         assert self._runtime is None, f"{self.name} is running"
         world = self._world
         self.starts += 1
@@ -115,7 +115,7 @@ class SimHost:
         return self._world.loop.is_paused(self.name)
 
     def pause(self) -> None:
-        """Pause the process as SIGSTOP does: none of its code runs, and its clocks go on. The kernel still accepts
+        """Pause the process as SIGSTOP does: none of its code runs, but its clocks advance. The kernel still accepts
         connections and bytes.
         """
         assert self._runtime is not None, f"{self.name} is not running"
@@ -123,17 +123,17 @@ class SimHost:
         self._world.loop.pause_process(self.name)
 
     def resume(self) -> None:
-        """Continue a paused process as SIGCONT does. Its timers that became due fire now."""
+        """Continue a paused process as SIGCONT does. Timers that became due during the pause fire now."""
         self._world.trace.note(self.name, "host.resume")
         self._world.loop.continue_process(self.name)
 
     def kill(self) -> None:
-        """Kill the process as kill -9 does: the disk keeps all written bytes, and peers see their connections end."""
+        """Kill the process as kill -9 does: no written byte is lost, and the connections of its peers are closed."""
         self._end("host.kill", power=True)
         self._disk = self._disk.kill()
 
     def cut_power(self, odds: PowerCutOdds | None = None) -> None:
-        """Cut the power: the disk keeps synced bytes and some of the others, and peers receive nothing."""
+        """Cut the power: all synced bytes and some unsynced bytes survive, and peers are not notified."""
         self._end("host.cut_power", power=False)
         survivor = self._disk.power_cut(self._world.rng(f"{self.name}/power/{self.starts}"), odds)
         self._disk.kill()
@@ -145,12 +145,12 @@ class SimHost:
         self._world.trace.note(self.name, what)
         self._runtime = None
         self._tasks.kill()
-        self._world.loop.continue_process(self.name)  # so that the cancelled tasks can end
+        self._world.loop.continue_process(self.name)  # the cancelled tasks of a paused process must be able to end
         self._world.network.stop_process(self.name, power=power)
 
 
 class World:
-    """Everything in one simulated run. Equal seeds and equal programs give equal traces."""
+    """All parts of one simulated run. Equal seeds and equal programs give equal traces."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -166,7 +166,7 @@ class World:
         return random.Random(f"tidelog {self.seed} {purpose}")  # noqa: S311 - it must be predictable
 
     def host(self, name: str) -> SimHost:
-        """Return the host of this name; the first call creates it."""
+        """Return the host with this name. The first call creates it."""
         if name not in self.hosts:
             address = f"10.0.0.{len(self.hosts) + 1}"
             self.network.add_host(name, address)
@@ -174,7 +174,7 @@ class World:
         return self.hosts[name]
 
     def run(self, scenario: Coroutine[Any, Any, T], *, virtual_s: float = 3600.0) -> T:
-        """Run `scenario` to its end. Then nothing in the world runs until the next call of `run`.
+        """Run `scenario` to its end. Afterwards no process of the world runs until the next call of `run`.
 
         Raises the scenario's exceptions, and Deadlock, Livelock, TimeIsUp or EscapedError.
         """
@@ -218,8 +218,8 @@ class World:
 
 @contextmanager
 def simulated(seed: int) -> Iterator[World]:
-    """Provide a world and close it at the end. An exception that leaves the block gets a note with the seed and the
-    end of the trace.
+    """Provide a world and close it at the end. If the block raises an exception, a note with the seed and the end of
+    the trace is added to it.
     """
     world = World(seed)
     try:

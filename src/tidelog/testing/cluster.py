@@ -6,7 +6,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -33,6 +33,7 @@ class Cluster(OwnedByProcess):
     The brokers have the numbers 1 to `brokers`. Each is a child process, so a test can kill, pause, stop and start it.
     A broker that is started again has the same data and the same port. `settings` has Kafka's names and is used by all
     brokers; by default topics have three replicas (if there are so many brokers) and `min.insync.replicas` is 2.
+    `racks` has the `broker.rack` of each broker, so that a test can read from a follower (`client.rack`).
 
     Without `data` everything is in a temporary directory, which is deleted at the end, also if the test fails or the
     program ends without stopping the cluster. The processes end when this process ends, however that happens.
@@ -47,16 +48,20 @@ class Cluster(OwnedByProcess):
         *,
         data: str | Path | None = None,
         settings: Mapping[str, object] = {},
+        racks: Sequence[str] = (),
         host: str = "127.0.0.1",
     ) -> None:
         if brokers < 1:
             raise ValueError(f"a cluster has at least one broker, not {brokers}")
+        if racks and len(racks) != brokers:
+            raise ValueError(f"{brokers} brokers need {brokers} racks, not {len(racks)}")
         for name in ("node.id", "broker.id", "metadata.store"):
             if name in settings:
                 raise ValueError(f"{name} is set by the cluster")
         super().__init__(data)
         self._count = brokers
         self._settings = dict(settings)
+        self._racks = list(racks)
         self._host = host
         self._brokers: dict[int, Broker] = {}
         self._paused: dict[int, None] = {}
@@ -207,7 +212,9 @@ class Cluster(OwnedByProcess):
             "min.insync.replicas": 2 if self._count > 2 else 1,
             "broker.session.timeout.ms": SESSION_MS,
         }
-        own = {"node.id": number, "metadata.store": f"sqlite:{data / STORE_FILE}"}
+        own: dict[str, object] = {"node.id": number, "metadata.store": f"sqlite:{data / STORE_FILE}"}
+        if self._racks:
+            own["broker.rack"] = self._racks[number - 1]
         settings = defaults | self._settings | own
         return Broker(process=True, data=data / f"broker-{number}", settings=settings, host=self._host)
 

@@ -66,7 +66,7 @@ class BrokerThread:
         if not isinstance(error, Exception):
             return f"the start was interrupted: {type(error).__name__}"
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-        return explain(error, self._config.data_directory, address, IN_PYTHON)
+        return explain(error, self._config.data_directories, address, IN_PYTHON)
 
     def _main(self) -> None:
         try:

@@ -23,7 +23,8 @@ LEAST_RECORD_BYTES = 7
 DECOMPRESSED_BYTES_MAX = 100 * 1024 * 1024
 """Default limit of a batch's decompressed size; equal to the default of `socket.request.max.bytes`."""
 RECORDS_MAX = DECOMPRESSED_BYTES_MAX // LEAST_RECORD_BYTES
-"""Most records that a batch may state. A stated count of 2^31 would use up the offset range of a whole segment."""
+"""Upper bound on the number of records that a batch header may state. A count of 2^31 would use up the offset range
+of a whole segment."""
 LEAST_LENGTH = 14
 """Smallest value of the length field in any message format (magic 0 to 2)."""
 MAGIC = 2
@@ -59,8 +60,8 @@ class TimestampType(IntEnum):
 class BatchHeader:
     """The header of the batch at `position` of `buffer`, unpacked once.
 
-    Raises CorruptMessage if the buffer ends within the header. It does not check the values: see `check_produced` and
-    `crc_ok`.
+    The constructor raises CorruptMessage if the buffer ends within the header. It does not check the values;
+    `check_produced` and `crc_ok` do that.
     """
 
     __slots__ = (
@@ -130,8 +131,8 @@ class BatchHeader:
 
     @property
     def first_timestamp_ms(self) -> int | None:
-        """Timestamp of the first record, usually the oldest; with LogAppendTime, the append time. None if it is
-        negative: the producer set no timestamp.
+        """Timestamp of the first record, which is usually the oldest. With LogAppendTime, it is the append time.
+        None if it is negative, because then the producer set no timestamp.
         """
         time_ms = self.max_timestamp if self.attributes & TIMESTAMP_TYPE_BIT else self.base_timestamp
         return time_ms if time_ms >= 0 else None
@@ -159,7 +160,7 @@ class BatchHeader:
         _ASSIGNED.pack_into(self.buffer, self.position, base_offset, self.length, leader_epoch)
 
     def crc_ok(self) -> bool:
-        """Return whether the checksum is right. The buffer must hold the whole batch."""
+        """Return whether the checksum is correct. The buffer must hold the whole batch."""
         start = self.position
         return crc32c(memoryview(self.buffer)[start + 21 : start + self.size]) == self.crc
 
@@ -169,11 +170,11 @@ def check_produced(
 ) -> BatchHeader:
     """Check the header and the CRC of the batch that a client sent for one partition, and return the header.
 
-    `buffer` must hold the whole batch. An incomplete second batch behind it is ignored: the caller cuts the buffer
-    at `size`. A complete second batch is refused. With `framing_only`, only size and format are checked. The records
-    are not read. `refused_kinds` are attribute bits: a request with a transactional id may have transactional batches.
-    Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or ApiError,
-    with the error codes of Kafka 4.3.1.
+    `buffer` must hold the whole batch. An incomplete second batch after it is ignored, and the caller must cut the
+    buffer at `size`. A complete second batch is refused. With `framing_only`, only size and format are checked. The
+    records are not read. `refused_kinds` are attribute bits: a request with a transactional id may have transactional
+    batches. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or ApiError, with the
+    error codes of Kafka 4.3.1.
     """
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])
@@ -221,7 +222,7 @@ def _refuse_magic(magic: int) -> None:
 
 
 def _check_size(header: BatchHeader, buffer: memoryview) -> None:
-    """Refuse a batch that is not wholly in `buffer`, or that another complete batch follows."""
+    """Refuse a batch that is not completely in `buffer`, or that is followed by another complete batch."""
     received_bytes = len(buffer)
     if header.length < LEAST_LENGTH:
         raise CorruptMessage(f"the record batch's length {header.length} is below the minimum, {LEAST_LENGTH}")

@@ -1,9 +1,9 @@
 """Generate the decoder of one message in one version as straight-line Python source, compiled once.
 
-The source makes no call per field or struct. Neighbouring fields of fixed size, and the length that follows them, are
-read by one `struct` unpack; nested structs are loops in the same function. Slices are not checked one by one: a slice
-beyond the end of the buffer is detected by the next read, or by one comparison at the end, since the position only
-increases.
+The source calls no function for single fields or structs. Neighbouring fields of fixed size, and a length that
+follows them, are read by one `struct` unpack. Nested structs are loops in the same function. Slices are not checked
+one by one: the position only increases, so the next read, or one comparison at the end, detects a slice beyond the
+end of the buffer.
 """
 
 import struct
@@ -22,12 +22,12 @@ from tidelog.wire.primitives import (
 )
 
 STRING_BYTES_MAX = 32_767
-"""Longest string in a message, in bytes of UTF-8: the largest two-byte length. It applies to compact strings too, as in
-Kafka."""
+"""Upper bound on the length of a string in a message, in bytes of UTF-8: the largest two-byte length. As in Kafka,
+it also applies to compact strings."""
 STEP_ITEMS = 32
-"""Elements of an array of structs or strings that a stepwise codec decodes or encodes between two yields."""
+"""Number of elements of an array of structs or strings that a stepwise codec decodes or encodes between two yields."""
 STEP_NUMBERS = 4096
-"""Elements of an array of numbers that a stepwise codec decodes between two yields; one unpack reads them all."""
+"""Number of elements of an array of numbers that a stepwise decoder reads between two yields, with one unpack."""
 
 
 def build_decoder(message: type[Message], version: int, *, any_text: bool = False) -> Decoder:
@@ -46,14 +46,14 @@ def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDeco
 
 
 def _compile(source: "_Source") -> Any:
-    kind = "stepwise decoder" if source.stepwise else "decoder"
-    code = compile(source.text(), f"<{source.message.__name__} v{source.version} {kind}>", "exec")
+    codec_name = "stepwise decoder" if source.stepwise else "decoder"
+    code = compile(source.text(), f"<{source.message.__name__} v{source.version} {codec_name}>", "exec")
     exec(code, source.names)  # noqa: S102  # own source
     return source.names["decode"]
 
 
 def struct_named(owner: type[Struct], name: str) -> type[Struct]:
-    """Return the struct class with this name from the module of `owner`, which has a field of that type."""
+    """Return the struct class with this name. It is in the module of `owner`, which has a field of that type."""
     struct_class: type[Struct] = getattr(sys.modules[owner.__module__], name)
     return struct_class
 
@@ -66,7 +66,9 @@ def is_flexible(message: type[Message], version: int) -> bool:
 
 
 def default_source(field: Field) -> str:
-    """Return an expression for the field's default value. The callers handle defaults of structs."""
+    """Return an expression for the field's default value. For fields that are structs, the callers use other
+    expressions.
+    """
     if field.is_array and field.default is not None:
         return "[]"
     if field.default == NO_UUID:
@@ -157,34 +159,34 @@ class _Source:
         self.emit(f"p += {struct.calcsize('>' + formats)}")
         self.run.clear()
 
-    def struct(self, kind: type[Struct], target: str) -> None:
-        """Read one struct into a new object named `target`. Its last reads may stay pending in `run`."""
-        self.names[kind.__name__] = kind
-        self.emit(f"{target} = new({kind.__name__})")
+    def struct(self, struct_class: type[Struct], target: str) -> None:
+        """Read one struct into a new object named `target`. The struct's last reads may stay pending in `run`."""
+        self.names[struct_class.__name__] = struct_class
+        self.emit(f"{target} = new({struct_class.__name__})")
         tagged = []
-        for field in fields_from_lines(kind.FIELDS):
+        for field in fields_from_lines(struct_class.FIELDS):
             attribute = f"{target}.{field.attribute}"
             if self.version not in field.versions:
-                self.default(kind, field, attribute)
+                self.default(struct_class, field, attribute)
             elif field.tag is not None and self.flexible:
-                self.default(kind, field, attribute)
+                self.default(struct_class, field, attribute)
                 tagged.append(field)
             else:
-                self.field(kind, field, attribute)
+                self.field(struct_class, field, attribute)
         if self.flexible:
-            self.tags(kind, target, tagged)
+            self.tags(struct_class, target, tagged)
 
-    def default(self, kind: type[Struct], field: Field, attribute: str) -> None:
+    def default(self, struct_class: type[Struct], field: Field, attribute: str) -> None:
         """Write the assignment of the field's default value."""
         if field.is_struct and not field.is_array and not field.is_optional_struct and field.default is not None:
-            self.names[field.type] = struct_named(kind, field.type)
+            self.names[field.type] = struct_named(struct_class, field.type)
             self.emit(f"{attribute} = {field.type}()")
         elif field.is_optional_struct:
             self.emit(f"{attribute} = None")
         else:
             self.emit(f"{attribute} = {default_source(field)}")
 
-    def tags(self, kind: type[Struct], target: str, fields: list[Field]) -> None:
+    def tags(self, struct_class: type[Struct], target: str, fields: list[Field]) -> None:
         count = self.temporary("n")
         self.run.append(("B", count))
         self.flush()
@@ -206,7 +208,7 @@ class _Source:
         for number, field in enumerate(fields):
             self.emit(f"{'elif' if number else 'if'} {tag} == {field.tag}:")
             self.indent += 1
-            self.field(kind, field, f"{target}.{field.attribute}")
+            self.field(struct_class, field, f"{target}.{field.attribute}")
             self.flush()
             self.fail(f"p != {end}", field.name, "does not fill its tagged field")
             self.indent -= 1
@@ -220,19 +222,19 @@ class _Source:
         self.emit(f"if {variable} > 127:")
         self.emit(f"    {variable}, p = finish(view, p, {variable})")
 
-    def field(self, kind: type[Struct], field: Field, target: str) -> None:
+    def field(self, struct_class: type[Struct], field: Field, target: str) -> None:
         nullable = self.version in field.nullable
         compact = self.flexible and not field.rigid
         if field.is_array:
-            self.array(kind, field, target, nullable, compact)
+            self.array(struct_class, field, target, nullable, compact)
         elif field.is_struct:
-            self.nested(kind, field, target, nullable)
+            self.nested(struct_class, field, target, nullable)
         elif field.type in FIXED_FORMATS:
             self.run.append((FIXED_FORMATS[field.type], target))
         else:
             self.slice(field, target, nullable, compact)
 
-    def nested(self, kind: type[Struct], field: Field, target: str, nullable: bool) -> None:
+    def nested(self, struct_class: type[Struct], field: Field, target: str, nullable: bool) -> None:
         inner = self.temporary("m")
         if nullable:
             # Null is -1, but 0 inside a tagged field.
@@ -243,7 +245,7 @@ class _Source:
             self.emit(f"    {target} = None")
             self.emit("else:")
             self.indent += 1
-        self.struct(struct_named(kind, field.type), inner)
+        self.struct(struct_named(struct_class, field.type), inner)
         self.emit(f"{target} = {inner}")
         if nullable:
             self.flush()
@@ -252,8 +254,8 @@ class _Source:
     def length(self, field: Field, nullable: bool, compact: bool, code: str, null: str) -> str:
         """Write the lines that read a length, and return the name of the variable that holds it.
 
-        A compact length is one more than the real length, and the variable holds it like this. If `nullable`, the
-        lines that follow are indented into the branch for "not null".
+        The variable holds a compact length in its encoded form, which is the real length plus one. If `nullable`,
+        the lines that follow are indented into the branch for "not null".
         """
         length = self.temporary("n")
         self.run.append(("B" if compact else code, length))
@@ -261,8 +263,8 @@ class _Source:
         if compact:
             self.long_form(length)
             if field.type == "string" and code == "h":
-                # As in Kafka, a compact string may not be longer than a two-byte length could state. This is checked
-                # only for long forms: a length of one byte is always small enough.
+                # As in Kafka, a compact string may not be longer than the largest two-byte length. Only lengths of
+                # several bytes are checked, because a length of one byte is always small enough.
                 self.emit(f"    if {length} > {STRING_BYTES_MAX + 1}:")
                 self.emit(
                     f"        raise Malformed('{self.message.__name__} v{self.version}: {field.name} is too long')"
@@ -286,27 +288,27 @@ class _Source:
         self.emit(f"p = {end}")
         self.indent -= nullable
 
-    def array(self, kind: type[Struct], field: Field, target: str, nullable: bool, compact: bool) -> None:
+    def array(self, struct_class: type[Struct], field: Field, target: str, nullable: bool, compact: bool) -> None:
         count = self.length(field, nullable, compact, "i", f"{target} = None")
         if compact:
             self.emit(f"{count} -= 1")
-        least = self.least_bytes(kind, field)
+        element_bytes_min = self.bytes_min(struct_class, field)
         # Refuse a count that the remaining bytes cannot hold, so that a few bytes cannot make the decoder allocate
         # much memory.
         self.fail(
-            f"{count} * {least} > size - p" if least > 1 else f"{count} > size - p",
+            f"{count} * {element_bytes_min} > size - p" if element_bytes_min > 1 else f"{count} > size - p",
             field.name,
             "has an impossible count",
         )
         if field.type in FIXED_FORMATS and field.type != "uuid":
             if self.stepwise:
-                self.numbers(FIXED_FORMATS[field.type], target, count, least)
+                self.numbers(FIXED_FORMATS[field.type], target, count, element_bytes_min)
                 self.indent -= nullable
                 return
             self.emit(
                 f"{target} = list(unpack_from(f'>{{{count}}}{FIXED_FORMATS[field.type]}', view, p)) if {count} else []"
             )
-            self.emit(f"p += {count} * {least}")
+            self.emit(f"p += {count} * {element_bytes_min}")
         elif field.type == "uuid":
             end = self.temporary("e")
             self.emit(f"{end} = p + {count} * 16")
@@ -318,7 +320,7 @@ class _Source:
             self.emit(f"for _ in range({count}):")
             self.indent += 1
             if field.is_struct:
-                self.struct(struct_named(kind, field.type), item)
+                self.struct(struct_named(struct_class, field.type), item)
             else:
                 self.slice(field, item, False, compact)
             self.flush()
@@ -339,14 +341,14 @@ class _Source:
         self.emit(f"    {target} += unpack_from(f'>{{{count}}}{code}', view, p)")
         self.emit(f"    p += {count} * {size}")
 
-    def least_bytes(self, kind: type[Struct], field: Field) -> int:
+    def bytes_min(self, struct_class: type[Struct], field: Field) -> int:
         """Return a lower bound on the bytes of one value of the field's type; for an array, of one element."""
         if field.type in FIXED_BYTES:
             return FIXED_BYTES[field.type]
         if not field.is_struct:
             return 1 if self.flexible else 2 if field.type == "string" else 4
         total = int(self.flexible)
-        inner = struct_named(kind, field.type)
+        inner = struct_named(struct_class, field.type)
         for part in fields_from_lines(inner.FIELDS):
             if self.version not in part.versions or (self.flexible and part.tag is not None):
                 continue
@@ -355,5 +357,5 @@ class _Source:
             elif part.is_struct and self.version in part.nullable:
                 total += 1
             else:
-                total += self.least_bytes(inner, part)
+                total += self.bytes_min(inner, part)
         return total

@@ -1,8 +1,8 @@
 """Generate the encoders of one message in one version as straight-line Python source, compiled once.
 
-Neighbouring fields of fixed size, and the length that follows them, are written by one `struct` pack; all parts are
-joined once at the end. Record data is never copied: a message with record data is encoded into pieces, and only
-`encode` joins them.
+Neighbouring fields of fixed size, and a length that follows them, are written by one `struct` pack. All parts are
+joined once at the end. Record data is never copied here: a message with record data is encoded into pieces, and only
+the function for `encode` joins the pieces.
 """
 
 import struct
@@ -17,7 +17,7 @@ from tidelog.wire.primitives import NO_UUID, FieldNotInVersion, UnencodableValue
 ONE_BYTE = tuple(value.to_bytes(1, "big") for value in range(128))
 """Encodings of the unsigned varints below 128, which take one byte."""
 PIECE_PARTS = 4096
-"""When a stepwise encoder yields with more parts than this, it first joins them into one piece."""
+"""If a stepwise encoder has more parts than this when it yields, it first joins them into one piece."""
 
 
 def build_encoders(message: type[Message], version: int, *, any_text: bool = False) -> tuple[Encoder, PiecesEncoder]:
@@ -39,14 +39,14 @@ def build_stepwise_encoder(message: type[Message], version: int) -> StepwiseEnco
 
 
 def _compile(source: "_Source") -> Any:
-    kind = "stepwise encoder" if source.stepwise else "encoder"
-    code = compile(source.text(), f"<{source.message.__name__} v{source.version} {kind}>", "exec")
+    codec_name = "stepwise encoder" if source.stepwise else "encoder"
+    code = compile(source.text(), f"<{source.message.__name__} v{source.version} {codec_name}>", "exec")
     exec(code, source.names)  # noqa: S102  # own source
     return source.names["encode"]
 
 
 def add_records(pieces: list[Any], before: Iterable[bytes], records: Any) -> None:
-    """Append the joined bytes `before` the records, and the records, to `pieces`."""
+    """Append two things to `pieces`: the joined bytes `before` the record data, and the record data."""
     pieces.append(b"".join(before))
     if isinstance(records, list):
         pieces += records
@@ -73,7 +73,7 @@ class _Source:
         self.run: list[tuple[str, str]] = []
         self.parts: list[str] = []
         self.out = "out"
-        self.out_is_used = False  # False if the encoder needs no list: the message is one expression
+        self.out_is_used = False  # stays False if the whole message is one expression, which needs no list
         self.temporaries = 0
         self.names: dict[str, Any] = {
             "join": b"".join,
@@ -132,7 +132,7 @@ class _Source:
         return name
 
     def flush_run(self) -> None:
-        """Convert the pending values of fixed size to one part. Only the last one can be a compact length (`C`)."""
+        """Convert the pending values of fixed size to one part. Only the last value can be a compact length (`C`)."""
         if not self.run:
             return
         run, self.run = self.run, []
@@ -158,31 +158,33 @@ class _Source:
             self.emit(f"{self.out} += ({', '.join(self.parts)})")
         self.parts.clear()
 
-    def struct(self, kind: type[Struct], source: str) -> None:
-        """Write the struct in the variable `source`. Its last values may stay pending."""
+    def struct(self, struct_class: type[Struct], source: str) -> None:
+        """Write the struct that is in the variable `source`. The struct's last values may stay pending."""
         tagged = []
-        for field in fields_from_lines(kind.FIELDS):
+        for field in fields_from_lines(struct_class.FIELDS):
             value = f"{source}.{field.attribute}"
             if self.version not in field.versions:
                 if not field.ignorable:
-                    self.emit(f"if {self.is_set(kind, field, value)}:")
-                    self.emit(f"    raise FieldNotInVersion('{kind.__name__}', '{field.attribute}', {self.version})")
+                    self.emit(f"if {self.is_set(struct_class, field, value)}:")
+                    self.emit(
+                        f"    raise FieldNotInVersion('{struct_class.__name__}', '{field.attribute}', {self.version})"
+                    )
             elif field.tag is not None and self.flexible:
                 tagged.append(field)
             else:
-                self.field(kind, field, value)
+                self.field(struct_class, field, value)
         if tagged:
-            self.tags(kind, source, tagged)
+            self.tags(struct_class, source, tagged)
         elif self.flexible:
             self.run.append(("x", ""))
 
-    def is_set(self, kind: type[Struct], field: Field, value: str) -> str:
+    def is_set(self, struct_class: type[Struct], field: Field, value: str) -> str:
         """Return a condition that is true if the value is not the field's default."""
         if field.is_optional_struct:
-            self.names[field.type] = struct_named(kind, field.type)
+            self.names[field.type] = struct_named(struct_class, field.type)
             return f"{value} is not None and {value} != {field.type}()"
         if field.is_struct and not field.is_array and field.default is not None:
-            self.names[field.type] = struct_named(kind, field.type)
+            self.names[field.type] = struct_named(struct_class, field.type)
             return f"{value} != {field.type}()"
         if field.default is None:
             return f"{value} is not None"
@@ -190,17 +192,17 @@ class _Source:
             return value
         return f"{value} != {default_source(field)}"
 
-    def tags(self, kind: type[Struct], source: str, fields: list[Field]) -> None:
+    def tags(self, struct_class: type[Struct], source: str, fields: list[Field]) -> None:
         """Write the tagged fields whose value is not the default, in the order of their tags."""
         tagged = self.temporary("t")
         outer = self.out, self.run, self.parts
         self.emit(f"{tagged} = ()")
         for field in sorted(fields, key=lambda field: field.tag or 0):
             self.out, self.run, self.parts = self.temporary("o"), [], []
-            self.emit(f"if {self.is_set(kind, field, f'{source}.{field.attribute}')}:")
+            self.emit(f"if {self.is_set(struct_class, field, f'{source}.{field.attribute}')}:")
             self.indent += 1
             self.emit(f"{self.out} = []")
-            self.field(kind, field, f"{source}.{field.attribute}")
+            self.field(struct_class, field, f"{source}.{field.attribute}")
             self.write_parts()
             body = self.temporary("s")
             self.emit(f"{body} = join({self.out})")
@@ -210,13 +212,13 @@ class _Source:
         self.flush_run()
         self.parts.append(f"(uvarint(len({tagged}) // 3) + join({tagged}) if {tagged} else b'\\x00')")
 
-    def field(self, kind: type[Struct], field: Field, value: str) -> None:
+    def field(self, struct_class: type[Struct], field: Field, value: str) -> None:
         nullable = self.version in field.nullable
         compact = self.flexible and not field.rigid
         if field.is_array:
-            self.array(kind, field, value, nullable, compact)
+            self.array(struct_class, field, value, nullable, compact)
         elif field.is_struct:
-            self.nested(kind, field, value, nullable)
+            self.nested(struct_class, field, value, nullable)
         elif field.type in FIXED_FORMATS:
             self.run.append((FIXED_FORMATS[field.type], value))
         elif field.type == "records":
@@ -224,11 +226,11 @@ class _Source:
         else:
             self.bytes_field(field, value, nullable, compact)
 
-    def nested(self, kind: type[Struct], field: Field, value: str, nullable: bool) -> None:
+    def nested(self, struct_class: type[Struct], field: Field, value: str, nullable: bool) -> None:
         inner = self.temporary("m")
         self.emit(f"{inner} = {value}")
         if not nullable:
-            self.struct(struct_named(kind, field.type), inner)
+            self.struct(struct_named(struct_class, field.type), inner)
             return
         # Null is -1, but 0 inside a tagged field.
         self.write_parts()
@@ -238,7 +240,7 @@ class _Source:
         self.emit("else:")
         self.indent += 1
         self.parts.append("b'\\x01'")
-        self.struct(struct_named(kind, field.type), inner)
+        self.struct(struct_named(struct_class, field.type), inner)
         self.write_parts()
         self.indent -= 1
 
@@ -280,7 +282,7 @@ class _Source:
         self.emit(f"    add_records(pieces, out, {source})")
         self.emit("    out = []")
 
-    def array(self, kind: type[Struct], field: Field, value: str, nullable: bool, compact: bool) -> None:
+    def array(self, struct_class: type[Struct], field: Field, value: str, nullable: bool, compact: bool) -> None:
         items = self.temporary("a")
         self.emit(f"{items} = {value}")
         self.length(items, nullable, compact, "i", f"len({items})")
@@ -295,7 +297,7 @@ class _Source:
         self.emit(f"for {item} in {items}{' or ()' if nullable else ''}:")
         self.indent += 1
         if field.is_struct:
-            self.struct(struct_named(kind, field.type), item)
+            self.struct(struct_named(struct_class, field.type), item)
         else:
             self.bytes_field(field, item, False, compact)
         self.write_parts()
@@ -316,9 +318,9 @@ class _Source:
         self.emit("    yield")
 
 
-def _has_records(kind: type[Struct], version: int) -> bool:
+def _has_records(struct_class: type[Struct], version: int) -> bool:
     return any(
-        field.type == "records" or (field.is_struct and _has_records(struct_named(kind, field.type), version))
-        for field in fields_from_lines(kind.FIELDS)
+        field.type == "records" or (field.is_struct and _has_records(struct_named(struct_class, field.type), version))
+        for field in fields_from_lines(struct_class.FIELDS)
         if version in field.versions
     )

@@ -1,7 +1,8 @@
-"""The error codes of the protocol and their exceptions: the only table that maps one to the other.
+"""The error codes of the protocol and their exceptions. Only this module maps codes to exceptions and exceptions to
+codes.
 
 Names and numbers are those of Kafka 4.3 (`org.apache.kafka.common.protocol.Errors`). A handler raises the exception,
-and the API layer writes its code into the response. A client maps a code back with `error_for`.
+and the API layer writes its code into the response. A client converts a code into an exception with `error_for`.
 """
 
 from enum import IntEnum
@@ -378,7 +379,9 @@ class UnsupportedVersion(_CodedError, code=ErrorCode.UNSUPPORTED_VERSION): ...
 
 
 def error_for(code: int, message: str = "") -> ApiError:
-    """Return the exception for `code`. A code that this release does not know becomes UNKNOWN_SERVER_ERROR."""
+    """Return the exception for `code`. A code that this version of Tidelog does not know becomes
+    UNKNOWN_SERVER_ERROR.
+    """
     try:
         error_code = ErrorCode(code)
     except ValueError:

@@ -4,10 +4,17 @@ One line describes one field:
 
     TopicData []TopicProduceData 0+ nullable=1+ tag=0 default=null ignorable rigid
 
-A line holds: Kafka's name of the field; its type; the versions that have it; the versions in which it may be null; its
-tag (KIP-482); its default, if that is not the default of the type (zero, false, "", an empty array, null for
-`records`); `ignorable` if a value is dropped silently in versions without the field; `rigid` if flexible versions keep
-the old encoding. The generated classes carry these lines (`Struct.FIELDS`); codecs are built from them at first use.
+The parts of a line, in this order:
+
+- Kafka's name of the field, its type, and the versions that have it;
+- `nullable`: the versions in which the field may be null;
+- `tag`: the field's tag (KIP-482);
+- `default`: the default value, if it differs from the default of the type (zero, false, "", an empty array, null for
+  `records`);
+- `ignorable`: a value is dropped silently in versions without the field;
+- `rigid`: flexible versions use the old encoding of the field.
+
+The generated classes contain these lines (`Struct.FIELDS`). Codecs are built from the lines when they are first used.
 """
 
 import re
@@ -79,7 +86,7 @@ def versions_from_text(text: str) -> Versions:
 
 
 class Field(NamedTuple):
-    """One field of a struct. `type` has no brackets even for an array; `attribute` is the name in Python."""
+    """One field of a struct. `type` has no brackets, even for an array. `attribute` is the field's name in Python."""
 
     name: str
     attribute: str
@@ -98,8 +105,8 @@ class Field(NamedTuple):
 
     @property
     def is_optional_struct(self) -> bool:
-        """Whether this is a tagged struct that is never null on the wire. In Python it may be None, which means the
-        struct with default values.
+        """Whether the field is a tagged struct that is never null on the wire. In Python it may be None, which means
+        a struct with default values.
         """
         return self.is_struct and not self.is_array and self.tag is not None and self.nullable == NO_VERSIONS
 
@@ -111,9 +118,9 @@ def snake_case(name: str) -> str:
 
 def field_from_line(line: str) -> Field:
     """Parse the line of one field. Raises ValueError if it is malformed."""
-    name, kind, versions, *words = line.split()
-    is_array = kind.startswith("[]")
-    kind = kind.removeprefix("[]")
+    name, type_name, versions, *words = line.split()
+    is_array = type_name.startswith("[]")
+    type_name = type_name.removeprefix("[]")
     options = dict(word.partition("=")[::2] for word in words)
     unknown = options.keys() - {"nullable", "tag", "default", "ignorable", "rigid"}
     if unknown:
@@ -121,12 +128,12 @@ def field_from_line(line: str) -> Field:
     return Field(
         name=name,
         attribute=snake_case(name),
-        type=kind,
+        type=type_name,
         is_array=is_array,
         versions=versions_from_text(versions),
         nullable=versions_from_text(options.get("nullable", "none")),
         tag=int(options["tag"]) if "tag" in options else None,
-        default=_default(kind, is_array, options.get("default")),
+        default=_default(type_name, is_array, options.get("default")),
         ignorable="ignorable" in options,
         rigid="rigid" in options,
     )
@@ -136,20 +143,20 @@ def fields_from_lines(lines: str) -> list[Field]:
     return [field_from_line(line) for line in lines.split("\n") if line.strip()]
 
 
-def _default(kind: str, is_array: bool, text: str | None) -> Default:
+def _default(type_name: str, is_array: bool, text: str | None) -> Default:
     """Return the default as a Python value; None means null. Raises ValueError if the text is not a number of the
     type.
 
-    An array or struct whose default is not null gets "", which only says that the default is not null.
+    For an array or struct, the result is None or "". Here, "" only means that the default is not null.
     """
     if text == "null":
         return None
-    if is_array or kind not in SIMPLE_TYPES:
+    if is_array or type_name not in SIMPLE_TYPES:
         return ""  # not None: the default is an empty array or a struct of defaults
-    if kind == "bool":
+    if type_name == "bool":
         return text == "true"
-    if kind == "float64":
+    if type_name == "float64":
         return float(text or 0)
-    if kind in FIXED_FORMATS and kind != "uuid":
+    if type_name in FIXED_FORMATS and type_name != "uuid":
         return int(text or "0", 0)
-    return {"uuid": NO_UUID, "string": text or "", "bytes": b"", "records": None}[kind]
+    return {"uuid": NO_UUID, "string": text or "", "bytes": b"", "records": None}[type_name]

@@ -1,9 +1,9 @@
-"""Headers of requests and responses. In a frame the header follows the size and precedes the message.
+"""Headers of requests and responses. In a frame, the header is between the frame's size and the message.
 
 A request's header has version 1, or version 2 if the request's version is flexible. Version 2 adds tagged fields
 (KIP-482), but the client id still has a two-byte length. A response's header has version 0, or version 1 with tagged
-fields if the version is flexible. An ApiVersions response always has header version 0, so that any client can read it
-(KIP-511).
+fields if the response's version is flexible. An ApiVersions response always has header version 0, so that any client
+can read it (KIP-511).
 """
 
 from struct import Struct, error
@@ -22,8 +22,8 @@ _FLEXIBLE_FROM = {key: api.flexible_from for key, api in APIS.items()}
 def request_header_version(api_key: int, api_version: int) -> int:
     """Return the version of a request's header: 1 or 2.
 
-    A version that is newer than the known ones has the header version of the newest known one. The header of an unknown
-    API has version 1.
+    An API version that is newer than all known versions gets the header version of the newest known one. The header
+    of an unknown API has version 1.
     """
     return 2 if api_version >= _FLEXIBLE_FROM.get(api_key, NEVER_FLEXIBLE) else 1
 

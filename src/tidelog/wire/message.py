@@ -9,13 +9,14 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
     RecordData: TypeAlias = Piece | list[Piece]
-    """Record batches to send, in one or several pieces; only `encode` copies them. After decoding: one `memoryview`."""
+    """Record batches to send, in one or several pieces. Only `encode` copies them. A decoded message has one
+    `memoryview` here."""
 
 NEVER_FLEXIBLE = 32767
 """`flexible_from` of a message without flexible versions."""
 
 UNSET: Any = object()
-"""Default argument that means "an empty list", for constructor arguments that may be None."""
+"""Default value of constructor arguments that may be None. It means an empty list."""
 
 Decoder: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any], bytes]
@@ -37,9 +38,9 @@ def records_bytes(records: Any) -> int:
 
 
 class Struct:
-    """A message or a part of one. Its attributes are the fields of all versions, with Kafka's default values.
+    """A message or a part of a message. Its attributes are the fields of all versions, with Kafka's default values.
 
-    A tagged struct that is not nullable may be None, which means a struct of default values. It is then absent on
+    A tagged struct that is not nullable may be None, which means a struct with default values. It is then omitted on
     the wire.
     """
 
@@ -56,8 +57,8 @@ class Struct:
         return all(getattr(self, name) == getattr(other, name) for name in self._names())
 
     def __repr__(self) -> str:
-        """Return a text for tests and debugging. A uuid is shown in hexadecimal. Of other byte fields only the size
-        is shown, since they may hold secrets or user data.
+        """Return a text for tests and debugging. A uuid is shown in hexadecimal. For other byte fields only the size
+        is shown, because they may contain secrets or user data.
         """
         values = ", ".join(f"{name}={_value_text(name, getattr(self, name))}" for name in self._names())
         return f"{type(self).__name__}({values})"
@@ -74,9 +75,9 @@ def _value_text(name: str, value: object) -> str:
 class Message(Struct):
     """A request, a response, or a record of an internal topic.
 
-    `min_version` and `max_version` are the oldest and the newest stable version of the schema; `flexible_from` is
-    the first version with compact lengths and tagged fields (KIP-482). `api_key` is the API's key, or the record's
-    type; -1 if a record has none.
+    `min_version` and `max_version` are the oldest and the newest stable version of the schema. `flexible_from` is
+    the first version with compact lengths and tagged fields (KIP-482). `api_key` is the API's key, or the type of a
+    record. It is -1 for a record without a type.
     """
 
     __slots__ = ()
@@ -96,10 +97,11 @@ class Message(Struct):
 
     @classmethod
     def decode(cls, buffer: Buffer, position: int, version: int) -> tuple[Self, int]:
-        """Decode the message at `position`. Returns the message and the position after it.
+        """Decode the message at `position`. Return the message and the position after it.
 
-        Unknown tagged fields are skipped. Fields of type `records` are views of `buffer`; all other fields are copied.
-        As in Kafka, any negative length of a nullable field means null. Raises MalformedMessage, VersionNotInMessage.
+        Unknown tagged fields are skipped. Fields of type `records` are views of `buffer`; all other fields are
+        copied. As in Kafka, any negative length of a nullable field means null. Raises MalformedMessage or
+        VersionNotInMessage.
         """
         try:
             decoder = cls._decoders[version]
@@ -122,7 +124,9 @@ class Message(Struct):
 
     @classmethod
     def decoder(cls, version: int) -> Decoder:
-        """Return the function that `decode` calls for one version. Hot paths store it and call it themselves."""
+        """Return the function that `decode` calls for one version. Code that must be fast stores this function and
+        calls it directly.
+        """
         if version not in cls._decoders:
             from tidelog.wire.decoding import build_decoder
 
@@ -132,7 +136,7 @@ class Message(Struct):
     @classmethod
     def stepwise_decoder(cls, version: int) -> StepwiseDecoder:
         """Return a generator function that decodes one version like `decode`, but yields between short steps. It is
-        for long messages.
+        meant for long messages.
         """
         from tidelog.wire.decoding import build_stepwise_decoder
 
@@ -149,7 +153,9 @@ class Message(Struct):
 
     @classmethod
     def encoder(cls, version: int) -> Encoder:
-        """Return the function that `encode` calls for one version. Hot paths store it and call it themselves."""
+        """Return the function that `encode` calls for one version. Code that must be fast stores this function and
+        calls it directly.
+        """
         if version not in cls._encoders:
             cls._build_encoders(version)
         return cls._encoders[version]

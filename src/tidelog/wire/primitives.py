@@ -1,7 +1,7 @@
 """Variable-length integers, and the exceptions of decoding and encoding.
 
-Unsigned varints are base 128, low group first (KIP-482). Signed varints (record batches, KIP-98) are the unsigned
-varints of the zigzag-coded value.
+Unsigned varints have seven bits of the value in each byte, the lowest bits first (KIP-482). Signed varints (record
+batches, KIP-98) are the unsigned varints of the zigzag-coded value.
 """
 
 from collections.abc import Generator
@@ -12,8 +12,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 NO_UUID = bytes(16)
 """The default of uuid fields."""
 SKIPPED_PER_STEP = 64
-"""Unknown tagged fields that a stepwise decoder skips between two yields. Below 128, because `skip_tagged_fields`
-interprets a larger count as the first byte of a varint."""
+"""Number of unknown tagged fields that a stepwise decoder skips between two yields. It must be below 128, because
+`skip_tagged_fields` interprets a larger count as the first byte of a varint."""
 
 
 class MalformedMessage(ValueError):
@@ -21,7 +21,9 @@ class MalformedMessage(ValueError):
 
 
 class FieldNotInVersion(ValueError):
-    """This version of the message has no such field, and the field's value is not the default and must not be lost."""
+    """This version of the message has no such field. The field's value is not the default, and must not be dropped
+    silently.
+    """
 
     def __init__(self, struct: str, field: str, version: int) -> None:
         super().__init__(f"{struct}.{field} is not in version {version} and does not hold its default")
@@ -32,7 +34,7 @@ class TooLargeDecompressed(MalformedMessage):
 
 
 class BrokenStream(MalformedMessage):
-    """Compressed data is damaged or incomplete. `before` has the decompressed bytes before the damage."""
+    """Compressed data is damaged or incomplete. `before` contains the decompressed bytes before the damage."""
 
     def __init__(self, message: str, before: bytes) -> None:
         super().__init__(message)
@@ -48,9 +50,9 @@ class VersionNotInMessage(ValueError):
 
 
 def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Read the unsigned varint at `position`. Return it and the position after it.
+    """Read the unsigned varint at `position`. Return its value and the position after it.
 
-    Raises IndexError if it is cut short, and MalformedMessage if it does not fit in 32 bits.
+    Raises IndexError if the varint is cut short, and MalformedMessage if it does not fit in 32 bits.
     """
     byte = buffer[position]
     if byte < 0x80:
@@ -59,8 +61,8 @@ def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
 
 
 def finish_uvarint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
-    """Read the rest of an unsigned varint, which is at `position`. Its `first` byte is 128 or more. See
-    `read_uvarint`.
+    """Read the rest of an unsigned varint. `first` is the varint's first byte and is 128 or more. The rest begins at
+    `position`. See `read_uvarint`.
     """
     value = first & 0x7F
     for shift in (7, 14, 21, 28):
@@ -89,9 +91,9 @@ def uvarint(value: int) -> bytes:
 
 
 def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Read a zigzag varint of 32 bits. Returns it and the position after it.
+    """Read a zigzag varint of 32 bits. Return its value and the position after it.
 
-    Raises IndexError if it is cut short, and MalformedMessage if it is too long.
+    Raises IndexError if the varint is cut short, and MalformedMessage if it is too long.
     """
     byte = buffer[position]
     if byte < 0x80:
@@ -142,10 +144,11 @@ def varint(value: int) -> bytes:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
-    """Return the position after `count` tagged fields. It may be beyond the buffer: the caller must check it.
+    """Return the position after `count` tagged fields. The caller must check it, because it may be beyond the
+    buffer.
 
-    If `count` is 128 or more, it is the first byte of a longer count, whose rest is at `position`. Raises like
-    `read_uvarint`.
+    A `count` of 128 or more is the first byte of a longer varint, and the rest of this varint is at `position`.
+    Raises the same errors as `read_uvarint`.
     """
     if count > 0x7F:
         count, position = finish_uvarint(buffer, position, count)
@@ -157,7 +160,7 @@ def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
 
 
 def skip_tagged_fields_in_steps(buffer: Buffer, position: int, count: int) -> Generator[None, None, int]:
-    """Skip tagged fields in steps, since a peer may send millions of them; see `skip_tagged_fields`."""
+    """Skip tagged fields in steps, because a peer may send millions of them; see `skip_tagged_fields`."""
     if count > 0x7F:
         count, position = finish_uvarint(buffer, position, count)
     while count > SKIPPED_PER_STEP:

@@ -21,11 +21,11 @@ class UnreadableLength(MalformedMessage):
 
 
 class CutShort(MalformedMessage):
-    """The bytes end inside a record."""
+    """The data ends inside a record."""
 
 
 class FieldCutShort(MalformedMessage):
-    """A field reaches beyond the last byte of the data, although the stated length of its record does not."""
+    """A field extends beyond the end of the data, although its record's stated length does not."""
 
 
 VARINT_BYTES_MAX, VARLONG_BYTES_MAX = 5, 10
@@ -80,9 +80,9 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
 def check_records(data: Buffer, header: BatchHeader) -> None:
     """Check that `data` consists of exactly as many well-formed records as the header states.
 
-    The fields of a record must fill exactly the length that the record states. Their values are not checked. Raises
-    WrongRecordCount, BytesAfterRecords, CutShort for a record that ends after `data`, FieldCutShort, and
-    MalformedMessage for any other damage.
+    The fields of a record must fill exactly the length that the record states. The values of the fields are not
+    checked. Raises WrongRecordCount, BytesAfterRecords, CutShort for a record that extends beyond `data`,
+    FieldCutShort, and MalformedMessage for any other damage.
     """
     if not isinstance(data, bytes):
         data = bytes(data)  # single bytes are read fastest from `bytes`

@@ -32,7 +32,7 @@ _CRC = Struct(">I")
 _CRC_POSITION = 17
 _CRC_START = 21
 _VARINTS = tuple(varint(value) for value in (*range(64), *range(-64, 0)))
-"""The encoded varints of one byte: those of -64 to 63. Negative values index from the end."""
+"""The encoded varints of one byte, for the values -64 to 63. A negative value is an index from the end."""
 _new_object = object.__new__
 
 
@@ -41,11 +41,13 @@ class WrongRecordCount(MalformedMessage):
 
 
 class BytesAfterRecords(WrongRecordCount):
-    """Bytes are left over after as many records as the batch's header states."""
+    """Bytes follow the last of the records that the batch's header states."""
 
 
 class Record:
-    """One record. `timestamp` is in ms. `key` and `value` may be None. Headers are in order, and names may repeat."""
+    """One record. `timestamp` is in ms. `key` and `value` may be None. The order of headers matters, and header
+    names may repeat.
+    """
 
     __slots__ = ("headers", "key", "offset", "timestamp", "value")
 
@@ -118,8 +120,7 @@ def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECO
 
     The CRC is not checked: see `BatchHeader.crc_ok`. Raises TooLargeDecompressed if the records have more than
     `limit_bytes` after decompression. Raises MalformedMessage if there is no complete batch of magic 2 at
-    `position`, if its compressed data or a record is damaged, or if it does not have exactly the number of records
-    that its header states.
+    `position`, if its compressed data or a record is damaged, or if its number of records differs from the header.
     """
     if len(buffer) - position < HEADER_BYTES:
         raise MalformedMessage("record batch: cut short")
@@ -143,7 +144,7 @@ def _check_header(header: BatchHeader) -> None:
 
 
 def _decode(header: BatchHeader, data: bytes) -> list[Record]:
-    """Decode the records in the decompressed `data`. Short varints, nearly all of them, are decoded inline."""
+    """Decode the records in the decompressed `data`. Nearly all varints are short, so short ones are decoded inline."""
     base_offset = header.base_offset
     base_timestamp = header.base_timestamp
     append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
@@ -250,9 +251,9 @@ def encode_batch(
 ) -> bytearray:
     """Encode a batch of at least one record, with its CRC.
 
-    Offsets are assigned from `base_offset` on; `Record.offset` is ignored. With `log_append_time_ms`, the batch has
-    the timestamp type LogAppendTime, and this time as its max timestamp. The result is writable, for
-    `BatchHeader.assign`.
+    Offsets are assigned from `base_offset` on; `Record.offset` is ignored. If `log_append_time_ms` is set, the batch
+    has the timestamp type LogAppendTime, and this time as its max timestamp. The result is writable, so that
+    `BatchHeader.assign` can change it.
     """
     assert records, "a batch has at least one record"
     base_timestamp = records[0].timestamp

@@ -96,6 +96,8 @@ class Scenario:
             node.start()
         elif verb == "sync":
             node.sync()
+        elif verb == "delete":
+            node.delete_before(int(words[0]))
         elif verb == "checkpoint":
             node.checkpoint()
         elif verb == "end-cut":

@@ -286,6 +286,29 @@ def test_the_leader_says_where_logs_differ_and_checks_epochs() -> None:
     run(scenario)
 
 
+def test_a_follower_whose_records_the_leader_has_deleted_unseen_is_out_of_range() -> None:
+    """Nobody can say whether the records of such a follower were committed, unless the leader knows their epoch."""
+
+    async def scenario(stage: Stage) -> None:
+        stage.switch_on()
+        for index in range(3):
+            stage.append(b"x", index)
+            log = stage.partition(index).log
+            log.delete_before(1)
+            log.epochs.assign(stage.partition(index).leader_epoch + 5, 1)
+        request = stage.request(1, 1, 1)
+        unknown, known, empty = request.topics[0].partitions
+        epoch = stage.partition().leader_epoch + 5
+        unknown.last_fetched_epoch, known.last_fetched_epoch, empty.last_fetched_epoch = epoch - 1, epoch, epoch - 1
+        unknown.log_start_offset, known.log_start_offset, empty.log_start_offset = 0, 0, 1
+        answered = parts(await stage.send(request))
+        codes = [answered[index].error_code for index in range(3)]
+        assert codes == [ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.NONE, ErrorCode.NONE]
+        assert [report[0] for report in stage.followers.reports] == [1, 2]
+
+    run(scenario)
+
+
 def test_offsets_for_followers_reach_to_the_end_of_the_log() -> None:
     async def offset(stage: Stage, replica_id: int, timestamp: int) -> int:
         item = ListOffsetsPartition(0, -1, timestamp)

@@ -17,7 +17,7 @@ from tidelog.broker.adoption import (
     read_identity,
     read_partitions,
     refuse_foreign,
-    take_node_id,
+    use_node_id,
 )
 from tidelog.config.broker_config import ConfigError
 from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder
@@ -81,7 +81,7 @@ def test_a_directory_of_a_zookeeper_broker(disk: LocalDisk, tmp_path: Path) -> N
     identity = read_identity(disk, directory)
     assert identity == Identity("P4mWrUMKRvm3AylnZYNBaQ", 0)
     config = settings()
-    take_node_id(identity, config, directory)
+    use_node_id(identity, config, directory)
     assert config.node_id == 0
     made = topics(adopt(read_partitions(disk, directory), config, ids(), directory))
     assert {name: len(topic.partitions) for name, topic in made.items()} == {"__consumer_offsets": 50, "cities": 1}
@@ -144,11 +144,11 @@ def test_nothing_is_written(disk: LocalDisk, tmp_path: Path) -> None:
 
 def test_a_node_number_that_contradicts_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"node\.id is 5, but /data belongs to node 1"):
-        take_node_id(Identity("c", 1), settings(node_id="5"), "/data")
+        use_node_id(Identity("c", 1), settings(node_id="5"), "/data")
     agreed = settings(node_id="1")
-    take_node_id(Identity("c", 1), agreed, "/data")
+    use_node_id(Identity("c", 1), agreed, "/data")
     new = settings(node_id="5")
-    take_node_id(Identity(None, None), new, "/data")
+    use_node_id(Identity(None, None), new, "/data")
     assert (agreed.node_id, new.node_id) == (1, 5)
 
 

@@ -262,7 +262,7 @@ CASES = [
     Case("a file in a directory's place", a_file_as_second_without_a_store, "metadata.sqlite is in no data directory"),
     Case("garbage as the store", garbage_as_store, "metadata.sqlite"),
     Case("directory as the store", directory_as_store, "metadata.sqlite"),
-    Case("newer store", newer_store, "newer Tidelog"),
+    Case("newer store", newer_store, "newer version of Tidelog"),
     Case("store of another program", store_of_another_program, "not a metadata store"),
     Case("store with a gap", store_with_a_gap, "is missing"),
     Case("store with a damaged entry", store_with_a_damaged_entry, "metadata"),

@@ -20,7 +20,7 @@ from tidelog.cli.lag import Lag, behind_text, lag_table, row_style, total
 from tidelog.cli.lag_watch import Progress, rates_between, split_to_fit, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
 from tidelog.cli.plots import line_plot, short_number
-from tidelog.cli.room import shorten
+from tidelog.cli.table_fit import shorten
 from tidelog.cli.tables import (
     Column,
     Table,

@@ -171,14 +171,30 @@ def os_error(number: int, path: str | None = None) -> OSError:
     ],
 )
 def test_reasons_are_one_line_with_what_to_do(error: Exception, line: str) -> None:
-    told = explain(error, "/data", "127.0.0.1:9092", ON_THE_COMMAND_LINE)
+    told = explain(error, ["/data"], "127.0.0.1:9092", ON_THE_COMMAND_LINE)
     assert told.startswith(line)
     assert "\n" not in told
-    assert "--" not in explain(error, "/data", "127.0.0.1:9092", IN_PYTHON)
+    assert "--" not in explain(error, ["/data"], "127.0.0.1:9092", IN_PYTHON)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (os_error(errno.ENOSPC, "/more/t-0/0.log"), "no space is left for /more ("),
+        (os_error(errno.ENOSPC, "/more/deep/t-0/0.log"), "no space is left for /more/deep ("),
+        (BlockingIOError(errno.EWOULDBLOCK, "x", "/more/.lock"), "/more is in use by another broker"),
+        (os_error(errno.ENOTDIR, "/more/deep/x"), "/more/deep is not a directory"),
+        (os_error(errno.EACCES), "no permission to listen on h:1"),
+        (os_error(errno.ENOSPC, "/moreover"), "no space is left for /data ("),
+        (os_error(errno.ENOSPC, "/more/deep/t-0"), "no space is left for /more/deep ("),
+    ],
+)
+def test_a_reason_names_the_directory_that_failed(error: Exception, line: str) -> None:
+    assert explain(error, ["/data", "/more", "/more/deep"], "h:1", ON_THE_COMMAND_LINE).startswith(line)
 
 
 def test_a_defect_of_ours_says_so_and_logs_its_place(caplog: pytest.LogCaptureFixture) -> None:
-    assert explain(KeyError("x"), "/d", "h:1", IN_PYTHON) == "internal error, please report it: KeyError: 'x'"
+    assert explain(KeyError("x"), ["/d"], "h:1", IN_PYTHON) == "internal error, please report it: KeyError: 'x'"
     assert caplog.records[0].exc_info is not None
 
 
@@ -198,7 +214,11 @@ class FakeBroker:
             raise self.runtime.start_error
         if self.runtime.start_hangs:
             self.runtime.after(lambda: os.kill(os.getpid(), signal.SIGTERM))
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                self.events.append("released")
         self.runtime.after(self.runtime.once_started)
 
     async def stop(self) -> None:
@@ -289,7 +309,7 @@ def test_a_failed_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_signal_ends_a_start_that_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
     runtime = FakeRuntime(start_hangs=True)
     assert run(runtime) == 0
-    assert runtime.events == ["start", "close"]
+    assert runtime.events == ["start", "released", "close"], "a failed start needs the runtime to undo its work"
     assert capsys.readouterr().out == ""
 
 

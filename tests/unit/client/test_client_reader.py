@@ -7,7 +7,16 @@ import pytest
 from tidelog.client.cluster import Address
 from tidelog.client.each import Failure
 from tidelog.client.errors import BrokerUnreachable
-from tidelog.client.operations import EARLIEST, THROTTLED, Backoff, Fetched, FetchLimits, ListedOffset
+from tidelog.client.operations import (
+    EARLIEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    THROTTLED,
+    Backoff,
+    Fetched,
+    FetchLimits,
+    ListedOffset,
+)
 from tidelog.client.reader import Chunk, Reader, Skipped, Stopped, whole_batches
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import (
@@ -153,6 +162,19 @@ def test_a_batch_that_cannot_be_decoded_is_skipped_and_named() -> None:
     assert isinstance(skipped, Skipped)
     assert (skipped.first, skipped.next_offset) == (2, 4)
     assert reading.positions[ODD] == 6
+
+
+@pytest.mark.parametrize(("isolation", "end"), [(READ_UNCOMMITTED, 9), (READ_COMMITTED, 6)])
+def test_the_end_of_a_partition_is_that_of_the_readers_isolation_level(isolation: int, end: int) -> None:
+    odd = encode_batch([Record(value=b"c"), Record(value=b"d")], base_offset=2)
+    odd[57:61] = (7).to_bytes(4, "big")  # more records than there are
+    odd[17:21] = __import__("crc32c").crc32c(bytes(odd[21:])).to_bytes(4, "big")
+    data = batch(b"a", b"b") + bytes(odd) + batch(b"z", base_offset=5)
+    client = Answers({GOOD: [THROTTLED], ODD: [Fetched(memoryview(data), 9, 6, 0, [])]})
+    reading = reader(client)
+    reading._limits = FetchLimits(isolation=isolation)
+    ends = [event.end_offset for event in reading.poll(0) if isinstance(event, Chunk) and event.partition == ODD]
+    assert ends == [end, end]
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_broker_that_resigns_by_itself_and_returns_in_the_same_epoch_loads_ane
         node.partition.step(WentOffline(4))
         with pytest.raises(NotCoordinator):
             node.coordinator()
-        node.partitions.reconciler.take_roles_again()
+        node.partitions.reconciler.apply_roles_again()
         await node.host.wait_for_loads()
         assert node.coordinator() is not first
         assert node.coordinator().leader_epoch == 4

@@ -716,7 +716,9 @@ def test_a_step_that_fails_unexpectedly_has_the_core_built_anew(
     else:
         stage.run(0.31)
     assert isinstance(parked.only, NotCoordinator)
-    assert [record.message for record in caplog.records] == ["step failed, loading anew partition=__consumer_offsets-3"]
+    assert [record.message for record in caplog.records] == [
+        "step failed, loading again partition=__consumer_offsets-3"
+    ]
     stage.run(1)
     assert stage.committed() == (2 if at == "replay" else 1), "what is in the log counts"
     assert len(cores) == 2
@@ -728,7 +730,9 @@ def test_deadlines_that_cannot_be_told_have_the_core_built_anew(caplog: pytest.L
     stage.join()
     cores[0].at = "arm"
     stage.run(0.31)
-    assert [record.message for record in caplog.records] == ["step failed, loading anew partition=__consumer_offsets-3"]
+    assert [record.message for record in caplog.records] == [
+        "step failed, loading again partition=__consumer_offsets-3"
+    ]
     stage.run(1)
     assert (stage.committed(), len(cores)) == (1, 2)
 
@@ -795,7 +799,7 @@ def test_a_thousand_members_that_expire_at_once_are_counted(stage: Stage, caplog
     stage.run(group_log.PERIOD_S)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == group_log.LINES_MAX + 1
-    assert lines[-1] == f"lines about groups left out count={1000 - group_log.LINES_MAX}"
+    assert lines[-1] == f"group log lines omitted count={1000 - group_log.LINES_MAX}"
     caplog.clear()
     expire_members(stage, 1)
     assert len(caplog.records) == 1, "a new period"

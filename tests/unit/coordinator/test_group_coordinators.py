@@ -79,7 +79,20 @@ def test_a_topic_that_cannot_be_made(broker: VirtualBroker, caplog: pytest.LogCa
     broker.refuse_topics = ErrorCode.POLICY_VIOLATION
     with pytest.raises(CoordinatorNotAvailable, match="refused by the test"):
         broker.loop.run_until_complete(broker.groups.host.make_topic())
-    assert "cannot make topic" in caplog.text
+    assert [(record.levelname, record.message[:19]) for record in caplog.records] == [("ERROR", "cannot create topic")]
+
+
+@pytest.mark.parametrize("error", [ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT])
+def test_a_topic_that_cannot_be_made_at_present(
+    broker: VirtualBroker, error: ErrorCode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the cluster has no controller, nobody needs to act: the line is a warning."""
+    broker.refuse_topics = error
+    with pytest.raises(CoordinatorNotAvailable, match="refused by the test"):
+        broker.loop.run_until_complete(broker.groups.host.make_topic())
+    assert [(record.levelname, record.message[:19]) for record in caplog.records] == [
+        ("WARNING", "cannot create topic")
+    ]
 
 
 def test_groups_are_spread_by_their_hash(broker: VirtualBroker) -> None:

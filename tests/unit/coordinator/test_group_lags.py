@@ -433,5 +433,5 @@ def test_a_round_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch, cap
 
     with caplog.at_level(logging.ERROR, "tidelog.coordinator"):
         bench.loop.run_until_complete(keep())
-    assert "lag is not known" in caplog.text
+    assert "group lag check failed" in caplog.text
     assert bench.oldest() == {(0, 0): 0}

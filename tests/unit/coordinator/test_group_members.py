@@ -87,8 +87,8 @@ def test_joins_are_counted_once_a_member() -> None:
     assert members.all_joined
     assert members.park_join(a, repr) is print
     check_members(members)
-    assert members.take_join(a) is repr
-    assert members.take_join(a) is None
+    assert members.unpark_join(a) is repr
+    assert members.unpark_join(a) is None
     assert members.parked_join_count == 0
 
 

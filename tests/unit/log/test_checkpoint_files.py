@@ -1,10 +1,13 @@
 """Checkpoint files: Kafka's text formats, and errors with their position."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidelog.log.checkpoints import (
+    CheckpointText,
+    OffsetsCopy,
     format_epochs,
-    format_offsets,
     format_partition_metadata,
     format_properties,
     parse_epochs,
@@ -20,7 +23,7 @@ OFFSETS = {TopicPartition("orders", 0): 12, TopicPartition("a.b-c_d", 11): 9_000
 
 def test_offsets() -> None:
     data = b"0\n2\norders 0 12\na.b-c_d 11 9000000000\n"
-    assert format_offsets(OFFSETS) == data
+    assert CheckpointText().format(OFFSETS, None) == data
     assert parse_offsets(data, "/p") == OFFSETS
     assert parse_offsets(b"", "/p") == {}
     assert parse_offsets(b"0\n0\n", "/p") == {}
@@ -71,3 +74,58 @@ def test_properties() -> None:
     for wrong in (b"#\n\xff\n", b"a=\\u12\n"):
         with pytest.raises(CorruptLog, match="/p at 0: these are no properties"):
             read_properties(wrong, "/p")
+
+
+class CountedName(str):
+    """A topic name that counts how often a line is formatted from it."""
+
+    formatted = 0
+
+    def __format__(self, specification: str) -> str:
+        CountedName.formatted += 1
+        return str(self)
+
+
+def copies_of(versions: list[dict[TopicPartition, int]]) -> list[OffsetsCopy]:
+    """Return a chain of copies, each with the keys that differ from the one before it."""
+    marks = [object() for _ in range(len(versions) + 1)]
+    return [
+        OffsetsCopy(offsets, marks[i + 1], marks[i], list({**older, **offsets}))
+        for i, (older, offsets) in enumerate(zip([{}, *versions], versions, strict=False))
+    ]
+
+
+KEYS = [TopicPartition("orders", index) for index in range(4)]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), st.integers(0, 3)), min_size=1, max_size=8))
+def test_a_text_that_formats_only_changes_has_the_entries_of_a_new_one(
+    versions: list[dict[TopicPartition, int]],
+) -> None:
+    text, last = CheckpointText(), OffsetsCopy({}, None, None, ())
+    for copy in copies_of(versions):
+        changed = copy.changes_since(last)
+        assert changed is None or set(changed) == {key for key in KEYS if copy.get(key) != last.get(key)}
+        assert parse_offsets(text.format(copy, changed), "/p") == copy
+        last = copy
+
+
+def test_a_copy_knows_its_changes_only_since_the_copy_directly_before_it() -> None:
+    first, second, third = copies_of([{KEYS[0]: 1}, {KEYS[0]: 2}, {KEYS[0]: 2, KEYS[1]: 5}])
+    assert second.changes_since(first) == [KEYS[0]]
+    assert third.changes_since(second) == [KEYS[1]]
+    assert third.changes_since(first) is None  # the write of the second may have failed
+    assert third.changes_since(dict(second)) is None
+    assert first.changes_since(None) is None
+
+
+def test_only_changed_entries_are_formatted() -> None:
+    offsets = {TopicPartition(CountedName("orders"), index): index for index in range(1000)}
+    changed_key = TopicPartition(CountedName("orders"), 500)
+    first, second = copies_of([offsets, {**offsets, changed_key: 7}])
+    text = CheckpointText()
+    text.format(first, None)
+    CountedName.formatted = 0
+    data = text.format(second, second.changes_since(first))
+    assert CountedName.formatted == 1
+    assert data == CheckpointText().format(second, None)

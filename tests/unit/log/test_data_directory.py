@@ -508,8 +508,8 @@ def test_a_disk_that_cannot_be_written_is_said_and_the_lock_given_back(disk: Sim
 # A segment file that is missing from the middle
 
 
-def without_its_middle(disk: SimDisk) -> tuple[DataDirectory, str]:
-    """A directory whose log has lost the second of three segments while nobody ran."""
+def without_its_middle(disk: SimDisk, *, clean: bool = False) -> tuple[DataDirectory, str]:
+    """A directory whose log has lost the second of three segments while nobody ran. `clean`: after a stop in order."""
     directory = DataDirectory.open(disk, "/data")
     log = directory.open_partition("orders", 0, TOPIC_ID, LogConfig(segment_bytes=200), NOW_MS)
     append(log, b"0", b"1", b"2", b"3", b"4", b"5")
@@ -517,7 +517,10 @@ def without_its_middle(disk: SimDisk) -> tuple[DataDirectory, str]:
     flush(log)
     checkpoint(directory, log)
     log.close(clean=True)
-    directory.release()
+    if clean:
+        directory.close_clean()
+    else:
+        directory.release()
     lost = log.segments.items[1].path
     disk.remove(lost)
     return DataDirectory.open(disk, "/data"), lost
@@ -525,7 +528,7 @@ def without_its_middle(disk: SimDisk) -> tuple[DataDirectory, str]:
 
 @pytest.mark.parametrize("start", [2, 3])
 def test_a_log_is_not_read_across_a_missing_segment(disk: SimDisk, start: int) -> None:
-    directory, _ = without_its_middle(disk)
+    directory, _ = without_its_middle(disk, clean=True)
     log = open_orders(directory)
     assert log.read(0, 1000, 6).size
     with pytest.raises(StorageError, match=rf"offsets {start} to 3 are missing before this batch"):
@@ -534,6 +537,13 @@ def test_a_log_is_not_read_across_a_missing_segment(disk: SimDisk, start: int) -
     assert "set the offset of orders-0 to 0 in /data/cleaner-offset-checkpoint" in log.failure
     with pytest.raises(StorageError):
         log.read(4, 1000, 6)
+
+
+def test_after_a_crash_a_missing_segment_is_noticed_when_the_log_is_opened(disk: SimDisk) -> None:
+    directory, _ = without_its_middle(disk)
+    with pytest.raises(CorruptLog, match="offsets 2 to 3 are missing before this segment") as found:
+        open_orders(directory)
+    assert "set the offset of orders-0 to 0 in /data/cleaner-offset-checkpoint" in found.value.reason
 
 
 def test_its_remedy_helps(disk: SimDisk) -> None:

@@ -254,6 +254,26 @@ def test_segments_that_overlap_are_damage() -> None:
         on.open(clean=False)
 
 
+@pytest.mark.parametrize("segment", [1, 2])
+def test_a_segment_that_was_on_the_disk_and_is_missing_is_damage(segment: int) -> None:
+    """Whether the snapshot from which recovery begins is before the gap or behind it."""
+    on = filled(40, segment_bytes=600)
+    on.flush()
+    for number in range(40, 60):
+        on.append(b"%02d" % number, leader_epoch=5)
+    bases = on.bases()
+    if segment == 2:
+        for name in on.disk.list("/data/orders-0"):
+            if name.endswith(".snapshot"):
+                on.disk.remove(f"/data/orders-0/{name}")
+    on.disk.remove(on.path(bases[segment]))
+    with pytest.raises(CorruptLog, match=f"offsets {bases[segment]} to {bases[segment + 1] - 1} are missing") as found:
+        on.kill()
+    assert "set the offset of orders-0 to 0 in /data/cleaner-offset-checkpoint" in found.value.reason
+    on.open(clean=False, may_have_holes=True)
+    assert on.log.log_end_offset == 60
+
+
 def test_offsets_that_compaction_took_away_are_no_damage() -> None:
     on = LogOnDisk(cleanup_policy="compact", segment_bytes=1000)
     for base in (0, 1, 7):

@@ -238,7 +238,10 @@ def test_a_file_that_is_no_store_is_named(path: Path, content: bytes) -> None:
     [
         ("PRAGMA application_id = 5; PRAGMA user_version = 1", "is not a metadata store of Tidelog"),
         ("PRAGMA user_version = 1", "is not a metadata store of Tidelog"),
-        (f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 2", "was written by a newer Tidelog"),
+        (
+            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 2",
+            "was written by a newer version of Tidelog",
+        ),
     ],
 )
 def test_another_programs_database_is_left_alone(path: Path, pragmas: str, reason: str) -> None:

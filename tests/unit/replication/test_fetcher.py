@@ -344,6 +344,38 @@ def test_a_follower_below_the_leaders_log_begins_there_anew() -> None:
     run(scenario, partitions=3)
 
 
+def test_a_follower_that_ends_where_the_leaders_log_begins_keeps_nothing_that_the_leader_cannot_confirm() -> None:
+    async def scenario(scene: FollowerScene) -> None:
+        log, replica = scene.leader.logs[0], scene.replicas[0]
+        own = type(log)()
+        own.append(b"0", epoch=0)
+        own.append(b"mine", epoch=0)
+        log.append(b"0", epoch=0)
+        log.append(b"theirs", epoch=1)
+        replica.on.log.append_as_follower(memoryview(b"".join(own.batches)))
+        log.begin_epoch(2)
+        log.delete_before(2)
+        log.high_watermark = 2
+        seen = []
+        answer = scene.leader.answer_partition
+
+        def refuse(index: int, item: FetchPartition) -> PartitionData:
+            seen.append((replica.high_watermark, replica.entries()))
+            if item.last_fetched_epoch == 0 and item.fetch_offset == log.start:
+                return PartitionData(index, ErrorCode.OFFSET_OUT_OF_RANGE, -1, records=b"")
+            return answer(index, item)
+
+        scene.leader.answer_partition = refuse  # type: ignore[method-assign]
+        scene.follow(0)
+        await scene.until(lambda: replica.log_start_offset == 2)
+        assert (replica.log_end_offset, replica.entries(), replica.cuts) == (2, [], [])
+        assert all(high_watermark < 2 for high_watermark, entries in seen if entries)
+        log.append(b"next", epoch=2)
+        await scene.until(scene.has_caught_up)
+
+    run(scenario)
+
+
 def test_a_follower_behind_the_leaders_end_without_epochs_is_cut() -> None:
     async def scenario(scene: FollowerScene) -> None:
         log = scene.leader.logs[0]

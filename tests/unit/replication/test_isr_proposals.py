@@ -34,7 +34,7 @@ class FakePartition:
         self._proposals = proposals
 
     def propose(self) -> None:
-        self.replica.isr.asked, self.replica.isr.awaits_answer = (1,), True
+        self.replica.isr.proposed, self.replica.isr.awaits_answer = (1,), True
         self._proposals.ask(cast(Any, self), AskForIsr(3, 7, (IsrMember(1, 40),)))
 
     def step(self, event: Any) -> None:
@@ -42,7 +42,7 @@ class FakePartition:
         if isinstance(event, Tick):
             self.propose()
         elif event.error is ErrorCode.NONE:
-            self.replica.isr.asked = None
+            self.replica.isr.proposed = None
         else:
             self.replica.isr.awaits_answer = False
 
@@ -110,7 +110,7 @@ def test_a_proposal_without_an_answer_is_repeated_after_a_pause() -> None:
         count = len(controller.requests)
         await asyncio.sleep(3)
         assert len(controller.requests) == count, "nothing is proposed any more"
-        assert all(partition.replica.isr.asked is None for partition in partitions)
+        assert all(partition.replica.isr.proposed is None for partition in partitions)
         await proposals.stop()
 
     with simulated(1) as world:

@@ -20,7 +20,7 @@ class Leader:
         self.partition = SimpleNamespace(replica=self.replica, step=self.step)
         again: list[None] = []
         self.roles_taken = again
-        reconciler = SimpleNamespace(take_roles_again=lambda: again.append(None))
+        reconciler = SimpleNamespace(apply_roles_again=lambda: again.append(None))
         self.partitions = PartitionsDouble([self.partition], reconciler)
         self.guard = LeaseGuard(cast(Any, self.partitions), lambda: self.now_ms / 1000, LEASE_MS)
 
@@ -80,7 +80,7 @@ def test_a_leader_alone_in_its_isr_serves_on() -> None:
 
 def test_a_member_that_the_leader_has_asked_for_counts() -> None:
     leader = Leader((1,))
-    leader.replica.isr.asked = (1, 2)  # type: ignore[union-attr]
+    leader.replica.isr.proposed = (1, 2)  # type: ignore[union-attr]
     leader.guard.lease_is_over()
     assert not leader.replica.leads
 

@@ -9,7 +9,7 @@ import pytest
 from log_harness import leads_alone
 from tidelog.log.config import LogConfig
 from tidelog.replication.partition import Partition
-from tidelog.replication.replica import BecameFollower, BecameLeader, FollowerFetched
+from tidelog.replication.replica import BecameFollower, BecameLeader, FollowerFetched, WentOffline
 from tidelog.replication.waiters import Mark
 from tidelog.wire.errors import (
     ApiError,
@@ -199,6 +199,38 @@ def test_whoever_waits_hears_of_the_end_of_a_leadership() -> None:
         bench.append()
     bench.partition.wait(Mark.COMMITTED, 9, errors.append)
     assert isinstance(errors[2], NotLeaderOrFollower)
+
+
+def test_requests_wait_on_while_a_leader_has_no_lease() -> None:
+    """The records are in the log, so an error would make the producer write them again, although they remain."""
+    bench = Bench(durability="fsync")
+    answers: list[ApiError | None] = []
+    leader = BecameLeader(4, 1, (1, 2), (1, 2), 1)
+    bench.partition.step(leader)
+    bench.append(2)
+    bench.partition.wait(Mark.LOCAL, 2, answers.append)
+    bench.partition.wait(Mark.COMMITTED, 2, answers.append)
+    bench.partition.step(WentOffline(4))  # the leader has resigned, since its lease is over
+    with pytest.raises(NotLeaderOrFollower):
+        bench.append()
+    bench.synced(2)
+    assert answers == [], "no record is acknowledged without a lease"
+    bench.partition.step(leader)  # its lease was renewed in the same leader epoch
+    assert answers == [None]
+    bench.partition.step(FollowerFetched(4, 2, 0, 2))
+    assert answers == [None, None]
+
+
+@pytest.mark.parametrize("role", [BecameFollower(5, 2), BecameLeader(5, 2, (1, 2), (1, 2), 1), WentOffline(5)])
+def test_a_new_epoch_answers_the_requests_of_a_leader_that_had_no_lease(role: Any) -> None:
+    bench = Bench()
+    answers: list[ApiError | None] = []
+    bench.partition.step(BecameLeader(4, 1, (1, 2), (1, 2), 1))
+    bench.append(2)
+    bench.partition.wait(Mark.COMMITTED, 2, answers.append)
+    bench.partition.step(WentOffline(4))
+    bench.partition.step(role)
+    assert [type(answer) for answer in answers] == [NotLeaderOrFollower]
 
 
 def test_a_repeat_of_an_earlier_batch_does_not_wait_for_later_ones() -> None:

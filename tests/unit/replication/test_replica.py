@@ -53,7 +53,7 @@ def state(replica: Replica) -> dict[str, Any]:
     found = {name: getattr(replica, name) for name in Replica.__slots__ if not name.startswith("_")}
     isr = replica.isr
     if isr is not None:
-        found["isr"] = (isr.committed, isr.asked, isr.awaits_answer, isr.partition_epoch, isr.replicas)
+        found["isr"] = (isr.committed, isr.proposed, isr.awaits_answer, isr.partition_epoch, isr.replicas)
         found["followers"] = {broker: (known.end_offset, known.broker_epoch) for broker, known in isr.followers.items()}
     return found
 
@@ -124,7 +124,7 @@ def test_an_answer_to_an_earlier_question_is_dropped() -> None:
     assert state(replica) == before
     step(replica, IsrAnswered(5, 1, ErrorCode.NONE, 2, (1, 2, 3)))
     assert replica.isr is not None
-    assert (replica.isr.committed, replica.isr.asked) == ((1, 2, 3), None)
+    assert (replica.isr.committed, replica.isr.proposed) == ((1, 2, 3), None)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,17 @@ def test_a_failure_that_nobody_awaits_is_logged_with_its_name(run: Run, caplog: 
         awaited = runtime.tasks.spawn(fail("awaited"), name="watched")
         with pytest.raises(RuntimeError, match="awaited"):
             await awaited
+        gate = runtime.tasks.future()
+
+        async def fail_later() -> None:
+            await gate
+            raise RuntimeError("waited for")
+
+        waited = runtime.tasks.spawn(fail_later(), name="arrival")
+        runtime.tasks.call_soon(gate.set_result, None)
+        await asyncio.wait((waited,))
+        with pytest.raises(RuntimeError, match="waited for"):
+            waited.result()
         cancelled = runtime.tasks.spawn(asyncio.sleep(60), name="sleeper")
         cancelled.cancel()
         for _ in range(5):

@@ -83,6 +83,14 @@ def test_a_cut_zstd_frame_around_the_end_of_what_javas_reader_has_read(end: int,
     assert bytes(decompress(Codec.ZSTD, frame + frame, LIMIT)) == content * 2
 
 
+@pytest.mark.parametrize("blocks", [1, 63, 64, 65, 1000])
+def test_a_cut_zstd_frame_may_have_many_blocks(blocks: int) -> None:
+    """It counts to the limit of pieces once, and to no smaller limit."""
+    frame = zstd_frame(NOISE[:1000])
+    cut_frame = bytes.fromhex("28b52ffd0058") + bytes(3 * blocks)
+    assert bytes(decompress(Codec.ZSTD, frame + cut_frame, LIMIT)) == NOISE[:1000]
+
+
 def xerial_chunk(data: bytes) -> bytes:
     block = bytes(cramjam.snappy.compress_raw(data))
     return struct.pack(">i", len(block)) + block

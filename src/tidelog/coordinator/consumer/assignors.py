@@ -19,7 +19,8 @@ class AssigningMember(NamedTuple):
     target: Target
     """The member's previous target assignment."""
     order: str
-    """Sort key of the member: its group instance id, which does not change when it restarts, or else its member id."""
+    """Sort key of the member. It is the group instance id, which does not change when the member restarts, or else
+    the member id."""
 
 
 Members = Mapping[str, AssigningMember]
@@ -45,21 +46,21 @@ def assign_uniform(members: Members, counts: Counts) -> dict[str, Target]:
 def assign_range(members: Members, counts: Counts) -> dict[str, Target]:
     """Split each topic's partitions into one range for each of its subscribers.
 
-    Topics with the same subscribers and the same number of partitions are split in the same way, so that
-    the partitions with the same number in all these topics are assigned to one member.
+    Topics with the same subscribers and the same number of partitions are split in the same way. Therefore one
+    member gets the partitions with the same number in all these topics.
     """
-    readers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
+    subscribers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
     for member_id in _sorted_member_ids(members):
         for topic_id in members[member_id].topic_ids:
-            readers[topic_id].append(member_id)
+            subscribers[topic_id].append(member_id)
     equal_topics: dict[tuple[tuple[str, ...], int], list[bytes]] = {}
-    for topic_id, member_ids in readers.items():
+    for topic_id, member_ids in subscribers.items():
         if member_ids:
             equal_topics.setdefault((tuple(member_ids), counts[topic_id]), []).append(topic_id)
     targets: dict[str, Target] = {member_id: {} for member_id in members}
-    for (sharing, count), topic_ids in equal_topics.items():
-        before = [members[member_id].target.get(topic_ids[0], ()) for member_id in sharing]
-        for member_id, partitions in zip(sharing, _split(before, count), strict=True):
+    for (subscriber_ids, count), topic_ids in equal_topics.items():
+        before = [members[member_id].target.get(topic_ids[0], ()) for member_id in subscriber_ids]
+        for member_id, partitions in zip(subscriber_ids, _split(before, count), strict=True):
             if partitions:
                 targets[member_id].update(dict.fromkeys(topic_ids, partitions))
     return {member_id: _reuse_if_equal(target, members[member_id].target) for member_id, target in targets.items()}
@@ -73,58 +74,60 @@ def _sorted_member_ids(members: Members) -> list[str]:
 
 
 def _reuse_if_equal(target: Target, before: Target) -> Target:
-    """Return the object `before` if it equals the target. The caller then writes no record for the member."""
+    """Return `before` instead of an equal `target`. The caller writes no record for a member whose target is the
+    same object.
+    """
     return before if target == before else target
 
 
-def _quotas(held: Sequence[int], count: int) -> list[int]:
-    """Return how many of the `count` partitions each member gets. `held` contains how many each member has now.
+def _quotas(current_counts: Sequence[int], count: int) -> list[int]:
+    """Return how many of the `count` partitions each member gets. `current_counts` says how many each member has now.
 
     If `count` is not divisible by the number of members, some members get one partition more. Members that have more
     than the minimum now are preferred.
     """
-    minimum, remainder = divmod(count, len(held))
-    quotas = [minimum] * len(held)
+    minimum, remainder = divmod(count, len(current_counts))
+    quotas = [minimum] * len(current_counts)
     # The sort is stable: members with the same key remain in the order of their index.
-    by_preference = sorted(range(len(held)), key=lambda index: held[index] <= minimum)
+    by_preference = sorted(range(len(current_counts)), key=lambda index: current_counts[index] <= minimum)
     for index in by_preference[:remainder]:
         quotas[index] += 1
     return quotas
 
 
-def _split(before: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
+def _split(previous: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
     """Split the partitions 0 to `count` - 1 among the members. Each member retains as many of its previous partitions
     as its quota allows.
     """
-    existing = [[partition for partition in held if partition < count] for held in before]
-    quotas = _quotas([len(held) for held in existing], count)
-    kept = [sorted(held)[:quota] for held, quota in zip(existing, quotas, strict=True)]
-    taken = {partition for held in kept for partition in held}
-    free = iter([partition for partition in range(count) if partition not in taken])
+    existing = [[partition for partition in partitions if partition < count] for partitions in previous]
+    quotas = _quotas([len(partitions) for partitions in existing], count)
+    retained = [sorted(partitions)[:quota] for partitions, quota in zip(existing, quotas, strict=True)]
+    retained_partitions = {partition for partitions in retained for partition in partitions}
+    free = iter([partition for partition in range(count) if partition not in retained_partitions])
     pieces = []
-    for held, quota in zip(kept, quotas, strict=True):
-        gained = [next(free) for _ in range(quota - len(held))]
-        pieces.append(tuple(sorted(held + gained)))
+    for partitions, quota in zip(retained, quotas, strict=True):
+        added = [next(free) for _ in range(quota - len(partitions))]
+        pieces.append(tuple(sorted(partitions + added)))
     return pieces
 
 
 def _assign_evenly(members: Members, counts: Counts, topic_ids: frozenset[bytes]) -> dict[str, Target]:
     order = _sorted_member_ids(members)
     topics = sorted(topic_ids)
-    held: list[list[tuple[bytes, int]]] = []
+    assigned: list[list[tuple[bytes, int]]] = []
     for member_id in order:
         target = members[member_id].target
-        held.append([(topic, p) for topic in topics for p in target.get(topic, ()) if p < counts[topic]])
-    quotas = _quotas([len(partitions) for partitions in held], sum(counts[topic] for topic in topics))
-    taken: set[tuple[bytes, int]] = set()
-    for partitions, quota in zip(held, quotas, strict=True):
+        assigned.append([(topic, p) for topic in topics for p in target.get(topic, ()) if p < counts[topic]])
+    quotas = _quotas([len(partitions) for partitions in assigned], sum(counts[topic] for topic in topics))
+    retained_partitions: set[tuple[bytes, int]] = set()
+    for partitions, quota in zip(assigned, quotas, strict=True):
         del partitions[quota:]
-        taken.update(partitions)
-    free = iter([(topic, p) for topic in topics for p in range(counts[topic]) if (topic, p) not in taken])
+        retained_partitions.update(partitions)
+    free = iter([(topic, p) for topic in topics for p in range(counts[topic]) if (topic, p) not in retained_partitions])
     targets = {}
-    for member_id, partitions, quota in zip(order, held, quotas, strict=True):
-        gained = [next(free) for _ in range(quota - len(partitions))]
-        targets[member_id] = _reuse_if_equal(_group_by_topic(partitions + gained), members[member_id].target)
+    for member_id, partitions, quota in zip(order, assigned, quotas, strict=True):
+        added = [next(free) for _ in range(quota - len(partitions))]
+        targets[member_id] = _reuse_if_equal(_group_by_topic(partitions + added), members[member_id].target)
     return targets
 
 
@@ -145,87 +148,95 @@ class _UnevenAssignment:
     def __init__(self, members: Members, counts: Counts) -> None:
         self._members = members
         self._counts = counts
-        self._order = {member_id: place for place, member_id in enumerate(_sorted_member_ids(members))}
-        self._load = dict.fromkeys(self._order, 0)
-        self._readers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
-        self._held: dict[bytes, dict[str, list[int]]] = {topic_id: {} for topic_id in self._readers}
+        self._order = {member_id: order for order, member_id in enumerate(_sorted_member_ids(members))}
+        self._partition_counts = dict.fromkeys(self._order, 0)
+        """Number of partitions assigned to each member so far."""
+        self._subscribers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
+        self._assigned: dict[bytes, dict[str, list[int]]] = {topic_id: {} for topic_id in self._subscribers}
         """The partitions assigned so far, by topic id and member id."""
         for member_id in self._order:
             for topic_id in members[member_id].topic_ids:
-                self._readers[topic_id].append(member_id)
+                self._subscribers[topic_id].append(member_id)
 
     def assign(self) -> dict[str, Target]:
         # Topics with few subscribers are assigned first. The topics with many subscribers can then even out the
         # remaining differences.
-        topics = sorted((t for t, readers in self._readers.items() if readers), key=lambda t: len(self._readers[t]))
-        free = {topic_id: self._keep_current(topic_id) for topic_id in topics}
+        topics = sorted(
+            (t for t, subscribers in self._subscribers.items() if subscribers), key=lambda t: len(self._subscribers[t])
+        )
+        free = {topic_id: self._retain_current(topic_id) for topic_id in topics}
         for topic_id in topics:
             self._assign_free(topic_id, free[topic_id])
-        # Each move makes the loads of two members more equal, so the loop ends.
+        # Each move makes the numbers of partitions of two members more equal, so the loop ends.
         moved = True
         while moved:
             moved = False
             for topic_id in topics:
                 moved |= self._balance(topic_id)
         targets: dict[str, Target] = {member_id: {} for member_id in self._members}
-        for topic_id, held in self._held.items():
-            for member_id, partitions in held.items():
+        for topic_id, assigned in self._assigned.items():
+            for member_id, partitions in assigned.items():
                 if partitions:
                     targets[member_id][topic_id] = tuple(sorted(partitions))
         return {
             member_id: _reuse_if_equal(target, self._members[member_id].target) for member_id, target in targets.items()
         }
 
-    def _keep_current(self, topic_id: bytes) -> list[int]:
+    def _retain_current(self, topic_id: bytes) -> list[int]:
         """Assign the topic's partitions to the members that had them. Return the partitions that no member had."""
         count = self._counts[topic_id]
-        taken: set[int] = set()
-        for member_id in self._readers[topic_id]:
-            had = self._members[member_id].target.get(topic_id, ())
-            kept = [partition for partition in had if partition < count and partition not in taken]
-            if kept:
-                self._held[topic_id][member_id] = kept
-                self._load[member_id] += len(kept)
-                taken.update(kept)
-        return [partition for partition in range(count) if partition not in taken]
+        retained_partitions: set[int] = set()
+        for member_id in self._subscribers[topic_id]:
+            previous = self._members[member_id].target.get(topic_id, ())
+            retained = [
+                partition for partition in previous if partition < count and partition not in retained_partitions
+            ]
+            if retained:
+                self._assigned[topic_id][member_id] = retained
+                self._partition_counts[member_id] += len(retained)
+                retained_partitions.update(retained)
+        return [partition for partition in range(count) if partition not in retained_partitions]
 
     def _heap(self, member_ids: list[str]) -> list[tuple[int, int, str]]:
-        heap = [(self._load[member_id], self._order[member_id], member_id) for member_id in member_ids]
+        heap = [(self._partition_counts[member_id], self._order[member_id], member_id) for member_id in member_ids]
         heapify(heap)
         return heap
 
     def _assign_free(self, topic_id: bytes, free: list[int]) -> None:
-        heap = self._heap(self._readers[topic_id])
+        heap = self._heap(self._subscribers[topic_id])
         for partition in free:
-            load, place, member_id = heappop(heap)
-            self._held[topic_id].setdefault(member_id, []).append(partition)
-            self._load[member_id] = load + 1
-            heappush(heap, (load + 1, place, member_id))
+            partition_count, order, member_id = heappop(heap)
+            self._assigned[topic_id].setdefault(member_id, []).append(partition)
+            self._partition_counts[member_id] = partition_count + 1
+            heappush(heap, (partition_count + 1, order, member_id))
 
     def _balance(self, topic_id: bytes) -> bool:
         """Move partitions of one topic from its most loaded to its least loaded subscribers. Return whether a partition
         was moved.
         """
-        least_loaded = self._heap(self._readers[topic_id])
+        least_loaded = self._heap(self._subscribers[topic_id])
         most_loaded = [
-            (-load, place, member_id) for load, place, member_id in least_loaded if self._held[topic_id].get(member_id)
+            (-partition_count, order, member_id)
+            for partition_count, order, member_id in least_loaded
+            if self._assigned[topic_id].get(member_id)
         ]
         heapify(most_loaded)
         moved = False
         while most_loaded:
-            minus_load, giving_place, giver = heappop(most_loaded)
-            if -minus_load != self._load[giver] or not self._held[topic_id].get(giver):
+            negative_count, source_order, source = heappop(most_loaded)
+            if -negative_count != self._partition_counts[source] or not self._assigned[topic_id].get(source):
                 continue
-            while least_loaded[0][0] != self._load[least_loaded[0][2]]:  # skip entries whose load has changed since
+            # Skip entries that contain an old number of partitions.
+            while least_loaded[0][0] != self._partition_counts[least_loaded[0][2]]:
                 heappop(least_loaded)
-            load, taking_place, taker = least_loaded[0]
-            if self._load[giver] - load < 2:
+            partition_count, destination_order, destination = least_loaded[0]
+            if self._partition_counts[source] - partition_count < 2:
                 break
-            self._held[topic_id].setdefault(taker, []).append(self._held[topic_id][giver].pop())
+            self._assigned[topic_id].setdefault(destination, []).append(self._assigned[topic_id][source].pop())
             moved = True
-            self._load[giver] -= 1
-            self._load[taker] += 1
-            for place, member_id in ((giving_place, giver), (taking_place, taker)):
-                heappush(least_loaded, (self._load[member_id], place, member_id))
-                heappush(most_loaded, (-self._load[member_id], place, member_id))
+            self._partition_counts[source] -= 1
+            self._partition_counts[destination] += 1
+            for order, member_id in ((source_order, source), (destination_order, destination)):
+                heappush(least_loaded, (self._partition_counts[member_id], order, member_id))
+                heappush(most_loaded, (-self._partition_counts[member_id], order, member_id))
         return moved

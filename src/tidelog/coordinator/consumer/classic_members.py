@@ -1,9 +1,9 @@
-"""The requests of members that use the classic protocol in a consumer group (KIP-848): JoinGroup, SyncGroup, Heartbeat
-and LeaveGroup.
+"""The requests of members that use the classic protocol in a consumer group (KIP-848): JoinGroup, SyncGroup,
+Heartbeat and LeaveGroup.
 
 The responses have the form of the classic protocol, but no member is the leader, because the broker computes the
-assignment. SyncGroup returns a member's current assignment: its target without the partitions that other members must
-give up first.
+assignment. SyncGroup returns a member's current assignment: its target assignment without the partitions that other
+members have not given up yet.
 """
 
 from tidelog.coordinator.consumer.embedded import (
@@ -49,7 +49,7 @@ from tidelog.wire.primitives import MalformedMessage
 
 
 def join(context: GroupContext, group: ConsumerGroup, joining: JoinCall, now: Moment) -> Decision:
-    """Handle JoinGroup. It is answered immediately, because no other member has to join. Raises ApiError."""
+    """Handle JoinGroup. The request is answered immediately, because no other member has to join. Raises ApiError."""
     request = joining.request
     if context.consumer.migration is MigrationPolicy.DISABLED:
         raise InconsistentGroupProtocol("group.consumer.migration.policy forbids classic members in consumer groups")
@@ -81,7 +81,7 @@ def join(context: GroupContext, group: ConsumerGroup, joining: JoinCall, now: Mo
 def _apply_join(
     step: Step, current: Member, updated: Member, predecessor: Member | None, subscription: ConsumerProtocolSubscription
 ) -> Member:
-    """Return the member after its join. The join may convert the group to a classic group."""
+    """Return the member after its join. The join may convert the group into a classic group."""
     context = step.context
     group = step.group
     replaced = None if predecessor is None else predecessor.member_id
@@ -114,9 +114,9 @@ def _set_timers_after_join(step: Step, member: Member) -> None:
 
 
 def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protocols) -> None:
-    """Raise ApiError unless all classic members of the group support one of `protocols`.
+    """Raise ApiError unless there is one of `protocols` that all classic members of the group support.
 
-    They need a common protocol for the case that the group is converted to a classic group.
+    The members need a common protocol because the group may later be converted into a classic group.
     """
     supported = protocol_type == PROTOCOL_TYPE and any(
         group.classic_protocols.get(name, 0) == group.classic_count for name in protocols_to_vote_for(protocols)
@@ -215,7 +215,7 @@ def heartbeat(context: GroupContext, group: ConsumerGroup, request: HeartbeatReq
     if (
         member.epoch < group.target_epoch
         or member.state is MemberState.UNREVOKED
-        or (member.state is MemberState.UNRELEASED and not _waits_for_others(group, member))
+        or (member.state is MemberState.UNRELEASED and not _waits_for_other_members(group, member))
     ):
         _expect_join(context, group, member, now)
         return ErrorCode.REBALANCE_IN_PROGRESS
@@ -225,7 +225,9 @@ def heartbeat(context: GroupContext, group: ConsumerGroup, request: HeartbeatReq
 def leave(
     context: GroupContext, group: ConsumerGroup, request: LeaveGroupRequest, reply: Reply, now: Moment
 ) -> Decision:
-    """Handle LeaveGroup. A member is named by its member id, or by its group instance id with an empty member id."""
+    """Handle LeaveGroup. The request names each member by its member id, or by its group instance id and an empty
+    member id.
+    """
     step = Step(context, group, now)
     leaving_ids: dict[str, None] = {}
     responses = []
@@ -276,9 +278,9 @@ def _expect_join(context: GroupContext, group: ConsumerGroup, member: Member, no
         context.timers.set(Timer.JOIN, group.group_id, member.member_id, member.rebalance_timeout_ms, now)
 
 
-def _waits_for_others(group: ConsumerGroup, member: Member) -> bool:
-    """Return whether another member still has a partition of this member's target. While it does, this member would
-    gain nothing by joining again.
+def _waits_for_other_members(group: ConsumerGroup, member: Member) -> bool:
+    """Return whether another member still has a partition of this member's target assignment. As long as this is so,
+    this member would gain nothing by joining again.
     """
     for topic_id, partitions in group.targets.get(member.member_id, NO_TARGET).items():
         owned = member.owned.get(topic_id, {})

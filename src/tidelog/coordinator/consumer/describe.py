@@ -42,7 +42,7 @@ def _member(group: ConsumerGroup, member: Member, image: "MetadataImage") -> Des
 
 
 def _current_partitions(owned: Owned, revoking: Owned) -> Target:
-    """Return the partitions that the member has, including the partitions that it must give up."""
+    """Return the partitions that the member has, including those that it must give up."""
     return {
         topic_id: tuple(sorted((*owned.get(topic_id, ()), *revoking.get(topic_id, ()))))
         for topic_id in {**owned, **revoking}

@@ -11,7 +11,7 @@ from tidelog.coordinator.decision import Decision, Moment
 
 
 def remove(step: Step, member_ids: list[str]) -> None:
-    """Remove the members with these ids, each of which occurs only once. The removal may convert the group to a classic
+    """Remove the members with these ids, which must be distinct. The removal may convert the group into a classic
     group.
     """
     group = step.group
@@ -52,7 +52,9 @@ def _names_without(step: Step, group: ConsumerGroup, leaving: list[Member]) -> d
 
 
 def reserve_place(step: Step, member: Member) -> None:
-    """Store that a static member left temporarily. Its partitions remain reserved until its session ends."""
+    """Write a record which says that a static member left temporarily. The member's partitions remain reserved until
+    its session ends.
+    """
     absent_member = member._replace(
         epoch=STATIC_LEAVING_EPOCH,
         owned={topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.owned.items()},
@@ -68,11 +70,11 @@ def remove_timed_out_member(context: GroupContext, subject: TimerSubject, out: D
     if group is None or member is None:
         return
     if subject.timer is Timer.REBALANCE and member.epoch != subject.epoch:
-        return  # since the timer was set, the member has reached another epoch
+        return  # the member has reached another epoch since the timer was set
     out.log("member removed group=%s member=%s reason=%s", subject.group_id, subject.member_id, subject.timer.value)
     step = Step(context, group, now)
     remove(step, [subject.member_id])
-    decided = step.finish()
-    out.records += decided.records
-    out.replies += decided.replies
-    out.lines += decided.lines
+    decision = step.finish()
+    out.records += decision.records
+    out.replies += decision.replies
+    out.lines += decision.lines

@@ -1,4 +1,6 @@
-"""State that all requests to consumer groups of one coordinator partition share: groups, settings, topics, timers."""
+"""State that all requests to the consumer groups of one coordinator partition share: groups, settings, topics,
+timers.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GroupContext:
-    """The shared state. Only `durable` is restored by a new coordinator; everything else is lost with the old one."""
+    """The shared state. A new coordinator restores only `durable`; all other state is lost with the old coordinator."""
 
     __slots__ = (
         "classic_groups",
@@ -52,8 +54,8 @@ class GroupContext:
         self.image_now = image_now
         self.timers = timers
         self.schedule_search = schedule_search
-        """Called with a group id and the monotonic time in ms when the group has a regular expression whose topics have
-        not been searched."""
+        """Function that schedules a search for the topics of a group's new regular expressions. Its arguments are
+        the group id and the monotonic time of the search in milliseconds."""
         self.groups_with_current_epoch: dict[str, None] = {}
         """Ids of the groups whose metadata hash has been compared with the current topics."""
 

@@ -1,4 +1,4 @@
-"""The consumer groups of one coordinator partition: the interface for the coordinator's core."""
+"""The consumer groups of one coordinator partition. The coordinator's core uses this interface."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -40,7 +40,9 @@ MEMBER_EPOCH_VERSION = 9
 
 
 class ConsumerGroups:
-    """Handles requests to groups whose durable state is `DurableGroup.consumer`, and contains their soft state."""
+    """Handles the requests to consumer groups, and contains their soft state. The durable state of a group is
+    `DurableGroup.consumer`.
+    """
 
     def __init__(
         self,
@@ -78,9 +80,9 @@ class ConsumerGroups:
                 self.resolver.refresh(group_id, now.monotonic_ms)
 
     def topics_changed(self, changed: dict[str, None], now: Moment) -> None:
-        """Store that topics were created, deleted, recreated or got more partitions.
+        """React to topics that were created, deleted, recreated or got more partitions.
 
-        At the next heartbeat of a group that subscribes to one of them, a new assignment is computed.
+        A group that subscribes to such a topic computes a new assignment at its next heartbeat.
         """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
@@ -130,8 +132,8 @@ class ConsumerGroups:
         """Describe a group. Raises GroupIdNotFound unless it is a group of the consumer protocol."""
         group = self.find(group_id)
         if group is None:
-            known = group_id in self.context.durable.by_id or group_id in self.context.classic_groups
-            raise GroupIdNotFound(f"Group {group_id} {'is not a consumer group' if known else 'not found'}.")
+            exists = group_id in self.context.durable.by_id or group_id in self.context.classic_groups
+            raise GroupIdNotFound(f"Group {group_id} {'is not a consumer group' if exists else 'not found'}.")
         return describe(group, self.context.consumer.assignors[0], self.context.image_now())
 
     # Offsets
@@ -139,8 +141,8 @@ class ConsumerGroups:
     def check_commit(self, group: ConsumerGroup, commit: "OffsetCommit") -> None:
         """Raise ApiError unless the sender may commit these offsets now.
 
-        A member may send an epoch that is older than its current epoch, for partitions that it already had in the older
-        epoch (KIP-1251).
+        A member may commit a partition with an epoch that is older than its current epoch, if it already had the
+        partition in the older epoch (KIP-1251).
         """
         if commit.generation < 0 and not group.members:
             return  # an administrator, or a consumer that assigns its partitions itself

@@ -52,7 +52,7 @@ class HeartbeatCall(NamedTuple):
     client_host: str
     version: int
     fresh_id: str
-    """A new random id for a member that joins without an id, which is possible in version 0."""
+    """A new random id, used for a member that joins without an id. Only version 0 permits such a join."""
 
 
 def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings: ConsumerSettings) -> None:
@@ -136,8 +136,8 @@ def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None
 
 
 def _current_member(step: Step, beat: HeartbeatCall, reported: ReportedPartitions | None) -> tuple[Member, str | None]:
-    """Return two values: the current state of the member, or a new member; and the id of the static member that it
-    replaces, or None.
+    """Return two values. The first one is the current state of the member, or a new member. The second one is the id
+    of the static member that it replaces, or None.
     """
     request = beat.request
     group = step.group
@@ -181,8 +181,8 @@ def check_instance(member: Member, member_id: str) -> None:
 def check_epoch(member: Member, epoch: int, reported: ReportedPartitions | None) -> None:
     """Raise ApiError unless the epoch is the member's current epoch.
 
-    The previous epoch is accepted, too, because the member may have missed the last response, but only if the member
-    reports no partitions that it does not have in its current epoch.
+    The previous epoch is accepted, too, because the member may have missed the last response. In this case, the
+    member must report its partitions, and may report only partitions that it has in its current epoch.
     """
     if epoch == JOINING_EPOCH or epoch == member.epoch:
         return
@@ -199,7 +199,9 @@ def _is_subset(reported: ReportedPartitions, owned: Owned) -> bool:
 
 
 def replace_static(step: Step, member: Member, member_id: str) -> Member:
-    """Replace a static member that joins again with a new member id. It retains its subscription and its partitions."""
+    """Replace a static member that joins again with a new member id. The new member has the subscription and the
+    partitions of the old member.
+    """
     group = step.group
     replacement = member._replace(member_id=member_id, epoch=0, previous_epoch=0)
     step.out.records += member_tombstones(group.group_id, member.member_id)
@@ -233,10 +235,10 @@ def _with_changes(current: Member, beat: HeartbeatCall) -> Member:
 
 
 def update_pattern(step: Step, current: Member, updated: Member) -> tuple[bool, bool]:
-    """Update the member's regular expression. Return two values: whether the member has another expression now, and
-    whether the topics of the new expression are known already.
+    """Update the member's regular expression.
 
-    Raises ApiError for an invalid expression.
+    Return two values: whether the member has another expression now, and whether the topics that match the new
+    expression are already known. Raises ApiError for an invalid expression.
     """
     old, new = current.pattern, updated.pattern
     if old == new:

@@ -20,23 +20,23 @@ STATIC_LEAVING_EPOCH = -2
 """Epoch of a static member that left temporarily. Its partitions remain reserved for it (KIP-345, KIP-848)."""
 
 Owned = dict[bytes, dict[int, int]]
-"""The epoch in which a member got each of its partitions, by topic id and partition. Topics without partitions are not
-included. Never changed after its creation."""
+"""The epoch in which a member got each of its partitions, by topic id and partition. Topics without partitions are
+omitted. Such a dict is never changed after its creation."""
 Target = dict[bytes, tuple[int, ...]]
-"""Assigned partitions in ascending order, by topic id. Topics without partitions are not included. Never changed after
-its creation."""
+"""Assigned partitions in ascending order, by topic id. Topics without partitions are omitted. Such a dict is never
+changed after its creation."""
 
 NOTHING_OWNED: Owned = {}
 NO_TARGET: Target = {}
 
 
 class MemberState(IntEnum):
-    """Reconciliation state of a member; the numbers are those in the records."""
+    """Reconciliation state of a member. The numbers are the values in the records."""
 
     STABLE = 0
     """The member has its whole target assignment."""
     UNREVOKED = 1
-    """The member must give up partitions, and has not confirmed yet that it did."""
+    """The member must give up partitions, and has not confirmed yet that it has done so."""
     UNRELEASED = 2
     """Other members still have partitions of this member's target assignment."""
     UNKNOWN = 127
@@ -86,11 +86,11 @@ class Member(NamedTuple):
         return None
 
     def with_metadata(self, value: ConsumerGroupMemberMetadataValue) -> "Member":
-        lists = value.classic_member_metadata
+        metadata = value.classic_member_metadata
         classic = None
-        if lists is not None:
+        if metadata is not None:
             classic = ClassicPart(
-                lists.session_timeout_ms, tuple((p.name, p.metadata) for p in lists.supported_protocols)
+                metadata.session_timeout_ms, tuple((p.name, p.metadata) for p in metadata.supported_protocols)
             )
         return self._replace(
             instance_id=value.instance_id,
@@ -165,11 +165,11 @@ def target_record(group: str, member_id: str, target: Target) -> ConsumerRecord:
 
 
 def target_of(value: ConsumerGroupTargetAssignmentMemberValue) -> Target:
-    return {lists.topic_id: tuple(sorted(lists.partitions)) for lists in value.topic_partitions if lists.partitions}
+    return {topic.topic_id: tuple(sorted(topic.partitions)) for topic in value.topic_partitions if topic.partitions}
 
 
 def member_tombstones(group: str, member_id: str) -> list[ConsumerRecord]:
-    """Return tombstones for all records of the member. The tombstone of its metadata is the last one."""
+    """Return tombstones for all records of the member. The last one is the tombstone of the member's metadata."""
     return [
         ConsumerRecord(CURRENT_ASSIGNMENT, group, member_id, None),
         ConsumerRecord(TARGET_MEMBER, group, member_id, None),
@@ -181,10 +181,12 @@ def without_epochs(owned: Owned) -> Target:
     return {topic_id: tuple(sorted(partitions)) for topic_id, partitions in owned.items()}
 
 
-def _owned(lists: list[TopicPartitions], epoch: int) -> Owned:
-    """Decode partitions. Brokers before Kafka 4.3 wrote no epochs; for their records the member's epoch is used."""
+def _owned(topics: list[TopicPartitions], epoch: int) -> Owned:
+    """Decode partitions with their epochs. Brokers before Kafka 4.3 wrote no epochs. For their records, the result
+    contains the member's epoch, `epoch`.
+    """
     owned: Owned = {}
-    for topic in lists:
+    for topic in topics:
         epochs = topic.assignment_epochs
         if epochs is None or len(epochs) != len(topic.partitions):
             epochs = [epoch] * len(topic.partitions)

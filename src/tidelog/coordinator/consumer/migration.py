@@ -1,8 +1,8 @@
 """Convert a group that has members between the classic and the consumer protocol (KIP-848).
 
-If `group.consumer.migration.policy` allows it, a group is upgraded when the first member of the consumer protocol
-joins, and downgraded when the last such member leaves. In between, the group is a consumer group with members of both
-protocols.
+If `group.consumer.migration.policy` permits it, a group is upgraded when the first member of the consumer protocol
+joins, and downgraded when the last such member leaves. Between these two events, the group is a consumer group with
+members of both protocols.
 """
 
 from typing import TYPE_CHECKING
@@ -32,8 +32,8 @@ def open_group(context: GroupContext, group_id: str, now: Moment, *, create: boo
     """Begin the step of a request to the group. With `create`, a missing group is created, and a classic group is
     upgraded.
 
-    Raises GroupIdNotFound if there is no consumer group, and it may not be created or the classic group cannot be
-    upgraded.
+    Raises GroupIdNotFound if no consumer group exists and `create` is false, and if a classic group cannot be
+    upgraded. Raises CoordinatorNotAvailable if a new group would exceed GROUPS_MAX.
     """
     durable = context.durable.by_id.get(group_id)
     if durable is not None and durable.consumer is not None:
@@ -95,7 +95,7 @@ def _finish_upgrade(step: Step, classic: ClassicGroup, upgraded: ConsumerGroup) 
 
 
 def _forget_classic(context: GroupContext, classic: ClassicGroup, step: Step) -> None:
-    """Remove the classic group. Its parked requests are answered with REBALANCE_IN_PROGRESS, after which the members
+    """Remove the classic group. Its parked requests are answered with REBALANCE_IN_PROGRESS, so that the members
     join the consumer group.
     """
     classic.dissolve(ErrorCode.REBALANCE_IN_PROGRESS, step.out)
@@ -120,7 +120,7 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
         for partitions_of_topic in assignment.assigned_partitions:
             topic = image.topics.get(partitions_of_topic.topic)
             for partition in partitions_of_topic.partitions:
-                # The leader may have assigned a partition to two members. Here, only the first of them gets it.
+                # The leader may have assigned a partition to two members. Only the first member gets the partition.
                 if topic is not None and (topic.topic_id, partition) not in assigned:
                     assigned[topic.topic_id, partition] = None
                     owned.setdefault(topic.topic_id, {})[partition] = epoch
@@ -148,11 +148,11 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
 # Downgrade
 
 
-def may_downgrade(step: Step, without: list[str]) -> bool:
-    """Return whether the group is converted to a classic group when the members `without` leave."""
+def may_downgrade(step: Step, leaving_ids: list[str]) -> bool:
+    """Return whether the group is converted into a classic group when the members `leaving_ids` leave."""
     context, group = step.context, step.group
-    remaining_count = len(group.members) - len(without)
-    consumers = sum(group.members[member_id].classic is None for member_id in without)
+    remaining_count = len(group.members) - len(leaving_ids)
+    consumers = sum(group.members[member_id].classic is None for member_id in leaving_ids)
     if not consumers or group.classic_count + consumers != len(group.members) or remaining_count < 1:
         return False
     if not context.consumer.migration.may_downgrade or remaining_count > context.settings.group_max_size:
@@ -210,7 +210,7 @@ def _finish_downgrade(step: Step, classic: ClassicGroup, *, rebalance: bool) -> 
 def _to_classic(step: Step, members: list[Member], joining: Member | None, replaced: str | None) -> ClassicGroup:
     group = step.group
     context = step.context
-    partitions_of_topic = [
+    member_metadata = [
         MemberMetadata(
             member_id=member.member_id,
             group_instance_id=member.instance_id,
@@ -222,7 +222,7 @@ def _to_classic(step: Step, members: list[Member], joining: Member | None, repla
         for member in members
         if member.classic is not None
     ]
-    value = GroupMetadataValue(PROTOCOL_TYPE, group.epoch, None, None, step.now.wall_ms, partitions_of_topic)
+    value = GroupMetadataValue(PROTOCOL_TYPE, group.epoch, None, None, step.now.wall_ms, member_metadata)
     classic = ClassicGroup.from_record(group.group_id, value, context.settings, context.deadlines, step.now)
     for member in members:
         classic_member: ClassicMember = classic.members.by_id[member.member_id]

@@ -51,7 +51,9 @@ class InvalidPattern(ValueError):
 
 
 class _NotTranslatable(Exception):
-    """The expression has an error that RE2 also finds. It is therefore passed to RE2 unchanged, for RE2's message."""
+    """The expression has an error that RE2 finds, too. The expression is passed to RE2 unchanged, so that the client
+    gets RE2's message.
+    """
 
 
 class _Atom(NamedTuple):
@@ -60,7 +62,7 @@ class _Atom(NamedTuple):
     start: int
     """Index of the atom's first piece in the list of pieces."""
     length_min: int
-    """Length of the shortest text that the atom matches, or NAME_LENGTH_MAX + 1 if that is less."""
+    """Length of the shortest text that the atom matches. The length is limited to NAME_LENGTH_MAX + 1."""
     nullable: bool
     """Whether the atom matches the empty text at any position."""
     nested_count: int
@@ -99,7 +101,7 @@ class _Group:
 
 
 def as_re2(pattern: str) -> str:
-    """Return the expression for RE2. Raises InvalidPattern if only RE2/J would refuse it."""
+    """Return the expression for RE2. Raises InvalidPattern if RE2/J refuses the expression and RE2 would accept it."""
     try:
         return _Translation(pattern).text()
     except _NotTranslatable:
@@ -114,7 +116,7 @@ class _Translation:
         self._length = 0
         self._groups = [_Group(0)]
         self._last_atom: _Atom | None = None
-        """The atom that a following repetition operator would repeat. It is not part of a group yet."""
+        """The last atom, if it is not part of a group yet. A repetition operator that follows repeats this atom."""
         self._names: set[str] = set()
 
     def text(self) -> str:
@@ -249,7 +251,7 @@ class _Translation:
         match = named or flags
         if match is None:
             raise _NotTranslatable
-        # Flags without a group, like (?i), do not end the last atom: a repetition after them applies to it.
+        # Flags without a group, like (?i), do not end the last atom: a repetition operator after the flags repeats it.
         if flags is None or flags[1] == ":":
             self._add_last_atom()
             self._groups.append(_Group(len(self._pieces)))
@@ -276,7 +278,7 @@ class _Translation:
         elif character == "?":
             maximum = 1
         if self._last_atom is None:
-            raise _NotTranslatable  # nothing to repeat
+            raise _NotTranslatable  # no atom precedes the repetition operator
         atom, self._last_atom = self._last_atom, None
         self._position += size
         lazy_suffix = ""
@@ -305,14 +307,17 @@ class _Translation:
         return minimum, maximum
 
     def _repeat(self, atom: _Atom, minimum: int, maximum: int | None, lazy_suffix: str) -> None:
-        """Write the repetition of the last atom. Its counts may differ, but it matches the same topic names."""
+        """Write the repetition of `atom`, the last one. The counts in the output may differ from the input, but the
+        output matches the same topic names.
+        """
         length_min = min(atom.length_min * minimum, NAME_LENGTH_MAX + 1)
         nullable = minimum == 0 or atom.nullable
         if length_min > NAME_LENGTH_MAX:
             self._write(MATCHES_NOTHING)  # after the atom, so that RE2 still checks it
             self._last_atom = atom._replace(length_min=length_min, nullable=False)
             return
-        # A name has at most this many parts that are not empty. Empty parts may be omitted or repeated.
+        # A name has room for at most this many repetitions that match a text that is not empty. Repetitions that match
+        # the empty text may be added or omitted.
         parts_max = NAME_LENGTH_MAX // atom.length_min if atom.length_min else NAME_LENGTH_MAX
         if atom.nullable:
             minimum = 0

@@ -63,7 +63,7 @@ def _invalid(message: str) -> ApiError:
 
 
 class _PatternSearch:
-    """One search of a group: the topic names that are matched with the group's expressions, and the results so far."""
+    """One search of a group: the topic names to match with the group's expressions, and the results so far."""
 
     __slots__ = ("deadline", "is_partial", "matches", "names", "position")
 
@@ -74,8 +74,7 @@ class _PatternSearch:
         self.names: list[str] = []
         self.position = 0
         self.is_partial = False
-        """Whether `names` contains only some of the topics. The previous matches among the other topics then remain
-        valid."""
+        """Whether `names` contains only some of the topics. For all other topics, the previous matches remain valid."""
 
     def restart(self, patterns: Iterable[str], names: Iterable[str], *, is_partial: bool) -> None:
         self.matches = {pattern: {} for pattern in patterns}
@@ -84,7 +83,7 @@ class _PatternSearch:
         self.is_partial = is_partial
 
     def topics(self, pattern: str, previous: tuple[str, ...], existing: Container[str]) -> tuple[str, ...]:
-        """Return the sorted topics that the expression matches after the search."""
+        """Return the topics that the expression matches after the search, sorted."""
         matching_names = self.matches[pattern]
         if self.is_partial:
             searched = dict.fromkeys(self.names)
@@ -143,7 +142,7 @@ class Resolver:
         context.deadlines.set(search.deadline, now.monotonic_ms + TURN_INTERVAL_MS)
 
     def _begin(self, group: ConsumerGroup, search: _PatternSearch) -> bool:
-        """Begin the next search of the group. Returns False if none is needed."""
+        """Begin the next search of the group. Returns False if the group needs no search."""
         topics = self._context().image_now().topics
         new = [pattern for pattern in group.patterns if pattern not in group.resolved]
         if self._changed_topics.get(group.group_id, {}) is None:
@@ -162,7 +161,7 @@ class Resolver:
             try:
                 compiled_pattern = compile_pattern(pattern)
             except ApiError:
-                continue  # another broker version accepted the expression; here it matches nothing
+                continue  # another version of the broker accepted the expression; this version finds no topics for it
             work += int(compiled_pattern.programsize)
             compiled_patterns.append((compiled_pattern.fullmatch, matching_names))
         end = search.position + max(WORK_PER_TURN // work, 1)

@@ -30,12 +30,12 @@ class Reconciliation:
         self._subscribed = subscribed
         """Ids of the topics that the member subscribes to now. The target may be older than this subscription."""
         self._is_free = is_free
-        """Says of a topic id and a partition whether no other member has that partition."""
+        """Function of a topic id and a partition. It returns whether no other member has the partition."""
         self._reported = reported
         """None if the heartbeat does not report the member's partitions."""
 
     def step(self, member: Member, *, subscription_changed: bool) -> Member:
-        """Return the member after the step; the same object if it cannot advance.
+        """Return the member after the step. If the member cannot advance, return the same object.
 
         Raises ApiError if the member has to join again.
         """
@@ -78,35 +78,37 @@ class Reconciliation:
         return member._replace(previous_epoch=member.epoch, state=MemberState.UNREVOKED, owned=owned, revoking=revoking)
 
     def _advance(self, member: Member) -> Member:
-        kept: Owned = {}
+        retained: Owned = {}
         revoking: Owned = {}
         gained: dict[bytes, list[int]] = {}
         is_waiting = False
         for topic_id in {**member.owned, **self._target}:
             target = self._target.get(topic_id, ()) if topic_id in self._subscribed else ()
-            wanted = frozenset(target)
+            target_partitions = frozenset(target)
             owned = member.owned.get(topic_id, {})
-            keep = {partition: epoch for partition, epoch in owned.items() if partition in wanted}
-            if len(keep) < len(owned):
-                revoking[topic_id] = {p: epoch for p, epoch in owned.items() if p not in wanted}
-            if keep:
-                kept[topic_id] = keep
-            missing = [partition for partition in target if partition not in keep]
+            retained_partitions = {
+                partition: epoch for partition, epoch in owned.items() if partition in target_partitions
+            }
+            if len(retained_partitions) < len(owned):
+                revoking[topic_id] = {p: epoch for p, epoch in owned.items() if p not in target_partitions}
+            if retained_partitions:
+                retained[topic_id] = retained_partitions
+            missing = [partition for partition in target if partition not in retained_partitions]
             free = [partition for partition in missing if self._is_free(topic_id, partition)]
             is_waiting |= len(free) < len(missing)
             if free:
                 gained[topic_id] = free
         if revoking and self._still_has(revoking):
             return member._replace(
-                previous_epoch=member.epoch, state=MemberState.UNREVOKED, owned=kept, revoking=revoking
+                previous_epoch=member.epoch, state=MemberState.UNREVOKED, owned=retained, revoking=revoking
             )
         for topic_id, partitions in gained.items():
-            epochs = {**kept.get(topic_id, {}), **dict.fromkeys(partitions, self._target_epoch)}
-            kept[topic_id] = dict(sorted(epochs.items()))
+            epochs = {**retained.get(topic_id, {}), **dict.fromkeys(partitions, self._target_epoch)}
+            retained[topic_id] = dict(sorted(epochs.items()))
         return member._replace(
             epoch=self._target_epoch,
             previous_epoch=member.epoch,
             state=MemberState.UNRELEASED if is_waiting else MemberState.STABLE,
-            owned=kept,
+            owned=retained,
             revoking=NOTHING_OWNED,
         )

@@ -1,7 +1,7 @@
 """The records of consumer groups in `__consumer_offsets`, as Kafka 4.3 writes them (KIP-848).
 
-One class represents all kinds of records; `KINDS` lists the messages of their keys and values. The state of a group is
-the result of replaying its records.
+The class `ConsumerRecord` represents all kinds of records. `KINDS` lists the messages of their keys and values. The
+state of a group is the result of replaying its records.
 """
 
 from struct import Struct
@@ -42,7 +42,7 @@ class Kind(NamedTuple):
 
     key: Any
     value: Any
-    names: bool
+    key_has_name: bool
     """Whether the key also contains a member id or a regular expression."""
 
 
@@ -71,7 +71,7 @@ class ConsumerRecord:
 
     def encode(self) -> tuple[bytes, bytes | None]:
         kind = KINDS[self.kind]
-        key = kind.key(self.group, self.name) if kind.names else kind.key(self.group)
+        key = kind.key(self.group, self.name) if kind.key_has_name else kind.key(self.group)
         encoded = _TYPE.pack(self.kind) + key.encode(0)
         return encoded, None if self.value is None else _TYPE.pack(0) + self.value.encode(0)
 
@@ -79,21 +79,21 @@ class ConsumerRecord:
         return f"ConsumerRecord({self.kind}, {self.group!r}, {self.name!r}, {self.value!r})"
 
 
-def decode_consumer_record(number: int, key: bytes, value: bytes | None) -> ConsumerRecord | None:
-    """Decode a record. Returns None if the key's type is not that of a consumer group's record. Raises
+def decode_consumer_record(key_type: int, key: bytes, value: bytes | None) -> ConsumerRecord | None:
+    """Decode a record. Returns None if `key_type` is not the type of a consumer group's record. Raises
     MalformedMessage.
     """
-    kind = KINDS.get(number)
+    kind = KINDS.get(key_type)
     if kind is None:
         return None
     decoded_key, _ = kind.key.decode(key, 2, 0)
     name = ""
-    if kind.names:
-        name = decoded_key.regular_expression if number == REGULAR_EXPRESSION else decoded_key.member_id
+    if kind.key_has_name:
+        name = decoded_key.regular_expression if key_type == REGULAR_EXPRESSION else decoded_key.member_id
     if value is None:
-        return ConsumerRecord(number, decoded_key.group_id, name, None)
+        return ConsumerRecord(key_type, decoded_key.group_id, name, None)
     if len(value) < 2 or value[0] & 0x80:
         raise MalformedMessage("a consumer group record's value has no version")
     # Later versions only add tagged fields, which are skipped (KIP-915).
     decoded, _ = kind.value.decode(value, 2, 0)
-    return ConsumerRecord(number, decoded_key.group_id, name, decoded)
+    return ConsumerRecord(key_type, decoded_key.group_id, name, decoded)

@@ -50,8 +50,8 @@ class MatchedTopics(NamedTuple):
 class ConsumerGroup:
     """One consumer group. The time to replay a record does not depend on the number of members.
 
-    Records with different keys may be replayed in any order, because a load replays them in another order than they
-    were written.
+    Records with different keys may be replayed in any order, because a load does not replay them in the order in
+    which they were written.
     """
 
     __slots__ = (
@@ -82,8 +82,8 @@ class ConsumerGroup:
         self.has_epoch = False
         """Whether a record states the epoch."""
         self.metadata_hash = 0
-        """Hash of the subscribed topics at the time when the epoch began; see `metadata_hash` in the module `topics`.
-        """
+        """Hash of the subscribed topics when the epoch began; see the function `metadata_hash` in the module
+        `topics`."""
         self.target_epoch = 0
         """The epoch in which `targets` was computed; 0 if it was never computed."""
         self.target_time_ms = 0
@@ -92,14 +92,14 @@ class ConsumerGroup:
         self.targets: dict[str, Target] = {}
         """Target assignment by member id. If it is missing for a member, it is empty."""
         self.resolved: dict[str, MatchedTopics] = {}
-        """Matching topics by regular expression. An expression is missing until its topics have been searched."""
+        """Topics that match each regular expression. An expression is missing until its topics have been searched."""
         self.has_partition_metadata = False
-        """Whether the log has a record of the kind PARTITION_METADATA, which an older Kafka wrote and which needs a
-        tombstone."""
+        """Whether the log has a record of the kind PARTITION_METADATA. Old versions of Kafka wrote such records. The
+        record needs a tombstone."""
         self.static_ids: dict[str, str] = {}
         """Member id by group instance id."""
         self.owners: dict[bytes, dict[int, str]] = {}
-        """Id of the member that has a partition or must give it up, by topic id and partition."""
+        """Id of the member that has each partition or must give it up, by topic id and partition."""
         self.topics: dict[str, int] = {}
         """Number of members that subscribe to each topic name."""
         self.patterns: dict[str, int] = {}
@@ -137,8 +137,15 @@ class ConsumerGroup:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the group has no records any more, apart from committed offsets and PARTITION_METADATA."""
-        return not (self.has_epoch or self.members or self.targets or self.resolved or self.target_epoch)
+        """Whether the group has no records any more, apart from committed offsets."""
+        return not (
+            self.has_epoch
+            or self.has_partition_metadata
+            or self.members
+            or self.targets
+            or self.resolved
+            or self.target_epoch
+        )
 
     def owner(self, topic_id: bytes, partition: int) -> str | None:
         """Return the id of the member that has the partition or must give it up; None if no member has it."""
@@ -146,8 +153,8 @@ class ConsumerGroup:
         return None if partitions is None else partitions.get(partition)
 
     def subscribed_topics(self) -> dict[str, None]:
-        """Return the names of all topics that any member subscribes to, including topics that do not exist. The topics
-        of a regular expression are those that its last search matched.
+        """Return the names of all topics that any member subscribes to, including topics that do not exist. For a
+        regular expression, these are the topics that its last search matched.
         """
         names = dict.fromkeys(self.topics)
         for pattern in self.patterns:
@@ -192,8 +199,9 @@ class ConsumerGroup:
         """Return tombstones for all records of the group except its offsets, in Kafka's order."""
         group_id = self.group_id
         by_member = [member_tombstones(group_id, member_id) for member_id in self.members]
-        # When Kafka deletes a group, which has no members then, it always writes the tombstone of PARTITION_METADATA.
-        # When it converts a group with members, it writes that tombstone only if the record exists.
+        # When Kafka deletes a group, which is always without members, it always writes the tombstone of
+        # PARTITION_METADATA. When Kafka converts a group with members, it writes this tombstone only if the record
+        # exists.
         includes_partition_metadata = self.has_partition_metadata or not self.members
         kinds = [PARTITION_METADATA, GROUP_METADATA] if includes_partition_metadata else [GROUP_METADATA]
         return [
@@ -265,10 +273,10 @@ class ConsumerGroup:
             self._add_derived(old, new)
 
     def _remove_derived(self, old: Member, new: Member | None) -> None:
-        """Remove the instance id, the subscription and the partitions of `old`, as far as `new` differs."""
+        """Remove the instance id, the subscription and the partitions of `old` that `new` does not share."""
         instance_id = old.instance_id
-        stays = new is not None and new.instance_id == instance_id
-        if instance_id is not None and not stays and self.static_ids.get(instance_id) == old.member_id:
+        keeps_instance_id = new is not None and new.instance_id == instance_id
+        if instance_id is not None and not keeps_instance_id and self.static_ids.get(instance_id) == old.member_id:
             del self.static_ids[instance_id]
         if new is None or not _same_subscription(old, new):
             self._count_subscription(old, -1)
@@ -278,7 +286,7 @@ class ConsumerGroup:
                     self._release(topic_id, partitions, old.member_id)
 
     def _add_derived(self, old: Member | None, new: Member) -> None:
-        """Add the instance id, the subscription and the partitions of `new`, as far as `old` differs."""
+        """Add the instance id, the subscription and the partitions of `new` that `old` does not share."""
         if new.instance_id is not None:
             self.static_ids[new.instance_id] = new.member_id
         if old is None or not _same_subscription(old, new):

@@ -1,7 +1,7 @@
 """One step of a consumer group: process one request of a member and compute its response (KIP-848).
 
-A step makes a decision without changing durable state: the records of the decision change it when they are replayed.
-Changes of soft state are collected, and are made in `finish`, when the request can no longer be refused.
+A step makes a decision without changing durable state: durable state changes when the records of the decision are
+replayed. Changes of soft state are collected and made in `finish`, when the request can no longer be refused.
 """
 
 from collections.abc import Callable
@@ -92,9 +92,9 @@ class Step:
     def target(self, updated: Member, replaced: str | None) -> tuple[int, Target]:
         """Return the target epoch and the member's target assignment.
 
-        Computes a new target assignment if the group's epoch is newer than the target, and the time since the last
-        computation is at least the assignment interval. `replaced` is the id of the static member that `updated`
-        replaces, if any.
+        If the group's epoch is newer than the target epoch, and at least the assignment interval has passed since
+        the last computation, compute a new target assignment. `replaced` is the id of the static member that
+        `updated` replaces, or None.
         """
         group = self.group
         before = group.targets.get(replaced or updated.member_id, NO_TARGET)
@@ -141,15 +141,15 @@ class Step:
 
     def _assignor(self, updated: Member) -> str:
         group = self.group
-        served = self.context.consumer.assignors
+        supported_assignors = self.context.consumer.assignors
         votes = dict(group.assignors)
         current = group.members.get(updated.member_id)
         if current is not None and current.assignor is not None:
             votes[current.assignor] -= 1
         if updated.assignor is not None:
             votes[updated.assignor] = votes.get(updated.assignor, 0) + 1
-        votes = {name: count for name, count in votes.items() if count and name in served}
-        return max(votes, key=votes.__getitem__) if votes else served[0]
+        votes = {name: count for name, count in votes.items() if count and name in supported_assignors}
+        return max(votes, key=votes.__getitem__) if votes else supported_assignors[0]
 
     # The member's assignment
 
@@ -163,16 +163,16 @@ class Step:
         *,
         subscription_changed: bool,
     ) -> Member:
-        """Move the member one step towards its target assignment, write the change if there is one, and return the
-        member.
+        """Advance the member by one step towards its target assignment. If this changes the member, write a record.
+        Return the member after the step.
         """
         if not subscription_changed and updated.is_settled(target_epoch):
             return updated
         group = self.group
-        own = (None, updated.member_id, replaced)
+        own_ids = (None, updated.member_id, replaced)
         subscribed = topic_ids(self.context.image_now(), subscribed_names(group, updated))
         reconciliation = Reconciliation(
-            target_epoch, target, subscribed, lambda topic_id, p: group.owner(topic_id, p) in own, reported
+            target_epoch, target, subscribed, lambda topic_id, p: group.owner(topic_id, p) in own_ids, reported
         )
         after = reconciliation.step(updated, subscription_changed=subscription_changed)
         if after != updated:

@@ -9,7 +9,7 @@ from tidelog.coordinator.decision import Decision, Moment
 
 
 class Timer(Enum):
-    """The timers of a member. When one expires, the member is removed. The text is the reason in the log line."""
+    """The timers of a member. When a timer expires, the member is removed. The text is the reason in the log line."""
 
     SESSION = "no heartbeat came within the session timeout"
     REBALANCE = "partitions were not given up within the rebalance timeout"
@@ -34,7 +34,7 @@ class Timers:
         self._deadlines = deadlines
         self._on_expiry = on_expiry
         self._members: dict[str, dict[str, dict[Timer, Deadline]]] = {}
-        """All timers that were ever set for a member, by group id and member id."""
+        """All timers that were ever set for each member, by group id and member id."""
 
     def set(self, timer: Timer, group_id: str, member_id: str, after_ms: int, now: Moment, epoch: int = -1) -> None:
         timers = self._members.setdefault(group_id, {}).setdefault(member_id, {})

@@ -19,8 +19,8 @@ def topic_ids(image: "MetadataImage", names: Iterable[str]) -> frozenset[bytes]:
 
 
 def subscribed_names(group: "ConsumerGroup", member: Member) -> Iterable[str]:
-    """Return the names of all topics that the member subscribes to. Until the topics of a regular expression have been
-    searched, it contributes none.
+    """Return the names of all topics that the member subscribes to. The topics that match a regular expression are
+    missing until they have been searched.
     """
     resolved = group.resolved.get(member.pattern) if member.pattern else None
     if resolved is None:
@@ -37,7 +37,8 @@ def metadata_hash(image: "MetadataImage", names: Iterable[str]) -> int:
     topics = image.topics
     digest = blake2b(digest_size=8)
     has_topic = False
-    # The hash is computed for every joining member. If no broker has a rack, the loop over the partitions is skipped.
+    # The hash is computed for each member that joins. If no broker has a rack, the loop over the partitions is skipped
+    # to save time.
     has_racks = any(broker.rack is not None for broker in image.brokers.values())
     for name in sorted(names):
         topic = topics.get(name)

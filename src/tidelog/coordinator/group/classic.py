@@ -31,11 +31,11 @@ from tidelog.wire.messages.leave_group import LeaveGroupRequest, MemberResponse
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 MEMBER_ID_REQUIRED_VERSION = 4
-"""From this version of JoinGroup on, a new member's first request is answered with a member id, with which the member
-then joins (KIP-394)."""
+"""From this version of JoinGroup on, the answer to a new member's first request is only a member id. The member then
+joins with this id (KIP-394)."""
 SKIP_ASSIGNMENT_VERSION = 9
-"""From this version of JoinGroup on, the response tells a static leader that restarted that it must not assign
-partitions again (KIP-814)."""
+"""From this version of JoinGroup on, the response to a static leader that restarted says that the leader must not
+assign the partitions again (KIP-814)."""
 
 
 class JoinCall(NamedTuple):
@@ -58,8 +58,8 @@ class JoinCall(NamedTuple):
         return self.request.session_timeout_ms if self.version == 0 else self.request.rebalance_timeout_ms
 
     @property
-    def is_asking_for_id(self) -> bool:
-        """Whether the answer must be a member id, with which the client then joins again (KIP-394)."""
+    def needs_member_id(self) -> bool:
+        """Whether the answer must be only a member id. The client then joins again with this id (KIP-394)."""
         request = self.request
         has_identity = request.member_id != NO_MEMBER_ID or request.group_instance_id is not None
         return self.version >= MEMBER_ID_REQUIRED_VERSION and not has_identity
@@ -74,7 +74,9 @@ class ClassicGroup(RebalancingGroup):
     def from_record(
         cls, group_id: str, value: GroupMetadataValue, settings: GroupSettings, deadlines: Deadlines, now: Moment
     ) -> "ClassicGroup":
-        """Restore a group from its last record: stable, with a new session for each member, or empty."""
+        """Restore a group from its last record. The group is stable, with a new session for each member, or it is
+        empty.
+        """
         group = cls(group_id, settings, deadlines, now)
         group.generation = value.generation
         group.protocol_type = value.protocol_type
@@ -111,7 +113,7 @@ class ClassicGroup(RebalancingGroup):
     # Join
 
     def join(self, joining: JoinCall, now: Moment) -> Decision:
-        """Handle JoinGroup. It is answered immediately, or when the join phase of a rebalance ends."""
+        """Handle JoinGroup. The request is answered immediately, or when the join phase of a rebalance ends."""
         out = Decision()
         request = joining.request
         protocols = protocols_of(request)
@@ -129,8 +131,8 @@ class ClassicGroup(RebalancingGroup):
             if request.group_instance_id is None:
                 self._add(member_id, joining, protocols, out, now)
             else:
-                # Only clients without an instance id are sent a member id before they join. Kafka gives the same
-                # answer.
+                # The broker sends a member id before the join only to clients without an instance id. Kafka gives the
+                # same answer.
                 refuse_join(joining.reply, NO_MEMBER_ID, ErrorCode.UNKNOWN_SERVER_ERROR, out)
         else:
             try:
@@ -181,7 +183,7 @@ class ClassicGroup(RebalancingGroup):
         self._joined_during_delay = self._is_first_rebalance
         self.members.add(member)
         self.members.park_join(member, joining.reply)
-        # The client may have disconnected permanently. Without this deadline, such members would delay every rebalance.
+        # The client may have disconnected permanently. Without this deadline, its member would delay every rebalance.
         self._deadlines.set(member.session, now.monotonic_ms + NEW_MEMBER_JOIN_TIMEOUT_MS)
         self._rebalance_or_complete(out, now)
 
@@ -227,14 +229,14 @@ class ClassicGroup(RebalancingGroup):
             # In the state COMPLETING_REBALANCE, the leader may be assigning partitions to the old id at present.
             self._prepare_rebalance(out, now)
         else:
-            self.members.take_join(member)
+            self.members.unpark_join(member)
             out.records.append(self.record())
             is_leader = self.members.leader_id == member_id
             if joining.version >= SKIP_ASSIGNMENT_VERSION:
                 out.reply(joining.reply, self._join_response(member, with_members=is_leader, skip_assignment=is_leader))
             else:
-                # The response contains the old leader's id, so that the member does not believe that it is the leader,
-                # and does not assign partitions.
+                # The response contains the old leader's id. Thus the member does not consider itself the leader, and
+                # assigns no partitions.
                 answer = self._join_response(member)
                 answer.leader = old_leader_id or ""
                 out.reply(joining.reply, answer)
@@ -260,14 +262,14 @@ class ClassicGroup(RebalancingGroup):
     def _supports(self, joining: JoinCall, protocols: Protocols) -> bool:
         """Return whether this member and all other members have a common protocol.
 
-        A member that names every protocol more than once has none. If it is the only member of its group, Kafka never
-        answers it; here the join is refused.
+        A protocol that the member names more than once does not count. If the only member of a group names every
+        protocol more than once, Kafka never answers it; Tidelog refuses the join.
         """
         protocol_type = joining.request.protocol_type
         if not protocol_type or not protocols:
             return False
         if self.state is GroupState.EMPTY:
-            return joining.is_asking_for_id or bool(protocols_to_vote_for(protocols))
+            return joining.needs_member_id or bool(protocols_to_vote_for(protocols))
         return protocol_type == self.protocol_type and self.members.supports(protocols)
 
     # Sync
@@ -304,8 +306,8 @@ class ClassicGroup(RebalancingGroup):
         return member
 
     def _assign(self, assignments: dict[str, bytes], out: Decision, now: Moment) -> None:
-        """Store the leader's assignment. Members that are missing in it get an empty assignment; unknown member ids in
-        it are ignored.
+        """Store the leader's assignment. A member without an entry in `assignments` gets an empty assignment.
+        Entries of unknown members are ignored.
         """
         for member in self.members:
             member.assignment = assignments.get(member.member_id, b"")
@@ -348,9 +350,10 @@ class ClassicGroup(RebalancingGroup):
         return ErrorCode.NONE
 
     def leave(self, request: LeaveGroupRequest, out: Decision, now: Moment) -> list[MemberResponse]:
-        """Handle LeaveGroup: remove members, which are named by member id or, if that is empty, by group instance id.
+        """Handle LeaveGroup: remove members. The request names each member by its member id, or by its group
+        instance id and an empty member id.
 
-        Returns one response for each member of the request.
+        Returns one response for each member in the request.
         """
         responses = []
         any_left = False
@@ -364,7 +367,7 @@ class ClassicGroup(RebalancingGroup):
 
     def _remove_leaving(self, member_id: str, instance_id: str | None, out: Decision) -> ErrorCode:
         if member_id == NO_MEMBER_ID:
-            # An administrator who removes a static member does not know its member id.
+            # An administrator that removes a static member knows only its group instance id.
             member_id = self.members.static_ids.get(instance_id, NO_MEMBER_ID) if instance_id is not None else ""
         if self._forget_pending(member_id):
             return ErrorCode.NONE
@@ -394,8 +397,8 @@ class ClassicGroup(RebalancingGroup):
         self._renew_session(member, now)
 
     def member(self, member_id: str, instance_id: str | None) -> ClassicMember:
-        """Return the member. Raises FencedInstanceId if another member has the instance id, UnknownMemberId if there
-        is no such member.
+        """Return the member. Raises FencedInstanceId if another member has the instance id, and UnknownMemberId if
+        the member does not exist.
         """
         if instance_id is not None:
             current_member_id = self.members.static_ids.get(instance_id)

@@ -1,4 +1,6 @@
-"""All groups of one partition of `__consumer_offsets`: find the group of a request, which then makes the decision."""
+"""All groups of one partition of `__consumer_offsets`. The core finds the group of each request, and the group makes
+the decision.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
@@ -38,7 +40,8 @@ from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupRespo
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 GROUP_MUST_EXIST_VERSION = 9
-"""From this version of OffsetCommit on, a commit with a generation to an unknown group gets GROUP_ID_NOT_FOUND."""
+"""From this version of OffsetCommit on, a commit with a generation gets GROUP_ID_NOT_FOUND if the group does not
+exist."""
 SWEEP_RECORDS_MAX = 500
 """Upper bound on the tombstones in one batch of a sweep."""
 DELETE_RECORDS_MAX = 200
@@ -99,8 +102,8 @@ class GroupCore:
         return out
 
     def topics_changed(self, old: MetadataImage, new: MetadataImage, now: Moment) -> None:
-        """Store which topics changed. Consumer groups that subscribe to such a topic compute a new assignment at their
-        next heartbeat.
+        """React to changed topics. Consumer groups that subscribe to a changed topic compute a new assignment at
+        their next heartbeat.
         """
         changed = changed_names(old, new)
         if changed:
@@ -186,7 +189,7 @@ class GroupCore:
     ) -> Decision:
         """Commit offsets. The reply is one error code for each offset. Raises ApiError if the sender may not commit.
 
-        `prepared` contains the encoded records, if they were encoded in steps before.
+        `prepared` contains the encoded records if they were encoded in advance, in several steps.
         """
         self.check_commit(commit, now)
         if prepared is None:
@@ -228,11 +231,11 @@ class GroupCore:
             raise IllegalGeneration
 
     def delete_some(self, group_id: str, now: Moment) -> tuple[Decision, bool]:
-        """Delete at most DELETE_RECORDS_MAX offsets of a group, and the group itself when no more remain. Return the
-        decision and whether it is the last one.
+        """Delete at most DELETE_RECORDS_MAX offsets of a group. When no offsets remain, delete the group itself.
+        Return the decision, and whether it is the last decision of the deletion.
 
-        Between two decisions, other requests may read the group, which then has only the remaining offsets. The caller
-        must refuse joins until the last decision is applied. Raises ApiError.
+        Between two decisions, other requests may read the group and find only the remaining offsets. The caller must
+        refuse joins until the last decision is applied. Raises ApiError.
         """
         durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
         check_deletable(group_id, durable, group)
@@ -287,7 +290,9 @@ class GroupCore:
         return self.durable.by_id.get(group_id), self.durable.next_offset(group_id)
 
     def listing(self) -> Iterator[GroupListing]:
-        """Yield all groups. A group that is created or deleted during the iteration may be included or not."""
+        """Yield all groups. If a group is created or deleted during the iteration, it is undefined whether the group
+        is included.
+        """
         groups, durable_groups = dict(self.groups), dict(self.durable.by_id)
         for group_id, group in groups.items():
             yield GroupListing(group_id, group.protocol_type, group.state)
@@ -368,9 +373,11 @@ class GroupCore:
                 yield decision
 
     def forget_topics(self, topics: dict[str, None], now: Moment) -> Iterator[Decision]:
-        """Yield tombstones of all offsets in deleted topics; a batch may cover several groups.
+        """Yield tombstones of all offsets in deleted topics, in batches. A batch may contain offsets of several
+        groups.
 
-        The caller must apply each decision before it requests the next one. In between, other steps may be executed.
+        The caller must apply each decision before it requests the next one. Other steps may run between two
+        decisions.
         """
         tombstones: list[OffsetRecord] = []
         for group_id in list(self.durable.by_id):
@@ -415,8 +422,8 @@ class GroupCore:
     def _delete_group(
         self, group_id: str, durable: DurableGroup | None, group: ClassicGroup | None, out: Decision, now: Moment
     ) -> None:
-        """Delete a group without members: remove its soft state, and add its tombstones to `out`, except those of
-        offsets.
+        """Delete a group without members: remove its soft state, and add its tombstones to `out`. The tombstones of
+        its offsets are not included.
         """
         if group is not None:
             group.delete(now)
@@ -428,7 +435,9 @@ class GroupCore:
             out.records.append(GroupRecord(group_id, None))
 
     def abandon(self) -> list[Reply]:
-        """Return the replies of all parked requests. The caller answers them, because this core no longer can."""
+        """Return the replies of all parked requests. The caller must answer them, because this core is no longer
+        used.
+        """
         return list(chain.from_iterable(group.parked_replies() for group in self.groups.values()))
 
     @staticmethod

@@ -15,7 +15,7 @@ def check_deletable(group_id: str, durable: DurableGroup | None, group: ClassicG
 
 
 def is_empty(durable: DurableGroup | None, group: ClassicGroup | None) -> bool:
-    """Return whether the group has no members. A client that has a member id but has not joined with it yet is not a
+    """Return whether the group has no members. A client that got a member id but has not joined with it yet is not a
     member.
     """
     if durable is not None and durable.consumer is not None and durable.consumer.members:

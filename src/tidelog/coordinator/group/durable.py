@@ -1,6 +1,6 @@
 """The state of each group as the records of `__consumer_offsets` describe it.
 
-It changes only through `replay`, during a load as well as in live operation.
+Only `replay` changes the state, during a load as well as in live operation.
 """
 
 from tidelog.coordinator.consumer.records import ConsumerRecord
@@ -20,8 +20,8 @@ class DurableGroup:
         """The metadata of a classic group. None for a simple consumer: a group that has never had members and has only
         committed offsets."""
         self.consumer: ConsumerGroup | None = None
-        """The state of a group of the consumer protocol; else None. Only one of `consumer` and `metadata` is set,
-        except while records that convert the group are replayed."""
+        """The state of a group of the consumer protocol; else None. At most one of `consumer` and `metadata` is set,
+        except while the records that convert the group are being replayed."""
         self.offsets: dict[str, dict[int, OffsetCommitValue]] = {}
         """Committed offsets by topic and partition. Never empty for a topic."""
         self.next_offset = 0
@@ -119,8 +119,8 @@ class DurableGroups:
             self._last_removal_offset = next_offset
 
     def next_offset(self, group_id: str) -> int:
-        """Return the exclusive end of the log that the group's state reflects. For a group that does not exist, it is
-        the end of the last batch that removed a group.
+        """Return the exclusive end of the log that the group's state reflects. For a group that does not exist, this
+        is the end of the last batch that removed a group.
         """
         group = self.by_id.get(group_id)
         return self._last_removal_offset if group is None else group.next_offset

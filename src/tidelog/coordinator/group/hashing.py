@@ -1,4 +1,4 @@
-"""Java's hash of strings, which Kafka uses to place groups on partitions and to break ties in votes."""
+"""Java's hash of strings. Kafka uses it to choose a group's partition and to break ties in votes."""
 
 import sys
 
@@ -15,14 +15,16 @@ def string_hash(text: str) -> int:
 
 
 def partition_of(group_id: str, count: int) -> int:
-    """Return which of the `count` partitions of `__consumer_offsets` stores the group. Kafka computes the same one."""
+    """Return the number of the partition of `__consumer_offsets` that stores the group. `count` is the number of
+    partitions. Kafka computes the same number.
+    """
     magnitude = abs(string_hash(group_id))
     return magnitude % count if magnitude < 1 << 31 else 0
 
 
 def hash_map_bucket(text: str) -> int:
-    """Return the bucket of a string in a Java hash map of the initial size, which has up to 12 entries. Java iterates
-    over the entries in the order of their buckets.
+    """Return the number of a string's bucket in a Java hash map of the initial size, which holds at most 12 entries.
+    Java iterates over the entries in the order of their buckets.
     """
     value = string_hash(text) & _MASK
     return (value ^ value >> 16) & 15

@@ -1,4 +1,7 @@
-"""The members of one classic group, their votes for a protocol, and the counts that a rebalance depends on."""
+"""The members of one classic group, their votes for a protocol, and the counts that a rebalance depends on.
+
+A request is parked while its answer waits for other members of the group.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +13,7 @@ from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
 from tidelog.wire.primitives import MalformedMessage
 
 PROTOCOL_OVERHEAD_BYTES = 200
-"""Estimated memory in bytes for each protocol that a member names: its objects and its vote."""
+"""Estimated memory of one protocol that a member names, in bytes: its objects and the member's vote for it."""
 
 Protocols = list[tuple[str, bytes]]
 """Pairs of name and metadata, in the member's order of preference. They are stored as the member sent them, so a name
@@ -69,7 +72,7 @@ class ClassicMember:
         self.join_reply: Reply | None = None
         self.sync_reply: Reply | None = None
         self.is_new = False
-        """Whether the member's first join is still unanswered: the member does not know its id, so it cannot send
+        """Whether the member's first join is not answered yet. The member then does not know its id and cannot send
         heartbeats."""
 
     def metadata_for(self, protocol: str | None) -> bytes:
@@ -107,7 +110,7 @@ class ClassicMembers:
         self.static_ids: dict[str, str] = {}
         """Member id by group instance id (KIP-345)."""
         self.pending: dict[str, Deadline] = {}
-        """The session deadlines of member ids that were sent to clients which have not joined yet, by member id
+        """The session deadline of each member id that was sent to a client before the client has joined with it
         (KIP-394)."""
         self.unsynced: dict[str, None] = {}
         """Ids of the members of this generation that have not sent SyncGroup yet."""
@@ -161,8 +164,8 @@ class ClassicMembers:
             self.leader_id = next(iter(self.by_id), None)
 
     def rename(self, member: ClassicMember, member_id: str) -> None:
-        """Change the id of a static member that restarted. If the member was the leader, it remains the leader. If it
-        had not sent SyncGroup yet, it must still send it.
+        """Change the id of a static member that restarted. If the member was the leader, it remains the leader. If
+        it had not sent SyncGroup yet, the broker still expects its SyncGroup.
         """
         del self.by_id[member.member_id]
         if self.leader_id == member.member_id:
@@ -181,16 +184,16 @@ class ClassicMembers:
         self._count_votes(protocols, 1)
 
     def park_join(self, member: ClassicMember, reply: Reply) -> Reply | None:
-        """Park a join. Return the reply of the member's previous join, if that was still parked."""
+        """Park a join. If a previous join of the member was still parked, return the reply of that join."""
         previous_reply = member.join_reply
         if previous_reply is None:
             self.parked_join_count += 1
         member.join_reply = reply
         return previous_reply
 
-    def take_join(self, member: ClassicMember) -> Reply | None:
-        """Remove the member's parked join and return its reply, which the caller must call. Returns None if no join is
-        parked.
+    def unpark_join(self, member: ClassicMember) -> Reply | None:
+        """Remove the member's parked join and return its reply. The caller must call the reply. Returns None if no
+        join is parked.
         """
         reply = member.join_reply
         if reply is not None:
@@ -199,14 +202,12 @@ class ClassicMembers:
         return reply
 
     def supports(self, protocols: Protocols) -> bool:
-        """Return whether all members support at least one of `protocols`, so that it can be selected."""
+        """Return whether all members support at least one of `protocols`, so that this protocol can be selected."""
         member_count = len(self.by_id)
         return any(self._votes.get(name, 0) == member_count for name in protocols_to_vote_for(protocols))
 
     def select_protocol(self) -> str:
-        """Return a protocol that all members support. If there are several, it is the one that most members prefer.
-        Ties are broken as in Kafka.
-        """
+        """Return the protocol that all members support and that most members prefer. Ties are broken as in Kafka."""
         member_count = len(self.by_id)
         counts: dict[str, int] = {}
         for member in self.by_id.values():
@@ -218,8 +219,8 @@ class ClassicMembers:
         return max(counts, key=lambda name: (counts[name], -hash_map_bucket(name)))
 
     def elect_joined_leader(self) -> bool:
-        """Ensure that the leader is a member with a parked join: the present leader, if it has one, else the first such
-        member. Returns False if no join is parked.
+        """Ensure that the leader is a member with a parked join. The present leader is preferred; the second choice
+        is the first member with a parked join. Returns False if no join is parked.
         """
         if self.leader_id is None:
             return False

@@ -21,8 +21,8 @@ TOPIC_IDS_VERSION = 10
 CONSUMER_PROTOCOL_TYPE = "consumer"
 BATCH_OVERHEAD_BYTES = 128
 RECORD_OVERHEAD_BYTES = 96
-"""Upper bounds on the overhead of a batch and of a record, in bytes. They ensure that the estimated size of a batch is
-not smaller than its encoded size."""
+"""Upper bounds on the overhead of a batch and of a record, in bytes. With them, the estimated size of a batch is
+never smaller than its encoded size."""
 TIME_MAX = (1 << 63) - 1
 
 
@@ -47,7 +47,8 @@ class OffsetCommit(NamedTuple):
     instance_id: str | None
     generation: int
     retention_ms: int
-    """-1 for the retention time of the broker's setting. Clients up to OffsetCommit v4 may request another time."""
+    """Requested retention time in milliseconds; -1 for the value of the broker's setting. Only OffsetCommit up to v4
+    can request another time."""
     version: int
     """The version of OffsetCommit."""
     offsets: list[OffsetToCommit]
@@ -66,7 +67,7 @@ class OffsetCommit(NamedTuple):
 
 
 class PreparedCommit(NamedTuple):
-    """The records and the answer of a commit, under the condition that its sender may commit."""
+    """The records and the answer of a commit. They are valid only if the sender may commit."""
 
     records: list[OffsetRecord]
     batch: bytearray | None
@@ -126,8 +127,8 @@ def prepare_commit(
 
 
 def _utf16_units(text: str, limit: int) -> int:
-    """Return the text's length in UTF-16 code units, as Java counts it. The result is exact only as far as a comparison
-    with `limit` needs it.
+    """Return the text's length in UTF-16 code units, which Java counts. If the length is far from `limit`, the
+    result is only an estimate on the same side of `limit`.
     """
     if len(text) > limit or len(text) * 2 <= limit:
         return len(text)

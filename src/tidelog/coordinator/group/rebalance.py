@@ -95,7 +95,7 @@ class RebalancingGroup:
             self._prepare_rebalance(out, now)
 
     def begin_rebalance(self, out: Decision, now: Moment) -> None:
-        """Rebalance a group whose assignment was already out of date when the group was created by a downgrade."""
+        """Rebalance a group that a downgrade has just created, because its assignment is already out of date."""
         self._prepare_rebalance(out, now)
 
     def renew_sessions(self, now: Moment) -> None:
@@ -103,8 +103,8 @@ class RebalancingGroup:
             self._renew_session(member, now)
 
     def dissolve(self, error: ErrorCode, out: Decision) -> None:
-        """End this group, because a consumer group replaces it: answer parked requests with `error`, and clear all
-        deadlines.
+        """End this group, because a consumer group replaces it. Parked requests are answered with `error`, and all
+        deadlines are cleared.
         """
         for member in self.members:
             self._answer_parked(member, error, member.member_id, out)
@@ -182,7 +182,7 @@ class RebalancingGroup:
         self._store_subscriptions()
         self._transition(GroupEvent.MEMBERS_JOINED, now)
         for member in self.members:
-            reply = self.members.take_join(member)
+            reply = self.members.unpark_join(member)
             if reply is not None:
                 is_leader = member.member_id == self.members.leader_id
                 out.reply(reply, self._join_response(member, with_members=is_leader))
@@ -232,8 +232,8 @@ class RebalancingGroup:
         return True
 
     def _remove_by_id(self, member_id: str, out: Decision, now: Moment) -> None:
-        """Remove a member, or the id of a client that has not joined with it yet. Called when the group has too many
-        members.
+        """Remove a member. If the id belongs to a client that has not joined with it yet, remove the id. Called when
+        the group has too many members.
         """
         member = self.members.by_id.get(member_id)
         if member is not None:
@@ -243,7 +243,7 @@ class RebalancingGroup:
             self._members_changed(out, now)
 
     def _remove_timed_out(self, member: ClassicMember, reason: str, out: Decision) -> None:
-        """Remove a member that timed out. The removal is logged, because no client requested it."""
+        """Remove a member that timed out. The removal is logged, because it does not follow from a client's request."""
         out.log("member removed group=%s member=%s reason=%s", self.group_id, member.member_id, reason)
         self._remove(member, out)
 
@@ -253,7 +253,7 @@ class RebalancingGroup:
         self.members.remove(member)
 
     def _answer_parked(self, member: ClassicMember, error: ErrorCode, member_id: str, out: Decision) -> None:
-        join_reply = self.members.take_join(member)
+        join_reply = self.members.unpark_join(member)
         if join_reply is not None:
             refuse_join(join_reply, member_id, error, out)
         if member.sync_reply is not None:

@@ -21,7 +21,8 @@ _VALUE_VERSIONS = {version: _TYPE.pack(version) for version in range(5)}
 GROUP_METADATA_VERSION = 3
 OFFSET_COMMIT_VERSION = 4
 OFFSET_COMMIT_EXPIRING_VERSION = 1
-"""The only version with an expiry time. It is used if a client requests a retention time (OffsetCommit up to v4)."""
+"""The only record version with an expiry time. It is used if a client requests a retention time (OffsetCommit up to
+v4)."""
 
 
 class OffsetRecord:
@@ -64,8 +65,8 @@ AnyRecord: TypeAlias = OffsetRecord | GroupRecord | ConsumerRecord
 
 
 def decode_record(key: bytes, value: bytes | None) -> AnyRecord | None:
-    """Decode a record. Returns None for a type that is not supported (records of share and streams groups); callers
-    ignore such records.
+    """Decode a record. Returns None for a type that is not supported, such as the records of share and streams
+    groups. Callers ignore such records.
 
     Raises MalformedMessage.
     """

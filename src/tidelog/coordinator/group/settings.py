@@ -3,15 +3,16 @@
 from tidelog.coordinator.consumer.settings import ConsumerSettings
 
 GROUPS_MAX = 100_000
-"""Upper bound on the groups of one partition of `__consumer_offsets`. Further groups are refused with
-COORDINATOR_NOT_AVAILABLE. Clients retry after it, and succeed when a sweep has deleted unused groups."""
+"""Upper bound on the groups of one partition of `__consumer_offsets`. A request to create another group is refused
+with COORDINATOR_NOT_AVAILABLE. The client retries, and succeeds when a sweep has deleted unused groups."""
 PENDING_MEMBERS_MAX = 10_000
-"""Upper bound on the member ids of one group that were sent to clients which have not joined yet (KIP-394)."""
+"""Upper bound on the member ids of one group that clients have received but have not joined with yet (KIP-394)."""
 METADATA_BYTES_MAX = 64 << 20
-"""Upper bound on the protocol metadata of all members of one group, in bytes, because the metadata is in memory."""
+"""Upper bound on the protocol metadata of all members of one group, in bytes. The broker stores the metadata in
+memory."""
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
-"""Upper bound on the time for which a member's first join is parked, in milliseconds. The session timeout cannot be
-used, because the member does not know its id yet and therefore sends no heartbeats."""
+"""Upper bound on the time for which a member's first join is parked, in milliseconds. The session timeout cannot
+limit this time, because the member does not know its id yet and therefore sends no heartbeats."""
 
 
 class GroupSettings:

@@ -28,4 +28,4 @@ NEXT_STATE: dict[tuple[GroupState, GroupEvent], GroupState] = {
     (GroupState.COMPLETING_REBALANCE, GroupEvent.ASSIGNED): GroupState.STABLE,
     (GroupState.EMPTY, GroupEvent.DELETED): GroupState.DEAD,
 }
-"""The next state by state and event. A missing pair is a bug in Tidelog."""
+"""The next state, by current state and event. A pair that is not listed never occurs unless Tidelog has a bug."""

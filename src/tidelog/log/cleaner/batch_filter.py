@@ -1,12 +1,12 @@
 """Decide by Kafka's rules which records of a batch a compaction pass keeps. Pure.
 
 A record with a key is kept if the offset map has no later record with this key. A record without a key, and a record
-of an aborted transaction, is removed. Records after the part of the log that the map covers are kept. A tombstone that
-is the last record of its key gets a delete horizon in the first pass that reads it, and is removed by the first pass
-after that time (KIP-534). The marker of a transaction gets a delete horizon in the first pass that finds no records of
-the transaction, and is removed in the same way. A batch without records is removed, with two exceptions: the last
-batch of a producer, whose sequence number a restart needs, and the last batch of the pass, which preserves the end
-offset.
+of an aborted transaction, is removed. The map covers only a part of the log; records after this part are kept. A
+tombstone that is the last record of its key gets a delete horizon in the first pass that reads it. The first pass
+after that time removes it (KIP-534). The marker of a transaction gets a delete horizon in the first pass that finds
+no records of the transaction, and is removed in the same way. A batch without records is removed, with two
+exceptions: the last batch of a producer, because a restart needs its sequence number, and the last batch of the
+pass, because it preserves the end offset.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 class FilterResult(NamedTuple):
-    """The result for one batch: the batch to write (None if nothing is to be written), and its number of records
-    before and after.
+    """The result for one batch: the batch to write (None if no batch is written), and its number of records before
+    and after.
     """
 
     batch: "Buffer | None"
@@ -71,8 +71,8 @@ class BatchFilter:
         self._new_horizon_ms = now_ms + delete_retention_ms
 
     def apply(self, batch: "Buffer", fields: Fields) -> FilterResult:
-        """Filter one batch, which must be complete and have a valid checksum. Batches must come in the order of the
-        log. Raises ValueError.
+        """Filter one batch. It must be complete and have a valid checksum. Batches must be passed in the order of
+        the log. Raises ValueError.
         """
         records_before = fields[COUNT]
         if fields[ATTRIBUTES] & CONTROL_BIT:
@@ -81,16 +81,16 @@ class BatchFilter:
             return self._without_records(fields)
         if not records_before:
             return self._without_records(fields)
-        kept, has_tombstones, data = self._records_to_keep(batch, fields)
-        if not kept:
+        kept_records, has_tombstones, data = self._records_to_keep(batch, fields)
+        if not kept_records:
             return self._without_records(fields)
         horizon_ms = delete_horizon(fields)
         gets_horizon = has_tombstones and horizon_ms is None
         if gets_horizon:
             horizon_ms = self._new_horizon_ms
-        elif len(kept) == records_before:
+        elif len(kept_records) == records_before:
             return FilterResult(batch, records_before, records_before)
-        return FilterResult(rebuild_batch(fields, data, kept, horizon_ms), records_before, len(kept))
+        return FilterResult(rebuild_batch(fields, data, kept_records, horizon_ms), records_before, len(kept_records))
 
     def _apply_control(self, batch: "Buffer", fields: Fields) -> FilterResult:
         count = fields[COUNT]
@@ -105,7 +105,9 @@ class BatchFilter:
         return FilterResult(batch, count, count)
 
     def _records_to_keep(self, batch: "Buffer", fields: Fields) -> tuple[list[RawRecord], bool, bytes]:
-        """Return the kept records, whether tombstones are among them, and the decompressed records of the batch."""
+        """Return three values: the kept records, whether they include tombstones, and the decompressed records of
+        the batch.
+        """
         base_offset = fields[BASE_OFFSET]
         data = decompressed_records(batch, fields)
         latest = self._map.latest_offset
@@ -115,7 +117,7 @@ class BatchFilter:
         horizon_ms = delete_horizon(fields)
         tombstones_expired = horizon_ms is not None and horizon_ms <= self._now_ms
         last_offset_of = self._map.last_offset_of
-        kept = []
+        kept_records = []
         has_tombstones = False
         for record in raw_records(data, fields[COUNT], fields[LAST_OFFSET_DELTA]):
             offset = base_offset + record[3]
@@ -123,9 +125,9 @@ class BatchFilter:
                 key = record[4]
                 if key is None or offset < last_offset_of(key) or (tombstones_expired and not record[5]):
                     continue
-            kept.append(record)
+            kept_records.append(record)
             has_tombstones = has_tombstones or not record[5]
-        return kept, has_tombstones, data
+        return kept_records, has_tombstones, data
 
     def _without_records(self, fields: Fields) -> FilterResult:
         """Return an empty result, or the batch without its records if its header must be preserved."""

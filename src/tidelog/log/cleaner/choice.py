@@ -1,8 +1,8 @@
-"""Decide which part of a log a compaction pass would clean, and whether a pass is worthwhile, by Kafka's rules.
+"""Decide by Kafka's rules which part of a log a compaction pass would clean, and whether a pass is worthwhile.
 
-The dirty part of a log begins at the offset at which the last pass ended. The active segment is never cleaned. Nor are
-records that consumers must not see yet, records that are not durable, and records that are younger than
-`min.compaction.lag.ms`.
+The dirty part of a log begins at the offset at which the last pass ended. Some records are never cleaned: those in
+the active segment, those that consumers must not see yet, those that are not durable, and those that are younger
+than `min.compaction.lag.ms`.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,8 +17,8 @@ class CleanablePart(NamedTuple):
     """The part of a log that a pass would clean.
 
     `end_offset` is the base offset of the first segment that must not be changed. `clean_bytes` is the size of the
-    segments that begin below the first dirty offset, and `dirty_bytes` that of the dirty segments below `end_offset`.
-    `is_overdue`: the first batch of a dirty segment is older than `max.compaction.lag.ms`.
+    segments that begin below the first dirty offset. `dirty_bytes` is the size of the dirty segments below
+    `end_offset`. `is_overdue`: the first batch of a dirty segment is older than `max.compaction.lag.ms`.
     """
 
     first_dirty_offset: int

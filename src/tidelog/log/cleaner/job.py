@@ -11,15 +11,15 @@ REPORT_BYTES_MAX = 1 << 20
 
 
 class SegmentFacts(NamedTuple):
-    """A closed segment; `size` is that of its log file, in bytes."""
+    """A closed segment. `size` is the size of its log file, in bytes."""
 
     base_offset: int
     size: int
 
 
 class CleanerLimits(NamedTuple):
-    """Limits of a pass: bytes of memory for the map of keys and its `load_factor`, bytes read and written per
-    second, and the size of one write.
+    """Limits of a pass: the memory for the map of keys in bytes and its `load_factor`, the bytes read and written
+    per second, and the size of one write.
     """
 
     map_bytes: int
@@ -39,7 +39,8 @@ class CleanJob(NamedTuple):
     transaction_indexes: list[int]
     """Base offsets of the segments, closed or not, that have a transaction index."""
     producers: dict[int, tuple[int, int]]
-    """Last offset of the last batch with records (-1: none) and epoch, by producer id."""
+    """For each producer id, the last offset of its last batch with records (-1: no such batch), and the producer's
+    epoch."""
     now_ms: int
     delete_retention_ms: int
     segment_bytes: int
@@ -63,7 +64,9 @@ class CleanJob(NamedTuple):
 
 
 class GroupReport(NamedTuple):
-    """Report: the segments with these base offsets were written as one segment. Its `.cleaned` files are durable."""
+    """Report that the segments with these base offsets were written as one segment. Its `.cleaned` files are
+    durable.
+    """
 
     base_offsets: list[int]
     size: int
@@ -79,7 +82,7 @@ class GroupReport(NamedTuple):
 
 
 class SuccessReport(NamedTuple):
-    """Final report of a successful pass: everything below `end_offset` is clean."""
+    """Final report of a successful pass: the log is clean below `end_offset`."""
 
     end_offset: int
     keys: int

@@ -1,17 +1,19 @@
-"""Map each key to its last offset, for the part of a log that one pass reads, in bounded memory. Pure."""
+"""Map each key to its last offset, for the part of a log that one pass reads. The memory is bounded. Pure."""
 
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
-"""Keys of this length or more are stored as digests of this length. If two keys had the same digest, a record would
-be lost. The probability for a pair of keys is 2^-128."""
+"""Keys of this length (in bytes) or more are stored as digests of this length. If two keys had the same digest, a
+record would be lost. The probability for a pair of keys is 2^-128."""
 ENTRY_BYTES = 192
-"""Upper bound on the memory of an entry, in bytes: a key or digest, the offset, and its share of two hash tables
-while the table grows."""
+"""Upper bound on the memory of an entry, in bytes: a key or digest, the offset, and the entry's share of two hash
+tables while the table grows."""
 
 
 class OffsetMap:
-    """The last offset of each key, for at most `keys_max` keys. `offsets` is by stored key (the key, or its digest)."""
+    """The last offset of each key, for at most `keys_max` keys. The keys of `offsets` are stored keys: a key, or the
+    digest of a key.
+    """
 
     __slots__ = ("keys_max", "latest_offset", "offsets")
 
@@ -23,8 +25,8 @@ class OffsetMap:
         """The last offset that was read, even if its record had no key."""
 
     def put(self, key: bytes, offset: int) -> bool:
-        """Store `offset`, which is above all previous ones, for `key`. Returns False, without a change, if the map
-        is full.
+        """Store `offset` for `key`. The offset is above all previous ones. Returns False, without a change, if the
+        map is full.
         """
         stored_key = key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES).digest()
         offsets = self.offsets
@@ -40,5 +42,5 @@ class OffsetMap:
         return self.offsets.get(stored_key, -1)
 
     def mark_covered(self, offset: int) -> None:
-        """Record that all records up to `offset` were read, also if they have no keys."""
+        """Record that all records up to `offset` were read, including records without keys."""
         self.latest_offset = max(self.latest_offset, offset)

@@ -1,9 +1,9 @@
 """Split a batch into records without decoding them fully, and rebuild it with some of its records. Pure.
 
-Offsets, sequences, epochs, codec and flags stay the same: a rebuilt batch only lacks records, and its header states
-the number of the remaining ones. The base timestamp of a batch may be its delete horizon, the time until which its
-tombstones stay; a flag in the attributes says so (KIP-534). The timestamps of records are relative to the base
-timestamp in both cases.
+Offsets, sequences, epochs, codec and flags are not changed: a rebuilt batch only lacks records, and its header
+states the number of the remaining ones. The base timestamp of a batch may be its delete horizon, which is the time
+until which its tombstones are kept. In this case, a flag in the attributes is set (KIP-534). The timestamps of
+records are always relative to the base timestamp.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ _CRC_FROM = 21
 
 def delete_horizon(fields: Fields) -> int | None:
     """Return the time in ms from which the batch's tombstones and markers may be removed; None if no pass has set
-    it.
+    this time.
     """
     return fields[BASE_TIMESTAMP] if fields[ATTRIBUTES] & DELETE_HORIZON_BIT else None
 
@@ -79,7 +79,8 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
     Raises MalformedMessage unless `data` contains exactly these records, with ascending offset deltas up to
     `last_offset_delta`. A record with another offset would replace records that were written after it.
 
-    Values and headers are skipped. Varints of one and two bytes, which nearly all are, are decoded inline.
+    Values and headers are skipped. Varints of one and two bytes are decoded inline, because nearly all varints are
+    so short.
     """
     size = len(data)
     position = 0
@@ -140,28 +141,28 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
         raise BytesAfterRecords(f"record batch: {size - position} bytes after the last of {count} records")
 
 
-def rebuild_batch(fields: Fields, data: bytes, kept: Sequence[RawRecord], horizon_ms: int | None) -> bytearray:
-    """Return the batch of `fields` with only the records `kept` of `data`. At least one must be kept.
+def rebuild_batch(fields: Fields, data: bytes, kept_records: Sequence[RawRecord], horizon_ms: int | None) -> bytearray:
+    """Return the batch of `fields` with only the records `kept_records` of `data`. There must be at least one.
 
     `horizon_ms` is a delete horizon, which becomes the base timestamp, or None. Raises MalformedMessage.
     """
     has_append_time = fields[ATTRIBUTES] & TIMESTAMP_TYPE_BIT
     old_base = fields[BASE_TIMESTAMP]
     if has_append_time:
-        times = [fields[MAX_TIMESTAMP]] * len(kept)
+        times = [fields[MAX_TIMESTAMP]] * len(kept_records)
     else:
-        times = [old_base + record[2] for record in kept]
+        times = [old_base + record[2] for record in kept_records]
     if min(times) < INT64_MIN or max(times) > INT64_MAX:
         raise MalformedMessage(f"record batch: a record of the time {max(times, key=abs)}, beyond 64 bits")
     base_timestamp = times[0] if horizon_ms is None else horizon_ms
     if base_timestamp == old_base and not has_append_time:
-        records = b"".join([data[record[0] : record[6]] for record in kept])
+        records = b"".join([data[record[0] : record[6]] for record in kept_records])
     else:
         parts: list[bytes] = []
-        for record, timestamp in zip(kept, times, strict=True):
+        for record, timestamp in zip(kept_records, times, strict=True):
             delta = varint(timestamp - base_timestamp)
-            rest = data[record[1] : record[6]]
-            parts += (varint(1 + len(delta) + len(rest)), b"\0", delta, rest)
+            remaining_fields = data[record[1] : record[6]]
+            parts += (varint(1 + len(delta) + len(remaining_fields)), b"\0", delta, remaining_fields)
         records = b"".join(parts)
     attributes = fields[ATTRIBUTES] & ~DELETE_HORIZON_BIT
     if horizon_ms is not None:
@@ -172,7 +173,7 @@ def rebuild_batch(fields: Fields, data: bytes, kept: Sequence[RawRecord], horizo
         from tidelog.wire.compression import compress
 
         content = compress(codec, records)
-    return _encode_batch(fields, attributes, base_timestamp, max(times), len(kept), content)
+    return _encode_batch(fields, attributes, base_timestamp, max(times), len(kept_records), content)
 
 
 def empty_batch(fields: Fields) -> bytearray:

@@ -1,5 +1,5 @@
-"""Replace segments by a rewritten one, in an order of renames that leaves either the old segments or the new one
-after a crash.
+"""Replace segments by a rewritten one. The renames are in such an order that a crash leaves either the old segments
+or the new one.
 
     1. .cleaned -> .swap, durable      from here on, a start after a crash finishes the swap
     2. the log serves the new segment  new reads do not find the old segments
@@ -39,8 +39,8 @@ class Swap:
         )
 
     def begin(self) -> bool:
-        """Begin the swap. Returns False if the segments are no longer in the log, another swap of the log is
-        running, or the log is offline; then call `discard`.
+        """Begin the swap. Returns False if the segments are no longer in the log, if another swap of the log is
+        running, or if the log is offline. In these cases, the caller must call `discard`.
 
         After True, retention does not run on the log until `end` or `give_up`.
         """
@@ -71,7 +71,8 @@ class Swap:
         new.max_timestamp = self._group.max_timestamp
         new.max_timestamp_offset = self._group.max_timestamp_offset
         new.created_ms = max(segment.created_ms for segment in self._old)
-        # No path must be opened while files are renamed. So the log file is opened and the indexes are loaded now.
+        # While files are renamed, no path may be opened. Therefore the log file is opened and the indexes are loaded
+        # now.
         new.file.size()
         new.index.load_all()
         new.times.load_all()
@@ -85,7 +86,7 @@ class Swap:
     def finish(self) -> None:
         """Rename the old files to `.deleted` and the new ones to their final names, durably. Blocks.
 
-        Raises OSError; then it may be called again, and continues.
+        Raises OSError. After an error, a second call continues with the remaining files.
         """
         if not self._old_renamed:
             for segment in self._old:
@@ -108,12 +109,12 @@ class Swap:
     def discard(self) -> None:
         """Remove the new files after `begin` returned False or `announce` failed. Blocks.
 
-        Raises OSError; then it may be called again.
+        Raises OSError. After an error, it may be called again.
         """
         if self._new.opened is not None:
             self._new.opened.close()
-        # The log file is renamed back to `.cleaned` first and removed last. Its name marks the set as incomplete, so
-        # a start in between discards the set.
+        # The log file is renamed back to `.cleaned` first and removed last. Its name marks the set of files as
+        # incomplete. If the process ends before the removal is complete, the next start discards the set.
         if self._disk.exists(self._path(SUFFIXES[0], SWAP_SUFFIX)):
             self._disk.rename(self._path(SUFFIXES[0], SWAP_SUFFIX), self._path(SUFFIXES[0], CLEANED_SUFFIX))
             self._disk.sync_dir(self._directory)

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-"""The rate is checked after every N bytes, where N is the number of bytes that are allowed in this time. Shorter bursts
-are not slowed down."""
+"""Interval in seconds. The rate is checked each time after as many bytes as are allowed in this interval. Shorter
+bursts are not slowed down."""
 
 
 class Throttle:
-    """Limits a rate: `count` counts bytes, and sleeps if the bytes since the last check exceed the rate."""
+    """Limits a rate. `count` counts bytes, and sleeps if the bytes since the last check exceed the rate."""
 
     __slots__ = ("_began", "_bytes", "_bytes_per_s", "_monotonic", "_sleep")
 

@@ -1,7 +1,7 @@
-"""Find the batches of aborted transactions and the markers that are no longer needed. Pure.
+"""Find the batches of aborted transactions, and the markers that are no longer needed. Pure.
 
-Batches must be passed in the order of their offsets. A marker may be removed only if the pass has read no record of its
-transaction, which means that an earlier pass removed them all.
+Batches must be passed in the order of their offsets. A marker may be removed only if the pass has read no record of
+its transaction, because then an earlier pass has removed all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,8 +52,8 @@ class Transactions:
         return False
 
     def track_marker(self, fields: Fields, batch: "Buffer") -> bool:
-        """Track a control batch. Returns whether it may be removed: it is empty, or no record of the transaction that
-        it ends was read.
+        """Track a control batch. Returns whether it may be removed. It may be removed if it is empty, or if it ends
+        a transaction of which no record was read.
 
         Other control batches may not be removed. Raises ValueError if the batch cannot be decoded.
         """

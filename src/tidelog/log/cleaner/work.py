@@ -1,11 +1,12 @@
 """Run one compaction pass over a log: find the last offset of each key, and rewrite closed segments without
 superseded records.
 
-The pass runs in a separate process. It reads the segments that the job names and writes `.cleaned` files. It changes
-no other files of the log. The broker swaps a reported group in while the next group is written.
+The pass runs in a separate process. It reads the segments that the job names, and writes `.cleaned` files. It
+changes no other files of the log. While the pass writes a group, the broker swaps in the group that was reported
+before.
 
-A lock allows only one pass at a time in a data directory. After a kill of the broker its pass may continue for a
-while, and the pass of the next broker would use the same file names.
+A lock allows only one pass at a time in a data directory. If a broker is killed, its pass may continue for a while,
+and a pass of the next broker would use the same file names.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ LOCK: Final = ".cleaning.lock"
 
 
 def clean(resources: "ChildResources", request: bytes, report: Callable[[bytes], None]) -> None:
-    """Run the pass of one request, and report the outcome. Errors of the log and of the disk are reports too."""
+    """Run the pass of one request, and report the outcome. Errors of the log and of the disk are also reported."""
     try:
         job = CleanJob.decode(request)
         lock = resources.disk.lock(f"{job.directory.rpartition('/')[0]}/{LOCK}")
@@ -100,7 +101,7 @@ class _Pass:
     # The map
 
     def _build_map(self) -> None:
-        """Read the records of every dirty segment into the map, or as many as fit into it."""
+        """Read the records of every dirty segment into the map. If not all of them fit into it, read as many as fit."""
         job = self._job
         transactions = Transactions(self._aborted)
         segments = job.segments
@@ -113,8 +114,8 @@ class _Pass:
             self._map.mark_covered(next_offset - 1)
 
     def _map_segment(self, base_offset: int, size: int, transactions: Transactions) -> bool:
-        """Read the segment's records from the first dirty offset on into the map. Returns False if the map is full
-        before the segment ends.
+        """Read the segment's records into the map, from the first dirty offset on. Returns False if the map becomes
+        full before the segment ends.
         """
         start_offset = self._job.first_dirty_offset
         offset_map = self._map
@@ -181,7 +182,7 @@ class _GroupWriter:
                         self._write_out(segment, out)
         self._write_out(segment, out)
         self._finish(segment)
-        # If records have no timestamps, their age counts from the last change of their file. So this time is
+        # If records have no timestamps, their age counts from the last change of their file. Therefore this time is
         # preserved.
         changed_ms = max(self._disk.modified_ms(self._source_path(source.base_offset)) for source in group)
         self._disk.set_modified_ms(segment.path, changed_ms)

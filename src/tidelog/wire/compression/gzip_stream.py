@@ -1,7 +1,8 @@
-"""gzip (RFC 1952), read as Java's `GZIPInputStream` does, which Kafka uses. A stream usually has one member.
+"""gzip (RFC 1952). The reader behaves like Java's `GZIPInputStream`, which Kafka uses. A stream usually has one
+member.
 
-The reader accepts several members. It ignores bytes after a member that do not begin another one, and flags that RFC
-1952 reserves.
+The reader accepts several members. After a member, it ignores bytes that do not begin another member. It also
+ignores flags that RFC 1952 reserves.
 """
 
 import zlib
@@ -9,16 +10,16 @@ from struct import Struct
 
 import cramjam
 
-from tidelog.wire.compression.room import RemainingLimits, too_large
+from tidelog.wire.compression.limits import RemainingLimits, too_large
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _ONE_MEMBER = 16 + zlib.MAX_WBITS
 _BARE_DEFLATE = -zlib.MAX_WBITS
 _READ_BYTES = 8192
-"""Compressed bytes that Java's reader reads from its source at a time (Kafka's GzipCompression)."""
+"""Number of compressed bytes that Java's reader reads from its source at a time (Kafka's GzipCompression)."""
 _IGNORED_REST_BYTES = 18
-"""Java's reader ignores up to this many bytes after a member if it has read them already. They are too few to be
-another member."""
+"""Java's reader ignores up to this many bytes after a member if it has already read them. They are too few to
+contain another member."""
 
 _MAGIC = b"\x1f\x8b\x08"  # followed by the only compression method
 _FLAGS_AT = 3

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 import cramjam
 
-from tidelog.wire.compression.room import pieces_max, too_large, too_many_pieces
+from tidelog.wire.compression.limits import pieces_max, too_large, too_many_pieces
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _MAGIC = bytes.fromhex("04224d18")
@@ -39,7 +39,7 @@ class _Header(NamedTuple):
     end: int
     flags: int
     block_size_code: int
-    """The byte of the descriptor that states the largest block; a key of `_BLOCK_SIZES`."""
+    """The byte of the descriptor that states the largest block size; a key of `_BLOCK_SIZES`."""
 
 
 _STANDARD = _Header(len(_HEADER), _VERSION | _INDEPENDENT, _HEADER[len(_MAGIC) + 1])
@@ -55,8 +55,8 @@ def compress(data: memoryview, level: int | None) -> bytes:
 def _compress_slow(data: memoryview, level: int) -> bytes:
     """Compress with the slow compressor.
 
-    The library offers it only for whole frames. Therefore each block is compressed into a frame of its own, and then
-    copied from it. Other threads can run between the blocks.
+    The library offers the slow compressor only for whole frames. Therefore each block is compressed into a frame of
+    its own and then copied from this frame. Other threads can run between the blocks.
     """
     parts: list[Buffer] = [_HEADER]
     for start in range(0, len(data), _BLOCK_BYTES):
@@ -88,31 +88,31 @@ def decompress(data: memoryview, limit_bytes: int) -> Buffer:
     blocks, problem = _find_blocks(data, header, block_bytes_max, pieces_max(limit_bytes))
     if len(blocks) > pieces_max(limit_bytes):
         raise too_many_pieces(limit_bytes)
-    room_bytes = 0
+    output_bytes_max = 0
     for start, end, _ in blocks:
-        room_bytes += min(block_bytes_max, _GROWTH_MAX * (end - start))
-    out = bytearray(min(room_bytes, limit_bytes + block_bytes_max))
+        output_bytes_max += min(block_bytes_max, _GROWTH_MAX * (end - start))
+    out = bytearray(min(output_bytes_max, limit_bytes + block_bytes_max))
     view = memoryview(out)
-    filled = 0
+    output_bytes = 0
     for start, end, stored in blocks:
         content = data[start:end]
         if header.flags & _BLOCK_CHECKSUMS:
-            _check_block(data, start, end, stored, header.block_size_code, view[:filled])
+            _check_block(data, start, end, stored, header.block_size_code, view[:output_bytes])
         if stored:
-            view[filled : filled + len(content)] = content
-            filled += len(content)
+            view[output_bytes : output_bytes + len(content)] = content
+            output_bytes += len(content)
         else:
-            target = view[filled : filled + block_bytes_max]
+            target = view[output_bytes : output_bytes + block_bytes_max]
             try:
-                filled += cramjam.lz4.decompress_block_into(content, target, output_len=len(target))
+                output_bytes += cramjam.lz4.decompress_block_into(content, target, output_len=len(target))
             except cramjam.DecompressionError as reason:
-                raise _broken(str(reason), view[:filled]) from reason
-        if filled > limit_bytes:
+                raise _broken(str(reason), view[:output_bytes]) from reason
+        if output_bytes > limit_bytes:
             raise too_large(limit_bytes)
     if problem is not None:
-        raise _broken(problem, view[:filled])
-    # Copy the content if the unused rest of the buffer would keep much more memory alive than needed.
-    return view[:filled] if 2 * filled >= len(out) else bytes(view[:filled])
+        raise _broken(problem, view[:output_bytes])
+    # Copy the content if more than half of the buffer is unused, so that the buffer's memory can be freed.
+    return view[:output_bytes] if 2 * output_bytes >= len(out) else bytes(view[:output_bytes])
 
 
 def _read_header(data: memoryview) -> _Header:
@@ -151,8 +151,8 @@ def _find_blocks(
         stored = size >= _STORED
         size &= ~_STORED
         if not size:
-            missing = header.flags & _CONTENT_CHECKSUM and len(data) - position < _SIZE.size
-            return blocks, "the checksum of its content is cut short" if missing else None
+            is_cut_short = header.flags & _CONTENT_CHECKSUM and len(data) - position < _SIZE.size
+            return blocks, "the checksum of its content is cut short" if is_cut_short else None
         if size > block_bytes_max:
             return blocks, f"a block states {size} bytes, but at most {block_bytes_max} are allowed"
         if size + checksum_bytes > len(data) - position:
@@ -165,10 +165,11 @@ def _find_blocks(
 def _check_block(
     data: memoryview, start: int, end: int, stored: bool, block_size_code: int, before: memoryview
 ) -> None:
-    """Compare the checksum of the block at `start` with the one that follows it. Raises BrokenStream if they differ.
+    """Check the block from `start` to `end` against its checksum, which follows the block. Raises BrokenStream if
+    the checksum is wrong.
 
-    The library checks blocks only in whole frames. Therefore it decompresses a frame that has only this block.
-    `before` has the decompressed bytes of the blocks before it.
+    The library checks blocks only in whole frames. Therefore it decompresses a frame that contains only this block.
+    `before` contains the decompressed bytes of the earlier blocks.
     """
     descriptor = bytes((_VERSION | _INDEPENDENT | _BLOCK_CHECKSUMS, block_size_code))
     header = _MAGIC + descriptor + bytes((_header_checksum(descriptor),))

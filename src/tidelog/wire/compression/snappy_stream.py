@@ -1,6 +1,6 @@
-"""Snappy. It is written in xerial's framing, as by the Java client: a header, then chunks, each after its size.
+"""Snappy. The writer uses xerial's framing, as the Java client does: a header, then chunks, each one after its size.
 
-Both this framing and bare snappy, which librdkafka writes, can be read. The reader behaves like Java's
+The reader accepts both this framing and bare snappy, which librdkafka writes. It behaves like Java's
 `SnappyInputStream`: the header may repeat between chunks, and up to three bytes after the last chunk are ignored.
 """
 
@@ -8,7 +8,7 @@ from struct import Struct
 
 import cramjam
 
-from tidelog.wire.compression.room import PIECES_MIN, pieces_max, too_large, too_many_pieces
+from tidelog.wire.compression.limits import PIECES_MIN, pieces_max, too_large, too_many_pieces
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _MAGIC = b"\x82SNAPPY\x00"
@@ -20,7 +20,8 @@ _SIZE_BYTES = _SIZE.size
 _GROWTH_MAX = 22
 """A block decompresses to at most this many times its size: an element of three bytes copies at most 64 bytes."""
 _HEADER_AS_SIZE = _SIZE.unpack_from(_MAGIC)[0]
-"""The first four bytes of the header, read as a chunk size. Instead of a size, they begin a repeated header."""
+"""The first four bytes of the header, read as a chunk size. At the position of a chunk size, they begin a repeated
+header."""
 
 
 def compress(data: memoryview) -> bytes:
@@ -93,5 +94,7 @@ def _decompress_block(block: memoryview, limit_bytes: int) -> Buffer:
 
 
 def _broken(reason: str) -> BrokenStream:
-    """Return the exception. It has no bytes before the damage, because Java's reader reads ahead and loses them."""
+    """Return the exception. Its `before` is empty, because Java's reader reads ahead and loses the bytes before the
+    damage.
+    """
     return BrokenStream(f"snappy data: {reason}", b"")

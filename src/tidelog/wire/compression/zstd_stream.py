@@ -1,7 +1,7 @@
-"""Zstandard (RFC 8878): one or several frames, also skippable ones.
+"""Zstandard (RFC 8878): one or several frames. Some of them may be skippable frames.
 
 The reader behaves like `ZstdInputStream` of zstd-jni, which Kafka uses. The data may end inside a frame that follows
-complete frames. If the incomplete frame has not yielded any bytes yet, the stream is accepted as complete.
+complete frames. If the incomplete frame has not produced any bytes yet, the stream is accepted as complete.
 """
 
 from contextlib import suppress
@@ -9,13 +9,13 @@ from struct import Struct
 
 import cramjam
 
-from tidelog.wire.compression.room import RemainingLimits, too_large
+from tidelog.wire.compression.limits import RemainingLimits, too_large
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _FIRST_GUESS = 4
 """The first output buffer is this many times as large as the compressed data."""
 _GROWTH = 4
-"""A further output buffer is this many times as large as the one that was too small."""
+"""Each further output buffer is this many times as large as the previous one, which was too small."""
 _LEAST_GUESS_BYTES = 16 * 1024
 
 # Parts of the library's error messages.
@@ -26,7 +26,8 @@ _ERROR_NUMBERS = 120
 """Java's reader interprets this many of the highest 32-bit numbers as error codes. If the number of bytes that an
 incomplete skippable frame lacks is one of them, the reader raises an error."""
 _READ_BYTES = (128 << 10) + 3
-"""Compressed bytes that Java's reader reads at a time. When it reads again, it expects a complete frame."""
+"""Number of compressed bytes that Java's reader reads at a time. When the reader reads again, it expects a complete
+frame."""
 
 _MAGIC = 0xFD2FB528
 _SKIPPABLE_MASK, _SKIPPABLE_MAGIC = 0xFFFFFFF0, 0x184D2A50
@@ -48,7 +49,7 @@ def compress(data: Buffer, level: int | None) -> bytes:
 
 def decompress(data: Buffer, limit_bytes: int) -> Buffer:
     """Decompress a stream. Raises BrokenStream and TooLargeDecompressed."""
-    if not len(data):  # Java's reader has begun no frame, so none is incomplete
+    if not len(data):  # Java's reader accepts empty data as a complete stream
         return b""
     size = min(max(_FIRST_GUESS * len(data), _LEAST_GUESS_BYTES), limit_bytes)
     while True:
@@ -75,32 +76,29 @@ def _decompress_cut(data: memoryview, limit_bytes: int, reason: str) -> bytes:
         cramjam.zstd.decompress_into(data, buffer)
     content = bytes(buffer)
     if _CUT_SHORT in reason:
-        whole_end = _whole_frames_end(data, RemainingLimits(limit_bytes))
+        whole_end, cut_end = _whole_frames_end(data, RemainingLimits(limit_bytes))
         last_read = (len(data) - 1) // _READ_BYTES * _READ_BYTES
-        if whole_end and (not last_read or last_read < whole_end) and not _lacks_too_much(data, whole_end):
+        lacks_too_much = cut_end is not None and cut_end - len(data) >= (1 << 32) - _ERROR_NUMBERS
+        if whole_end and (not last_read or last_read < whole_end) and not lacks_too_much:
             return content
     raise BrokenStream(f"zstd data: {reason}", content)
 
 
-def _whole_frames_end(data: memoryview, limits: RemainingLimits) -> int:
-    """Return the end of the last complete frame, or 0 if there is none."""
+def _whole_frames_end(data: memoryview, limits: RemainingLimits) -> tuple[int, int | None]:
+    """Return the end of the last complete frame, or 0 if no frame is complete. Also return where the incomplete frame
+    behind it would end, or None if that cannot be determined.
+    """
     whole_end = 0
     while True:
         limits.use_piece()
         end = _frame_end(data, whole_end, limits)
         if end is None or end > len(data):
-            return whole_end
+            return whole_end, end
         whole_end = end
 
 
-def _lacks_too_much(data: memoryview, position: int) -> bool:
-    """Return whether the incomplete frame at `position` lacks so many bytes that Java's reader raises an error."""
-    end = _frame_end(data, position, RemainingLimits(0))
-    return end is not None and end - len(data) >= (1 << 32) - _ERROR_NUMBERS
-
-
 def _frame_end(data: memoryview, position: int, limits: RemainingLimits) -> int | None:
-    """Return the end of the frame at `position`, perhaps beyond the data, or None if it cannot be determined."""
+    """Return the end of the frame at `position`, or None if it cannot be determined. The end may be beyond the data."""
     if position + 2 * _NUMBER.size > len(data):
         return None
     (magic,) = _NUMBER.unpack_from(data, position)

@@ -244,6 +244,19 @@ def test_a_record_of_an_earlier_kafka_is_ended() -> None:
     assert visible_state(on.reloaded()) == visible_state(on.core.durable)
 
 
+def test_a_group_whose_first_record_is_that_of_an_earlier_kafka_keeps_it() -> None:
+    """Otherwise nothing would ever end the record: after the next restart, it would make the group anew."""
+    on = stage()
+    record = ConsumerRecord(PARTITION_METADATA, "g", "", ConsumerGroupPartitionMetadataValue())
+    on.log.append((*record.encode(), len(on.log) + 1))
+    on.restart()
+    assert group_of(on).has_partition_metadata
+    one = consumers(on, 1)[0]
+    assert not group_of(on).has_partition_metadata
+    one.leave()
+    assert visible_state(on.reloaded()) == visible_state(on.core.durable)
+
+
 def test_an_empty_group_is_swept_and_its_offsets_stay_while_members_read_them() -> None:
     on = stage()
     one = consumers(on, 1)[0]

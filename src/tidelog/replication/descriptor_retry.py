@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AGAIN_S: Final = 0.25
-"""Delay before the next attempt."""
+RETRY_S: Final = 0.25
+"""Delay before the next attempt, in seconds."""
 
 
 def lacks_descriptor(error: BaseException | None) -> bool:
-    """Return whether the error, or its cause, is that no file descriptor is free."""
+    """Return whether the error or its cause says that no file descriptor is free."""
     if error is not None and not isinstance(error, OSError):
         error = error.__cause__
     return isinstance(error, OSError) and error.errno in NOT_OPENED
@@ -34,4 +34,4 @@ async def retry_without_descriptor(
         except OSError as error:
             if not lacks_descriptor(error) or not wanted():
                 raise
-        await tasks.sleep(AGAIN_S)
+        await tasks.sleep(RETRY_S)

@@ -3,14 +3,14 @@
 from tidelog.wire.primitives import TooLargeDecompressed
 
 BYTES_PER_PIECE = 256
-"""One piece is allowed for this many bytes of a stream's size limit. The limit of pieces is needed because millions of
-empty pieces would cost time, although they add no bytes."""
+"""A stream may have one piece for each of this many bytes of its size limit. The number of pieces is limited because
+millions of empty pieces would cost time, although they add no bytes."""
 PIECES_MIN = 64
-"""The limit of pieces is never below this number."""
+"""Lower bound on the limit of pieces."""
 
 
 class RemainingLimits:
-    """The bytes and pieces that a stream may still have."""
+    """The numbers of bytes and pieces that a stream may still produce."""
 
     __slots__ = ("_limit_bytes", "_pieces_left", "bytes_left")
 
@@ -26,7 +26,7 @@ class RemainingLimits:
             raise too_large(self._limit_bytes)
 
     def use_piece(self) -> None:
-        """Count one member, frame, chunk or block. Raises TooLargeDecompressed if there are too many."""
+        """Count one member, frame, chunk or block. Raises TooLargeDecompressed if the stream has too many."""
         self._pieces_left -= 1
         if self._pieces_left < 0:
             raise too_many_pieces(self._limit_bytes)

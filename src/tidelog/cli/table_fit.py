@@ -1,20 +1,20 @@
-"""Fit a table to the width of a terminal: names and numbers stay whole, and a note lists the columns left out.
+"""Fit a table to the width of a terminal. Names and numbers are not split, and a note lists the omitted columns.
 
 These steps are done in this order, until the table fits:
 
-1. Texts and titles of several words fold between their words, into lines that are at least `NAME_WIDTH_MIN` wide.
-Only in a column that `breaks` may a word be split.
+1. Texts and titles of several words are broken between their words, into lines that are at least `NAME_WIDTH_MIN`
+wide. Only in a column that `breaks` may a word be split.
 
 2. A column with the same value in every row is removed, and its title and value are printed above the table.
 
-3. Columns with a positive `spare` are left out: first the column with the highest `spare`; of columns with equal
-`spare`, the rightmost one.
+3. Columns with a positive `spare` are left out. The column with the highest `spare` is left out first; of columns
+with equal `spare`, the rightmost one.
 
 4. The rows are printed as blocks instead of a table (`cli.blocks`), with all columns.
 
-If each row must remain one line (`Table.shorten`), only step 3 is done, until one column remains: first the columns
-with a `spare` of at least `BEFORE_NAMES` are left out, then names are shortened in the middle, then the other columns
-are left out.
+If each row must remain one line (`Table.shorten`), only step 3 is done, until one column remains. First, the columns
+with a `spare` of at least `BEFORE_NAMES` are left out. Second, names are shortened in the middle. Third, the other
+columns are left out.
 """
 
 import re
@@ -23,25 +23,25 @@ from typing import NamedTuple
 
 from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, stdout_is_utf8
 
-GAP = 2
-"""Cells between two columns."""
+COLUMN_GAP = 2
+"""Number of cells between two columns."""
 BEFORE_NAMES = 4
-"""Least `spare` of the columns that are left out before a name is shortened (only with `Table.shorten`)."""
+"""Minimum `spare` of the columns that are left out before a name is shortened (only with `Table.shorten`)."""
 NUMBER = re.compile(r"[(+-]?\d[\d.,:+-]*\)?")
 """Matches words that are numbers rather than names."""
 NUMBER_WIDTH_MAX = 27
-"""The width of -(2^63 - 1) with commas and a bracket. A longer word is a list of numbers, which may fold."""
+"""The width of -(2^63 - 1) with commas and a bracket. A longer word is a list of numbers, which may be broken."""
 
 
 class TableFit(NamedTuple):
-    """Which columns of a table are shown, their widths, and which columns are not shown in the table."""
+    """The shown columns of a table, their widths, and the columns that are not shown in the table."""
 
     shown: list[int]
     """Indices of the columns that are shown."""
     widths: list[int]
     """Widths of the shown columns, in cells."""
-    above: list[int]
-    """Indices of columns whose only value is printed above the table."""
+    above_table: list[int]
+    """Indices of the columns that have only one value, which is printed above the table."""
     left_out: list[int]
     full_width: int
     """The smallest width, in cells, at which the table shows all its columns."""
@@ -51,20 +51,20 @@ class TableFit(NamedTuple):
 
 def fit(table: Table, width: int) -> TableFit:
     """Choose the columns for a width of `width` cells."""
-    least_widths = [least_width(table, index) for index in range(len(table.columns))]
+    widths_min = [column_width_min(table, index) for index in range(len(table.columns))]
     natural_widths = [natural_width(table, index) for index in range(len(table.columns))]
     shown = list(range(len(table.columns)))
-    above: list[int] = []
+    above_table: list[int] = []
     left_out: list[int] = []
-    full_width = total_width(least_widths)
+    full_width = total_width(widths_min)
     if table.shorten and any(column.spare >= BEFORE_NAMES for column in table.columns[1:]):
         full_width = total_width(natural_widths)
         left_out = columns_left_out_before_names(table, natural_widths, width)
         shown = [index for index in shown if index not in left_out]
-    while total_width([least_widths[index] for index in shown]) > width:
+    while total_width([widths_min[index] for index in shown]) > width:
         constant_columns = [] if table.shorten else [index for index in shown if has_one_value(table, index)]
         if constant_columns and len(shown) > 1:
-            above.append(constant_columns[0])
+            above_table.append(constant_columns[0])
             shown.remove(constant_columns[0])
             continue
         dropped = column_to_leave_out(table, shown)
@@ -74,8 +74,8 @@ def fit(table: Table, width: int) -> TableFit:
             return TableFit([*range(len(table.columns))], natural_widths, [], [], full_width, as_blocks=True)
         left_out.append(dropped)
         shown.remove(dropped)
-    widths = column_widths([least_widths[index] for index in shown], [natural_widths[index] for index in shown], width)
-    return TableFit(shown, widths, sorted(above), sorted(left_out), full_width)
+    widths = column_widths([widths_min[index] for index in shown], [natural_widths[index] for index in shown], width)
+    return TableFit(shown, widths, sorted(above_table), sorted(left_out), full_width)
 
 
 def columns_left_out_before_names(table: Table, natural_widths: Sequence[int], width: int) -> list[int]:
@@ -106,21 +106,21 @@ def column_to_leave_out(table: Table, shown: Sequence[int]) -> int | None:
 def above_lines(table: Table, fitted: TableFit, width: int) -> list[str]:
     """Return lines with the titles and values of the columns that have the same value in every row."""
     return titled_lines(
-        [(table.columns[index].title, printable(table.rows[0][index]) or "-") for index in fitted.above], width
+        [(table.columns[index].title, printable(table.rows[0][index]) or "-") for index in fitted.above_table], width
     )
 
 
 def titled_lines(titled_texts: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Return lines, each with as many texts as fit, and each text after its title.
+    """Return lines. Each line has as many texts as fit, and each text follows its title.
 
-    A text that is wider than a line has lines of its own, and folds between its words. Only a single word may be
-    wider.
+    A text that is wider than a line has lines of its own, and is broken between its words. Only a line with a single
+    long word may be wider.
     """
     lines: list[str] = []
     for title, text in titled_texts:
         titled_text = f"{title} {text}"
-        if lines and cell_width(lines[-1]) + GAP + cell_width(titled_text) <= width:
-            lines[-1] += " " * GAP + titled_text
+        if lines and cell_width(lines[-1]) + COLUMN_GAP + cell_width(titled_text) <= width:
+            lines[-1] += " " * COLUMN_GAP + titled_text
         elif cell_width(titled_text) <= width:
             lines.append(titled_text)
         else:
@@ -170,13 +170,13 @@ def natural_width(table: Table, index: int) -> int:
     return max(map(cell_width, (table.columns[index].title, *column_texts(table, index))))
 
 
-def least_width(table: Table, index: int) -> int:
-    """Return the least width of a column.
+def column_width_min(table: Table, index: int) -> int:
+    """Return the minimum width of a column.
 
-    A column of numbers is wide enough for the widest one. A column of text has at least NAME_WIDTH_MIN cells (fewer
-    if all its texts are shorter), and room for the words of its title, and for every word of the texts except lists
-    of numbers. In a column that `breaks`, only numbers count as words. If names are shortened, the whole title
-    counts, and no word of the texts.
+    A column of numbers is wide enough for the widest number. A column of text has at least NAME_WIDTH_MIN cells, or
+    fewer if all its texts are shorter. It is also wide enough for the words of its title, and for every word of the
+    texts except lists of numbers. In a column that `breaks`, only numbers count as words. If names are shortened,
+    the whole title counts, and the words of the texts do not.
     """
     column = table.columns[index]
     title = column.title if table.shorten else max(column.title.split(), key=cell_width, default="")
@@ -192,23 +192,23 @@ def is_number(word: str) -> bool:
     return NUMBER.fullmatch(word) is not None and len(word) <= NUMBER_WIDTH_MAX
 
 
-def column_widths(least_widths: Sequence[int], natural_widths: Sequence[int], width: int) -> list[int]:
-    """Return a width for each column: its natural width if all columns fit. Otherwise the widest columns shrink until
-    they fit or reach their least widths.
+def column_widths(widths_min: Sequence[int], natural_widths: Sequence[int], width: int) -> list[int]:
+    """Return a width for each column. If all columns fit, this is their natural width. Otherwise the widest columns
+    shrink until they fit or reach their minimum widths.
     """
     widths = list(natural_widths)
     while (excess := total_width(widths) - width) > 0:
-        shrinkable = [index for index in range(len(widths)) if widths[index] > least_widths[index]]
+        shrinkable = [index for index in range(len(widths)) if widths[index] > widths_min[index]]
         if not shrinkable:
             break
         widest = max(shrinkable, key=widths.__getitem__)
         next_width = max((widths[index] for index in shrinkable if index != widest), default=0)
-        widths[widest] = max(widths[widest] - excess, min(next_width, widths[widest] - 1), least_widths[widest])
+        widths[widest] = max(widths[widest] - excess, min(next_width, widths[widest] - 1), widths_min[widest])
     return widths
 
 
 def total_width(widths: Sequence[int]) -> int:
-    return sum(widths) + GAP * (len(widths) - 1)
+    return sum(widths) + COLUMN_GAP * (len(widths) - 1)
 
 
 def cell_width(text: str) -> int:
@@ -218,9 +218,9 @@ def cell_width(text: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text to at most `width` cells by cutting the middle, because names usually differ at their ends.
+    """Shorten a text to at most `width` cells. The middle is removed, because names usually differ at their ends.
 
-    A Chinese character takes two cells, so the result may be one cell narrower.
+    A Chinese character occupies two cells, so the result may be one cell narrower.
     """
     if cell_width(text) <= width:
         return text

@@ -17,7 +17,7 @@ from tidelog.cli.broker_settings import BrokerSetting
 from tidelog.cli.cluster import KnownOffsets, Offsets, PartitionState, Setting, TopicState
 from tidelog.cli.lag import Lag, Total, lag_table
 from tidelog.cli.lag_watch import Progress, watch_table
-from tidelog.cli.room import column_widths, fit, is_number, least_width, total_width
+from tidelog.cli.table_fit import column_width_min, column_widths, fit, is_number, total_width
 from tidelog.cli.tables import Column, Table, print_table
 from tidelog.client.groups import Group, ListedGroup, Member
 from tidelog.demo import view
@@ -297,16 +297,16 @@ def test_a_table_fits_or_only_what_must_stay_is_left(
     titles, rows = drawn
     columns = [Column(title, right, spare=spare) for title, right, spare in titles]
     table = Table(columns, rows, shorten=shorten)
-    room = fit(table, width)
-    assert sorted(room.shown + room.above + room.left_out) == list(range(len(columns)))
-    assert total_width(room.widths) <= width or room.as_blocks or (shorten and len(room.shown) == 1)
-    assert all(w >= least_width(table, index) for w, index in zip(room.widths, room.shown, strict=True))
-    assert not (room.as_blocks and (room.above or room.left_out))
-    changed = room.as_blocks or bool(room.above or room.left_out)
-    assert changed == (room.full_width > width and (len(columns) > 1 or not shorten))
+    fitted = fit(table, width)
+    assert sorted(fitted.shown + fitted.above_table + fitted.left_out) == list(range(len(columns)))
+    assert total_width(fitted.widths) <= width or fitted.as_blocks or (shorten and len(fitted.shown) == 1)
+    assert all(w >= column_width_min(table, index) for w, index in zip(fitted.widths, fitted.shown, strict=True))
+    assert not (fitted.as_blocks and (fitted.above_table or fitted.left_out))
+    changed = fitted.as_blocks or bool(fitted.above_table or fitted.left_out)
+    assert changed == (fitted.full_width > width and (len(columns) > 1 or not shorten))
     if not shorten:
-        assert all(columns[index].spare > 0 for index in room.left_out)
-    assert not (shorten and room.above)
+        assert all(columns[index].spare > 0 for index in fitted.left_out)
+    assert not (shorten and fitted.above_table)
 
 
 def test_the_widest_give_way_to_the_same_width() -> None:

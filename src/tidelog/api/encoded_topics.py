@@ -1,0 +1,127 @@
+"""Encoded topics for Metadata responses, so that only the topics that have changed are described and encoded anew.
+
+A `TopicImage` never changes: a changed topic has a new one. Apart from it, the description of a topic depends on the
+brokers that are online, and on logs that are offline on this broker; topics with such a log are not stored.
+"""
+
+from functools import cache
+from typing import Final
+
+from tidelog.metadata.image import MetadataImage, TopicImage
+from tidelog.model.steps import Steps
+from tidelog.wire.message import StepwiseEncoder
+from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseTopic
+
+BYTES_MAX: Final = 16 << 20
+"""Upper bound on all stored topics, in bytes: some 300,000 partitions in one version."""
+ENTRY_BYTES: Final = 200
+"""Estimate of the memory of an entry besides its encoded topic, in bytes."""
+FLEXIBLE_FROM: Final = 9
+
+
+class EncodedTopics:
+    """The stored topics, by API version, authorized operations and name."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_online", "_topics")
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._online: frozenset[int] = frozenset()
+        self._topics: dict[tuple[int, int], dict[str, tuple[TopicImage, bytes]]] = {}
+
+    def of(self, image: MetadataImage, version: int, operations: int) -> "TopicsOfVersion":
+        """Return the topics that are valid for this image, for one version of the API."""
+        online = frozenset(broker_id for broker_id in image.brokers if image.is_online(broker_id))
+        if online != self._online:
+            self.clear()
+            self._online = online
+        topics = self._topics.setdefault((version, operations), {})
+        if len(topics) > 2 * len(image.topics) + 16:  # most of them are deleted
+            self.clear()
+            topics = self._topics.setdefault((version, operations), {})
+        return TopicsOfVersion(self, topics, online)
+
+    def clear(self) -> None:
+        self._topics = {}
+        self._bytes = 0
+
+    def add_bytes(self, count: int) -> bool:
+        """Count the bytes of a new entry. Returns False if there is no room: then everything was removed."""
+        self._bytes += count
+        if self._bytes <= self._bytes_max:
+            return True
+        self.clear()
+        return False
+
+    def is_valid(self, topics: dict[str, tuple[TopicImage, bytes]], online: frozenset[int]) -> bool:
+        return online == self._online and any(known is topics for known in self._topics.values())
+
+
+class TopicsOfVersion:
+    """The stored topics of one API version, during one request."""
+
+    __slots__ = ("_online", "_owner", "_topics")
+
+    def __init__(
+        self, owner: EncodedTopics, topics: dict[str, tuple[TopicImage, bytes]], online: frozenset[int]
+    ) -> None:
+        self._owner = owner
+        self._topics = topics
+        self._online = online
+
+    def find(self, topic: TopicImage) -> bytes | None:
+        entry = self._topics.get(topic.name)
+        return entry[1] if entry is not None and entry[0] is topic else None
+
+    def store(self, topic: TopicImage, encoded: bytes) -> None:
+        """Store a topic, unless the online brokers have changed since this object was made."""
+        if not self._owner.is_valid(self._topics, self._online):
+            return
+        replaced = self._topics.get(topic.name)
+        more_bytes = len(encoded) - (-ENTRY_BYTES if replaced is None else len(replaced[1]))
+        if self._owner.add_bytes(more_bytes):
+            self._topics[topic.name] = topic, encoded
+
+
+def encode_topic(topic: MetadataResponseTopic, version: int) -> Steps[bytes]:
+    """Encode one element of the array `topics` of a response."""
+    pieces = yield from _stepwise_encoder(version)(MetadataResponse(topics=[topic]))
+    data = b"".join(pieces)  # type: ignore[arg-type]  # a response without records has no file regions
+    start, end_bytes = _place_of_topics(version)
+    return data[start : len(data) - end_bytes]
+
+
+def join_topics(response: MetadataResponse, topics: list[bytes], version: int) -> bytes:
+    """Return the encoded `response` with these encoded topics. `response` itself has no topics."""
+    data = response.encode(version)
+    _, end_bytes = _place_of_topics(version)
+    end = len(data) - end_bytes
+    if version >= FLEXIBLE_FROM:
+        count_bytes, count = 1, _varint(len(topics) + 1)
+    else:
+        count_bytes, count = 4, len(topics).to_bytes(4, "big")
+    return b"".join((data[: end - count_bytes], count, *topics, data[end:]))
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+@cache
+def _stepwise_encoder(version: int) -> StepwiseEncoder:
+    return MetadataResponse.stepwise_encoder(version)
+
+
+@cache
+def _place_of_topics(version: int) -> tuple[int, int]:
+    """Return where the first topic of a response without brokers begins, and the bytes after the last topic."""
+    without, with_one = (MetadataResponse(topics=topics).encode(version) for topics in ([], [MetadataResponseTopic()]))
+    # The first difference is in the last byte of the number of topics.
+    start = next(position for position, (a, b) in enumerate(zip(without, with_one, strict=False)) if a != b) + 1
+    return start, len(without) - start

@@ -1,0 +1,134 @@
+"""The partitions of a follower's fetch session without news, so that a fetch does work only for the others.
+
+A partition is idle while the follower has the whole log and knows the state of the partition. Requests do not name it.
+Every event that could change that makes it active again: an append, a new high watermark or log start offset, a change
+of the ISR, of the leader epoch or of the broker epoch of the follower, an offline or deleted log, and a request that
+names it.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tidelog.replication.isr import FetchTime
+
+if TYPE_CHECKING:
+    from tidelog.api.fetch_sessions import FetchItem, FetchSession
+    from tidelog.replication.followers import EndWatcher, Follower
+    from tidelog.replication.partition import Partition
+
+ABANDONED_MS: Final = 60_000
+"""After this time without a request, the next event ends the watching: the follower has restarted, for example."""
+
+
+class CurrentFetch(Protocol):
+    """The fetch of the session that is not answered yet."""
+
+    def add(self, item: "FetchItem", partition: "Partition", *, wakes: bool) -> None:
+        """This partition has news. `wakes`: the fetch must be answered if it waits for records."""
+
+
+class EndWatchers(Protocol):
+    """See `PartitionFollowers`."""
+
+    def watch_ends(self, watcher: "EndWatcher") -> None: ...
+    def unwatch_ends(self, watcher: "EndWatcher") -> None: ...
+
+
+class IdlePartitions:
+    """The idle and the active partitions of one session. It watches the idle ones."""
+
+    def __init__(self, session: "FetchSession", follower: "Follower", watchers: EndWatchers) -> None:
+        self.active: dict[FetchItem, None] = dict.fromkeys(session.items.values())
+        """In the order in which they are served."""
+        self.current: CurrentFetch | None = None
+        self._idle: dict[Partition, FetchItem] = {}
+        self._fetch_time = FetchTime()
+        self._follower = follower
+        self._watchers = watchers
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def begin(self, follower: "Follower", now_ms: int) -> None:
+        """Note that a request of the session was received. With a new broker epoch, no report of the old one counts."""
+        self._fetch_time.ms = now_ms
+        if follower != self._follower:
+            self._follower = follower
+            self._activate_all()
+
+    def use(self, item: "FetchItem") -> None:
+        """A request has named this partition: make it active."""
+        if item.partition is not None and self._idle.get(item.partition) is item:
+            self._stop_watching(item.partition)
+        self.active.setdefault(item)
+
+    def remove(self, item: "FetchItem") -> None:
+        """A request has removed this partition from the session."""
+        if item.partition is not None and self._idle.get(item.partition) is item:
+            self._stop_watching(item.partition)
+        self.active.pop(item, None)
+
+    def serve_last(self, item: "FetchItem") -> None:
+        if item in self.active:
+            del self.active[item]
+            self.active[item] = None
+
+    def settle(self, items: "Sequence[FetchItem]") -> None:
+        """Make those of these partitions idle that have no news after an answer. Each has no records and no error in
+        it.
+        """
+        broker = self._follower.broker_id
+        for item in items:
+            partition = item.partition
+            if partition is None or item not in self.active:
+                continue
+            isr = partition.replica.isr
+            if (
+                isr is not None
+                and partition.is_served
+                and broker in isr.committed
+                and isr.proposed is None
+                and item.fetch_offset == partition.log.log_end_offset == isr.followers[broker].end_offset
+                and item.is_up_to_date(partition)
+                and partition not in self._idle
+            ):
+                if not self._idle:
+                    self._watchers.watch_ends(self)
+                del self.active[item]
+                self._idle[partition] = item
+                isr.followers[broker].session = self._fetch_time
+                partition.watch(self)
+
+    def moved(self, partition: "Partition") -> None:
+        """Make the partition active if it is idle. This is called within an append."""
+        item = self._idle.get(partition)
+        if item is None:
+            return
+        followed_ms = self._fetch_time.ms
+        self._stop_watching(partition)
+        self.active[item] = None
+        if self.current is not None:
+            wakes = not partition.is_served or partition.log.log_end_offset != item.fetch_offset
+            self.current.add(item, partition, wakes=wakes)
+        if partition.monotonic_ms() - followed_ms > ABANDONED_MS:
+            self._activate_all()
+
+    def close(self) -> None:
+        """Stop watching, because the session has ended."""
+        self._activate_all()
+        self.current = None
+
+    def _activate_all(self) -> None:
+        for partition, item in list(self._idle.items()):
+            self._stop_watching(partition)
+            self.active[item] = None
+
+    def _stop_watching(self, partition: "Partition") -> None:
+        del self._idle[partition]
+        partition.unwatch(self)
+        isr = partition.replica.isr
+        follower = None if isr is None else isr.followers.get(self._follower.broker_id)
+        if follower is not None and follower.session is self._fetch_time:
+            follower.leave_session()
+        if not self._idle:
+            self._watchers.unwatch_ends(self)

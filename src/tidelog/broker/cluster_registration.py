@@ -1,0 +1,75 @@
+"""The registration of a broker of a cluster, with what its data directories say about the run before (KIP-966)."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tidelog.broker.last_run import (
+    LastRun,
+    directory_ids,
+    read_boot_id,
+    read_last_run,
+    write_last_run,
+    write_synced_mark,
+)
+from tidelog.replication.synced_mark import SyncedMark
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidelog.config.broker_config import BrokerConfig
+    from tidelog.metadata.registration import Registration
+    from tidelog.metadata.service import MetadataService
+    from tidelog.replication.partitions import Partitions
+    from tidelog.runtime.interfaces import Runtime
+
+
+class ClusterRegistration:
+    """The last run and the registration of a broker whose locked data directories are `paths`."""
+
+    def __init__(self, runtime: "Runtime", config: "BrokerConfig", paths: "Sequence[str]") -> None:
+        self._runtime = runtime
+        self._config = config
+        self._paths = paths
+        self._last_run = LastRun()
+        self._boot_id = ""
+
+    async def read_last_run(self) -> None:
+        run_blocking, disk = self._runtime.tasks.run_blocking, self._runtime.disk
+        self._boot_id = await run_blocking(read_boot_id, disk)
+        self._last_run = await run_blocking(read_last_run, disk, self._paths, self._boot_id)
+
+    @property
+    def ended_run(self) -> str | None:
+        """The incarnation of a run of this broker that has ended for sure."""
+        return self._last_run.incarnation if self._last_run.has_ended else None
+
+    async def register(
+        self,
+        metadata: "MetadataService",
+        registration: "Registration",
+        partitions: "Partitions",
+        *,
+        was_stopped_cleanly: bool,
+        logs_are_open: bool,
+    ) -> None:
+        """Register the broker, name this run in the data directories, and make the mark of its synced records."""
+        run_blocking, disk = self._runtime.tasks.run_blocking, self._runtime.disk
+        is_synced = was_stopped_cleanly or self._last_run.is_synced
+        await metadata.register(
+            registration._replace(
+                boot_id=self._boot_id,
+                directories=await run_blocking(directory_ids, disk, self._paths),
+                previous_epoch=self._last_run.broker_epoch,
+                is_synced=is_synced,
+            )
+        )
+        assert metadata.lifecycle is not None
+        # What was synced stays synced while no partition is open. With another default of `durability` the mark would
+        # be withdrawn at once.
+        keeps_mark = is_synced and not logs_are_open and self._config.get("durability") == "fsync"
+        run = LastRun(registration.incarnation, metadata.lifecycle.broker_epoch, self._boot_id, keeps_mark)
+        await run_blocking(write_last_run, disk, self._paths, run)
+        store = partial(write_synced_mark, disk, self._paths, run)
+        partitions.synced_mark = SyncedMark(self._runtime, partitions, store, is_stored=keeps_mark)
+        if logs_are_open:
+            partitions.synced_mark.partitions_changed()
