@@ -53,7 +53,7 @@ STEPS = st.one_of(
 
 
 class Model:
-    """The offset of a key is that of its last committed record. A deletion drops the key from open transactions, too."""
+    """The offset of a key is that of its last committed record. A deletion also drops the key from transactions."""
 
     def __init__(self) -> None:
         self.position = 0
