@@ -60,6 +60,16 @@ PAUSE_S = 12.0
 """Longer than the time after which a broker that does not answer leaves the in-sync replicas, in seconds."""
 CATCH_UP_MB = 500
 WAIT_MAX_S = 400.0
+KAFKA_SETTINGS = (
+    "default.replication.factor=3",
+    "min.insync.replicas=2",
+    "log.segment.delete.delay.ms=100",
+    # The nodes of Kafka end when they do not find their quorum in time, as on a busy machine.
+    "initial.broker.registration.timeout.ms=300000",
+    "controller.quorum.election.timeout.ms=10000",
+    "controller.quorum.fetch.timeout.ms=20000",
+    "controller.quorum.request.timeout.ms=20000",
+)
 # name: (bytes of a batch, records, requests, requests in flight on a connection, connections, requests per second)
 WRITES = {
     "small": (161, 1, 20_000, 1, 96, 0),
@@ -97,12 +107,13 @@ class Cluster:
         began = time.monotonic()
         while time.monotonic() - began < WAIT_MAX_S:
             if self.process.poll() is not None:
-                raise SystemExit(f"{self.name} ended: see {self.data}.log")
+                log = pathlib.Path(f"{self.data}.log").read_text().splitlines()
+                raise SystemExit("\n".join([*log[-10:], f"{self.name} ended"]))
             with contextlib.suppress(OSError):
                 if holds():
                     return time.monotonic() - began
             time.sleep(pause_s)
-        raise SystemExit(f"{self.name}: {what} took longer than {WAIT_MAX_S} s, see {self.data}.log")
+        raise SystemExit(f"{self.name}: {what} took longer than {WAIT_MAX_S} s")
 
     def brokers(self, port: int) -> dict[int, int]:
         """Return the port of each broker that is alive, by its id."""
@@ -191,7 +202,7 @@ def tidelog_cluster(
 
 def kafka_cluster(data: pathlib.Path) -> Cluster:
     command = [str(ROOT / "script/kafka"), "start", "--nodes", "3", "--port", str(KAFKA_PORT), "--data", str(data)]
-    for setting in ("default.replication.factor=3", "min.insync.replicas=2", "log.segment.delete.delay.ms=100"):
+    for setting in KAFKA_SETTINGS:
         command += ["--set", setting]
     return Cluster("kafka", command, [KAFKA_PORT + 10 * i for i in range(3)], data)
 

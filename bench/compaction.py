@@ -1,11 +1,12 @@
-"""Compaction: how many MB/s a pass processes, and how much it slows producers: medians of rounds on this machine.
+"""Measures compaction: how many MB/s a pass processes, and how much it slows producers: medians of rounds on this
+machine.
 
     .venv/bin/python bench/compaction.py [--rounds N] [--mib N] [--data DIR] [--json]
 
-Each round fills a compacted topic (100-byte values, one key for every ten records) and measures small produce requests
-to another topic at a steady pace. Then it lets the pass begin, and measures the requests again during the pass. The
-ratio of the two within a round is the result, since both run under the same conditions. `MB/s` is the size of the log
-divided by the time of its pass.
+Each round fills a compacted topic (100-byte values, one key for every ten records) and measures small produce
+requests to another topic at a steady pace. Then the pass begins, and the requests are measured again during the
+pass. The result is the ratio of the two measurements of a round, because both run under the same conditions. `MB/s`
+is the size of the log divided by the time of its pass.
 """
 
 import argparse
@@ -146,7 +147,8 @@ def one_round(broker: Broker, client: Client, number: int, mib: int) -> dict[str
     topic = f"table-{number}"
     client.create(topic, cleanup_policy="compact", min_cleanable_dirty_ratio="1.0", segment_bytes=str(16 << 20))
     fill(client, topic, mib, random.Random(number))
-    time.sleep(2.5)  # wait until the filled log is synced: a pass begins only then, and the sync must not be measured
+    # Wait until the filled log is synced. A pass begins only after that, and the sync must not be measured.
+    time.sleep(2.5)
     calm = latencies(client, "small", CALM_S)
     log = Log(broker, topic)
     client.set_ratio(topic, "0.01")

@@ -55,7 +55,7 @@ ROWS = {
 }
 
 AllFigures = dict[str, dict[str, dict[str, list[float]]]]
-"""Row -> figure -> server -> a value for each round."""
+"""The values of all rounds, by row, figure and server."""
 
 
 def build(name: str) -> pathlib.Path:
@@ -204,7 +204,9 @@ def measure(server: Server, row: str, topic: str, pin: bool, fetch_from: str) ->
 
 
 def touch_memory(root: pathlib.Path) -> None:
-    """Touch memory right before a row: in a virtual machine, the first access to memory unused for seconds is slow."""
+    """Touch memory immediately before a row, because in a virtual machine the first access to memory that was unused
+    for seconds is slow.
+    """
     with open(root / "touch", "wb") as file:
         for _ in range(TOUCHED_MB):
             file.write(bytes(1 << 20))
@@ -254,7 +256,7 @@ def main() -> None:
 
     try:
         for run_number, name in enumerate(["reference", *(n for n in commands if n != "reference"), "reference"]):
-            port = 19092 + 100 * run_number  # below the ephemeral ports: a client's own socket must not take it
+            port = 19092 + 100 * run_number  # below the ephemeral ports, which the sockets of clients use
             folder = root / f"{name}-{run_number}"
             server = Server(name, commands[name], port, folder, pin)
             try:

@@ -48,12 +48,12 @@ COMMITTERS = 32
 PARTITIONS = 10
 """Number of partitions in which each of the many groups has committed."""
 PROBE_S = 0.002
-BEAT_S = 0.05
+HEARTBEAT_INTERVAL_S = 0.05
 """Time between two heartbeats of a member of the consumer protocol; real clients wait seconds."""
 
 
 class Peer:
-    """One connection; one request at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -213,7 +213,7 @@ class ClassicMember:
             assert answer.error_code in (22, 27), answer.error_code  # the next generation has begun
 
     async def rejoin(self) -> None:
-        """Rejoin like a client: when the answer to a heartbeat says that a rebalance has begun."""
+        """Rejoin in the same way as a client: when the answer to a heartbeat says that a rebalance has begun."""
         request = HeartbeatRequest(self.group, self.generation, self.member_id, self.instance)
         while (code := (await self.peer.call(request, 3)).error_code) != 27:
             assert code == 0, code
@@ -268,7 +268,7 @@ async def consumer_rebalance(address: str, count: int, topic: str) -> float:
             or not all(m.epoch for m in joined)
         ):
             await asyncio.gather(*(member.beat(topic) for member in joined))
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
     await settle(members[:count])
     began = time.perf_counter()
@@ -310,7 +310,7 @@ def measure(groups: int, members: list[int], seconds: float) -> dict[str, float]
         with Broker(directory + "/data") as broker:
             topics = {"t": PARTITIONS} | {f"t{count}": count + 1 for count in members}
             asyncio.run(prepare(broker.address, topics))
-            asyncio.run(commits(broker.address, 0.5))  # codecs are compiled at their first use
+            asyncio.run(commits(broker.address, 0.5))  # compile the codecs, which happens at their first use
             with Probe(broker.address) as other_client:
                 figures["commits a second"] = asyncio.run(commits(broker.address, seconds))
             figures["commits: waits, ms"] = other_client.longest_ms

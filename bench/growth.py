@@ -109,18 +109,18 @@ def show_progress(*parts: object) -> None:
 
 
 def rows(columns: list[Column], round_: int, of: int) -> None:
-    """Run every row on every column in turn, so that other work of the machine affects all columns alike."""
+    """Run every row on all columns one after another, so that other work of the machine affects all columns equally."""
     topics = [f"bulk{round_}" if row == "bulk produce" else f"row{i}-{round_}" for i, row in enumerate(ROWS)]
     for row, topic in zip(ROWS, topics, strict=True):
         for column in columns:
             show_progress(f"round {round_} of {of}", row, column.name)
-            os.sync()  # the writeback of the previous column's data must not slow this column
+            os.sync()  # otherwise the writeback of the previous column's data would slow this column
             for figure, value in compare.measure(column.broker, row, topic, True, f"bulk{round_}").items():
                 if round_:
                     column.add_value(f"{row}: {figure}", value)
     for column in columns:
         for row, topic in zip(ROWS, topics, strict=True):
-            if row != "bulk fetch":  # it reads the topic of bulk produce
+            if row != "bulk fetch":  # the row "bulk fetch" reads the topic of the row "bulk produce"
                 compare.delete_topic(column.broker.port, topic, column.broker.data)
 
 

@@ -4,7 +4,7 @@
 
 `start` is `tidelog start` in an empty directory, from the fork to the ready line and to the first answer (ApiVersions).
 `again` is the same in the directory of that run. `thread` and `process` are `tidelog.testing.Broker` from the call to
-the return. The first round fills the page cache and compiles files; it is not counted.
+the return. The first round is not counted, because it fills the page cache and compiles files.
 """
 
 import argparse

@@ -67,7 +67,8 @@ SUBJECTS = (
 )
 """The subjects of the page of all settings, in reverse order, each with a regular expression.
 
-A setting belongs to the first subject whose expression matches a part of its name."""
+A setting belongs to the first subject whose expression matches a part of the setting's name.
+"""
 
 
 def default_text(key: Key) -> str:
@@ -86,9 +87,10 @@ def row(*cells: str) -> str:
 
 
 def _topic_default(key: Key) -> str:
-    """Return the default of a topic's setting on a broker without settings: that of the first synonym with a default.
+    """Return the default of a topic's setting on a broker without settings. This is the default of the first synonym
+    that has one.
 
-    (A synonym is a broker's setting from which the topic's setting takes its default.)
+    (A synonym is a broker's setting that supplies the default of the topic's setting.)
     """
     for name, factor in key.synonyms:
         default = BROKER_KEYS[name].default

@@ -1,10 +1,11 @@
-"""Runs the test suites part by part and reports the results: called by `script/test`.
+"""Runs the test suites part by part and reports the results. `script/test` calls this script.
 
 A part is one pytest run. Parts that use all cores by themselves, or that measure time, run alone. The other parts
-run two at a time, and each part's output is printed when it has ended. With --full every part runs with its full
-amounts (TIDELOG_FULL=1). Parts that have passed on the same commit do not run again, so that an interrupted run can
-continue. The report is written to .cache/test-report.md. --coverage measures which lines and branches of the product
-run, also in the brokers that the tests start. The lines that did not run are listed in .cache/coverage-report.txt.
+run two at a time. The output of a part is printed when the part has ended. With --full, every part runs with its
+full amounts (TIDELOG_FULL=1). Parts that have passed on the same commit do not run again, so that an interrupted run
+can continue. The report is written to .cache/test-report.md. --coverage measures which lines and branches of the
+product run, including those in the brokers that the tests start. The lines that did not run are listed in
+.cache/coverage-report.txt.
 """
 
 import argparse
@@ -25,7 +26,7 @@ CLOSING = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
 class Part(NamedTuple):
-    """One pytest run. `may_share_cores` is true if no test of it fails because another part uses the cores too."""
+    """One pytest run. `may_share_cores` is true if no test of the part fails when another part uses the cores, too."""
 
     name: str
     arguments: list[str]
@@ -39,10 +40,10 @@ PARTS = [
     Part("property", ["tests/property", "-n", "2"], full_environment={"TIDELOG_EXAMPLES": "500"}),
     Part("crash", ["tests/crash"]),
     Part("hostile", ["tests/hostile"]),
-    # The longest parts first, so that the last ones end at about the same time.
+    # The longest parts are listed first, so that the last two parts end at about the same time.
     Part("interop", ["tests/interop", "-n", "2", "--dist", "loadfile"], may_share_cores=True),
     Part("docs", ["tests/docs"], may_share_cores=True),
-    # Three at once, since these tests mostly wait: for the end of leases, and for servers that start.
+    # Three tests run at once, because they mostly wait for the end of leases, and for servers that start.
     Part("stores", ["tests/stores", "tests/rounds", "-n", "3"], may_share_cores=True),
     Part("conformance", ["tests/conformance"], may_share_cores=True),
     Part("spark", ["tests/spark"], may_share_cores=True),
@@ -57,7 +58,7 @@ class Outcome(NamedTuple):
     counts: dict[str, int]
     seconds: float
     notes: list[str]
-    """Lines that the suite prints about itself: seeds, amounts."""
+    """Lines that the suite prints about its own run, such as seeds and amounts."""
 
 
 def run(part: Part, *, full: bool, coverage: bool) -> Outcome:

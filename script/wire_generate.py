@@ -1,7 +1,8 @@
 """Writes the message classes (src/tidelog/wire/messages) and the table of APIs (wire/apis.py) from the table of
 facts.
 
-A class holds the facts of its own fields as text, in the form of the table. Codecs are built from them at run time.
+A class contains the facts of its own fields as text, in the form of the table. Codecs are built from the facts at
+run time.
 """
 
 import argparse
@@ -36,11 +37,11 @@ MODULES = {
     "raft": "raft_records",
     "storage": "storage_records",
 }
-"""The module for messages of each section that are neither requests nor responses, unless `module_of` chooses
-another."""
+"""For each section, the module for messages that are neither requests nor responses, unless `module_of` chooses
+another module."""
 WITHOUT_CLASS = {"RequestHeader", "ResponseHeader", "DefaultPrincipalData"}
-"""Messages without a class: headers are written by hand in frames.py, and principals in api/envelope.py, because their
-field `name` would hide an attribute of every message."""
+"""Messages without a class. Headers are written by hand in frames.py, and principals in api/envelope.py, because the
+field `name` of a principal would hide an attribute of every message."""
 TITLES = {
     "consumer_protocol": "Messages between the consumers of a classic group: subscription and assignment.",
     "control_records": "Control records: transaction markers, and those of the metadata log.",
@@ -134,7 +135,9 @@ def api_name(name: str) -> str:
 
 
 def read_table(table: str) -> list[Definition]:
-    """Parse one section. Each level of fields is indented by two more spaces. An unstable last version is left out."""
+    """Parse one section. Each level of fields is indented by two more spaces. If the last version is unstable, it is
+    omitted.
+    """
     blocks = re.split(r"\n\s*\n", re.sub(r"^#.*\n", "", table, flags=re.MULTILINE).strip())
     return [read_definition(block.split("\n")) for block in blocks]
 
@@ -164,8 +167,8 @@ def read_definition(lines: list[str]) -> Definition:
 
 
 def dependencies_first(parts: list[Part]) -> tuple[Part, ...]:
-    """Return the structs in an order in which each is before the structs that use it. In the table, shared structs may
-    use later ones.
+    """Return the structs in an order in which each struct is before the structs that use it. In the table, a struct
+    may use structs that are defined later.
     """
     ordered: dict[str, Part] = {}
     by_name = {part.name: part for part in parts}
@@ -241,8 +244,8 @@ def _words(text: str) -> list[str]:
 
 
 def class_name(name: str, lines: tuple[str, ...], definition: Definition, taken: dict[str, tuple[str, ...]]) -> str:
-    """Return the schema's name, with a prefix if another struct of the module has this name. Equal structs share one
-    class.
+    """Return the schema's name for a struct. If another struct of the module already has this name, the result has a
+    prefix. Equal structs share one class.
     """
     prefix = "Response" if definition.kind == "response" else re.sub("(Key|Value)$", "", definition.name)
     for candidate in (name, prefix + name):
@@ -331,8 +334,8 @@ def annotation(field: Field) -> str:
 
 
 def default(field: Field) -> str:
-    """Return the default of the argument as source: None if the schema says so, or if each object gets a new value.
-    UNSET stands for a new value if the caller may also pass None.
+    """Return the default value of the argument as source. It is None if the schema says so, or if each object gets a
+    new value. UNSET means a new value if the caller may also pass None.
     """
     if field.is_array and field.default is not None:
         return "None" if field.nullable == NO_VERSIONS else "UNSET"

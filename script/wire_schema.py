@@ -1,6 +1,6 @@
 """Generates the table of facts (src/tidelog/wire/schema) from Kafka's message definitions.
 
-It reads only facts (name, type, versions, tag, nullable, default ...), and leaves out comments and descriptions.
+The script reads only facts (name, type, versions, tag, nullable, default ...), and omits comments and descriptions.
 """
 
 import argparse
@@ -21,7 +21,7 @@ JARS = {
     "kafka-raft": "raft",
     "kafka-storage": "storage",
 }
-"""The artifacts of org.apache.kafka that hold definitions, each with its section of the table."""
+"""The artifacts of org.apache.kafka that contain definitions, each with its section of the table."""
 FOLDERS = ("common/message/", "message/")
 """The folders of the definitions in a jar; kafka-storage uses the second one."""
 
@@ -155,8 +155,8 @@ def field_line(field: Json) -> str:
 def _default_text(field: Json) -> str:
     """Return the default as text, or "" if it is the default of the type. Numbers are decimal.
 
-    Kafka's generator reads the string "null" as null. JSON's null is no default, so the field starts as an empty
-    array or struct.
+    Kafka's generator interprets the string "null" as null. JSON's null means that there is no default, so the
+    initial value of the field is an empty array or struct.
     """
     value = field.get("default")
     if value is None:

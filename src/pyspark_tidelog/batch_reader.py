@@ -29,11 +29,11 @@ class TidelogReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Return the Spark partitions of the query. The offsets of both bounds are requested from the brokers, again
-        for each action on the DataFrame.
+        """Return the Spark partitions of the query. The offsets of both bounds are requested from the brokers each
+        time that an action on the DataFrame runs.
 
         Raises DataLoss if offsets to read are not in the log, unless failOnDataLoss is false. Raises OptionError if
-        a bound is not found or if a start is past its end.
+        a bound is not found, or if a start is after its end.
         """
         options = self._options
         with connect(options) as client:
@@ -53,9 +53,11 @@ class TidelogReader(DataSourceReader):
 def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputPartition) -> "Iterator[pa.RecordBatch]":
     """Read one Spark partition, in a worker.
 
-    If `partitions` returned an empty list, Spark passes a partition of its own that has no range: it has no rows.
+    If `partitions` returned an empty list, Spark passes a partition of its own, which has no range. The result then
+    has no rows.
     """
-    # Imported late: numpy, pyarrow and numba take half a second to import, and planning does not need them.
+    # Imported here, because the import of numpy, pyarrow and numba takes half a second, and planning does not need
+    # them.
     from pyspark_tidelog.reading import RangeReader
 
     if isinstance(partition, RangePartition):

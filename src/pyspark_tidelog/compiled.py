@@ -13,8 +13,8 @@ logger = logging.getLogger("tidelog.spark")
 F = TypeVar("F", bound=Callable[..., object])
 
 AVAILABLE = find_spec("numba") is not None
-"""Whether numba is installed. It may be missing because it does not support this version of Python yet. Decoding
-then uses numpy, and encoding plain Python."""
+"""Whether numba is installed. It is missing if it does not support this version of Python yet. Without it, decoding
+uses numpy, and encoding uses plain Python."""
 
 _numba: Any = import_module("numba") if AVAILABLE else None
 
@@ -36,8 +36,8 @@ def compile_function(function: F) -> F:
 
 
 def compile_callee(function: F) -> F:
-    """Compile `function` as a separate function, which compiled functions call. Rare and large code compiles faster
-    this way than when it is inlined. If numba is missing, return `function` itself.
+    """Compile `function` as a separate function that compiled functions call. For rare and large code, this compiles
+    faster than inlining. If numba is missing, return `function` itself.
     """
     return cast(F, _numba.njit(function)) if AVAILABLE else function
 

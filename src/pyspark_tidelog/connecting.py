@@ -9,5 +9,7 @@ logger = logging.getLogger("tidelog.spark")
 
 
 def connect(options: ReadOptions | WriteOptions) -> Client:
-    """Return a client that logs a warning when it waits for something: Spark shows nothing while a query waits."""
+    """Return a client that logs a warning when it waits for the brokers, because Spark shows nothing while a query
+    waits.
+    """
     return Client(options.bootstrap, options.client, report_outage=logger.warning)

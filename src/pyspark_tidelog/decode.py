@@ -1,4 +1,4 @@
-"""The two decoders of record batches to Arrow columns: common types, and the choice of one."""
+"""The common types of the two decoders of record batches to Arrow columns, and the choice between the decoders."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -44,17 +44,17 @@ class MalformedRecords(ValueError):
 
     @classmethod
     def at(cls, header: BatchHeader, position: int) -> "MalformedRecords":
-        """Return the error for a malformed record after `position` decompressed bytes of the batch's records."""
+        """Return the error for a malformed record near the position `position` in the batch's decompressed records."""
         return cls(header, f"malformed record at byte {position} of the batch's records")
 
 
 Decode: TypeAlias = Callable[[list[Payload], int, int, int], Decoded]
 """`decode(payloads, low, high, wanted)` returns the records with low <= offset < high. `wanted` is a sum of `WANT_*`
-(see `decode_kernel`): the columns to return. Raises MalformedRecords."""
+(see `decode_kernel`) that selects the columns. Raises MalformedRecords."""
 
 
 def decoder() -> Decode:
-    """Return the compiled decoder if numba is installed, else the numpy decoder (about a tenth of the speed)."""
+    """Return the compiled decoder if numba is installed, else the numpy decoder, which is about ten times slower."""
     if compiled.AVAILABLE:
         from pyspark_tidelog.decode_compiled import decode
     else:
@@ -67,9 +67,10 @@ HEADERS = pa.list_(pa.field("element", HEADER))
 
 
 def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
-    """Return the list of headers of each record; null, as in Spark's Kafka source, for a record without headers.
+    """Return the list of headers of each record. As in Spark's Kafka source, the list is null for a record without
+    headers.
 
-    `ends` holds one more number than there are records: record i has the headers from `ends[i]` to `ends[i + 1]`.
+    `ends` has one number more than there are records: record i has the headers from `ends[i]` to `ends[i + 1]`.
     """
     counts = np.diff(ends)
     items = pa.StructArray.from_arrays([keys, values], fields=list(HEADER))

@@ -26,7 +26,8 @@ from pyspark_tidelog.decode_kernel import (
 from tidelog.wire.batches import TimestampType
 
 RECORD_BYTES_MIN = 7
-"""Smallest record: length, attributes, two deltas, two lengths and the count of headers take one byte each."""
+"""Size of the smallest record, in bytes: length, attributes, two deltas, two lengths and the count of headers take
+one byte each."""
 
 
 def decode(payloads: list[Payload], low: int, high: int, wanted: int) -> Decoded:
@@ -58,17 +59,17 @@ def _batch_row(payload: Payload) -> tuple[int, int, int, int, int, int]:
 
 def _malformed(same_buffer: list[Payload], batches: Int64s, position: int) -> MalformedRecords:
     """Return the error for the batch that has a malformed record at `position`. If the batch's header states more
-    records than the batch holds, `position` is the end of the batch.
+    records than the batch contains, `position` is the end of the batch.
     """
     index = int(np.flatnonzero((batches[:, BEGIN] <= position) & (position <= batches[:, END]))[0])
     return MalformedRecords.at(same_buffer[index].header, position - same_buffer[index].begin)
 
 
 def _allocate_rows(count: int, size: int, wanted: int) -> Rows:
-    """Allocate arrays for `count` records that have `size` bytes together.
+    """Allocate arrays for `count` records with `size` bytes in total.
 
-    Each array has the largest size that it may need. This costs no memory: the system provides a page of memory only
-    when it is first written.
+    Each array has the largest size that it may need. This costs no memory, because the system provides a page of
+    memory only when it is written for the first time.
     """
     headers_max = size // 2 if wanted & WANT_HEADERS else 0  # the smallest header of a record has two bytes
     rows = Rows(
@@ -87,15 +88,15 @@ def _allocate_rows(count: int, size: int, wanted: int) -> Rows:
 
 
 def _column(count: int, size: int) -> Column:
-    """Allocate a column for `count` texts or byte strings with at most `size` bytes together."""
+    """Allocate a column for `count` texts or byte strings with at most `size` bytes in total."""
     ends = _uninitialized(count + 1, np.int32)
     ends[0] = 0
     return Column(ends, _uninitialized(count, np.uint8), _uninitialized(size, np.uint8))
 
 
 def _uninitialized(count: int, kind: type) -> Any:
-    """Return an array with undefined content. It comes from Arrow's memory pool, which reuses pages that were written
-    before: to write new pages would cost more than the decoding.
+    """Return an array with undefined content. It comes from Arrow's memory pool, which reuses pages that were
+    written before. Writing new pages would cost more than the decoding.
     """
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 

@@ -1,8 +1,8 @@
 """Decode the records of batches into the buffers of Arrow columns, byte by byte, in compiled code.
 
 A record (KIP-98) consists of: length, attributes (1 byte), timestamp delta, offset delta, key, value, headers.
-Integers are zigzag varints; a length of -1 means null. No length is trusted: `walk` returns MALFORMED if one reaches
-past the end of its record.
+Integers are zigzag varints; a length of -1 means null. No length is trusted: if a length extends beyond the end of
+its record, `walk` returns MALFORMED.
 """
 
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ MILLISECONDS_MAX = MICROSECONDS_MAX // 1000
 
 
 class Column(NamedTuple):
-    """A binary column that is being filled. Value i ends at `ends[i + 1]`; `valid[i]` is 0 if value i is null."""
+    """A binary column that is being filled. Value i ends at `ends[i + 1]`. If `valid[i]` is 0, value i is null."""
 
     ends: Int32s
     valid: Bytes
@@ -65,7 +65,7 @@ class Rows(NamedTuple):
 @compile_inline
 def _varlong(data: Any, at: int, end: int) -> Any:
     """Read a zigzag varint. Return its value and the position after it. The position is -1 if the varint is too long
-    or reaches past `end`.
+    or extends beyond `end`.
     """
     value = np.uint64(0)
     shift = np.uint64(0)
@@ -82,7 +82,7 @@ def _varlong(data: Any, at: int, end: int) -> Any:
 
 @compile_inline
 def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
-    """Read a zigzag varint of 32 bits, as `_varlong` does."""
+    """Read a zigzag varint of 32 bits; see `_varlong`."""
     value, position = _varlong(data, at, min(at + 5, end))
     if value > 2147483647 or value < -2147483648:
         position = -1
@@ -91,7 +91,7 @@ def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
 
 @compile_inline
 def _size(data: Any, at: int, end: int) -> tuple[int, int]:
-    """Read a length; a negative one means null. Return it and the position after it. The position is -1 if the
+    """Read a length. Return it and the position after it. A negative length means null. The position is -1 if the
     length is malformed, or if fewer bytes than this length remain before `end`.
     """
     size, at = _varint(data, at, end)
@@ -153,7 +153,7 @@ def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: R
     """Append those records of the batches that have low <= offset < high to `rows`.
 
     Return WELL_FORMED, or MALFORMED with the position in FAILED_AT. `wanted` is a sum of WANT_*. A key or value that
-    is not wanted is not copied: it is null or empty in `rows`. If headers are not wanted, the header columns of
+    is not selected is not copied: it is null or empty in `rows`. If headers are not selected, the header columns of
     `rows` do not change.
     """
     filled = rows.filled

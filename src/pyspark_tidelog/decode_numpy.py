@@ -1,6 +1,7 @@
-"""Decode record batches to Arrow columns with numpy, where numba is not installed.
+"""Decode record batches to Arrow columns with numpy, for environments without numba.
 
-Only the boundaries of the records are found one by one. Every field is then read for all records of a batch at once.
+Only the boundaries of the records are searched one by one. After that, every field is read for all records of a
+batch at once.
 """
 
 from typing import NamedTuple
@@ -15,11 +16,13 @@ from tidelog.wire.batches import TimestampType
 from tidelog.wire.primitives import MalformedMessage, read_varint
 
 VARLONG_BYTES = 10
-"""Longest varint of 64 bits, in bytes."""
+"""Maximum length of a varint of 64 bits, in bytes."""
 
 
-class Spans(NamedTuple):
-    """Positions and sizes of byte strings in the data of a batch, ascending. A negative size means null."""
+class ByteRanges(NamedTuple):
+    """Positions and sizes of byte strings in the data of a batch. The positions are ascending. A negative size means
+    null.
+    """
 
     at: Int64s
     sizes: Int64s
@@ -36,11 +39,11 @@ class Fields(NamedTuple):
     offsets: Int64s
     timestamps_ms: Int64s
     timestamp_type: int
-    keys: Spans
-    values: Spans
+    keys: ByteRanges
+    values: ByteRanges
     header_counts: Int64s
-    header_keys: Spans
-    header_values: Spans
+    header_keys: ByteRanges
+    header_values: ByteRanges
 
 
 class _BrokenRecord(Exception):
@@ -76,11 +79,11 @@ def _fields(payload: Payload, low: int, high: int) -> Fields:
         starts, ends = _bounds(payload)
         deltas_ms, at = _varints(payload.data, starts + 1, ends)
         offset_deltas, at = _varints(payload.data, at, ends, bits=32)
-        keys, at = _spans(payload.data, at, ends)
-        values, at = _spans(payload.data, at, ends)
+        keys, at = _read_byte_ranges(payload.data, at, ends)
+        values, at = _read_byte_ranges(payload.data, at, ends)
         counts, at = _varints(payload.data, at, ends, bits=32)
         _require(counts >= 0, at)
-        rows, header_keys, header_values, at = _header_spans(payload.data, at, ends, counts)
+        rows, header_keys, header_values, at = _read_header_ranges(payload.data, at, ends, counts)
         _require(at == ends, at)
     except _BrokenRecord as error:
         raise MalformedRecords.at(header, error.position - payload.begin) from None
@@ -123,7 +126,7 @@ def _bounds(payload: Payload) -> tuple[Int64s, Int64s]:
 
 
 def _varints(data: Bytes, at: Int64s, ends: Int64s, bits: int = 64) -> tuple[Int64s, Int64s]:
-    """Read the zigzag varints at these positions. Return them and the positions after them."""
+    """Read the zigzag varints at these positions. Return their values and the positions after them."""
     at = at.copy()
     raw = np.zeros(len(at), np.uint64)
     unfinished = np.arange(len(at))
@@ -142,41 +145,43 @@ def _varints(data: Bytes, at: Int64s, ends: Int64s, bits: int = 64) -> tuple[Int
     return values, at
 
 
-def _spans(data: Bytes, at: Int64s, ends: Int64s) -> tuple[Spans, Int64s]:
-    """Read a length and as many bytes at each position. Return the spans of these byte strings and the positions
+def _read_byte_ranges(data: Bytes, at: Int64s, ends: Int64s) -> tuple[ByteRanges, Int64s]:
+    """At each position, read a length and as many bytes. Return the ranges of these byte strings and the positions
     after them.
     """
     sizes, at = _varints(data, at, ends, bits=32)
     _require(sizes <= ends - at, at)
-    spans = Spans(at, sizes)
+    spans = ByteRanges(at, sizes)
     return spans, spans.ends
 
 
-def _header_spans(data: Bytes, at: Int64s, ends: Int64s, counts: Int64s) -> tuple[Int64s, Spans, Spans, Int64s]:
+def _read_header_ranges(
+    data: Bytes, at: Int64s, ends: Int64s, counts: Int64s
+) -> tuple[Int64s, ByteRanges, ByteRanges, Int64s]:
     """Read the headers of all records, in order.
 
     Return the record, the key and the value of each header, and the position after the headers of each record.
     """
     at = at.copy()
-    steps: list[tuple[Int64s, Spans, Spans]] = []
+    steps: list[tuple[Int64s, ByteRanges, ByteRanges]] = []
     rows = np.flatnonzero(counts > 0)
     while len(rows):
-        keys, after = _spans(data, at[rows], ends[rows])
+        keys, after = _read_byte_ranges(data, at[rows], ends[rows])
         _require(keys.sizes >= 0, at[rows])
-        values, after = _spans(data, after, ends[rows])
+        values, after = _read_byte_ranges(data, after, ends[rows])
         at[rows] = after
         steps.append((rows, keys, values))
         rows = rows[counts[rows] > len(steps)]
     if not steps:
-        none = Spans(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        none = ByteRanges(np.zeros(0, np.int64), np.zeros(0, np.int64))
         return np.zeros(0, np.int64), none, none, at
     owners = np.concatenate([rows for rows, _, _ in steps])
     order = np.argsort(owners, kind="stable")
     return owners[order], _join_steps([k for _, k, _ in steps], order), _join_steps([v for _, _, v in steps], order), at
 
 
-def _join_steps(steps: list[Spans], order: Int64s) -> Spans:
-    return Spans(
+def _join_steps(steps: list[ByteRanges], order: Int64s) -> ByteRanges:
+    return ByteRanges(
         np.concatenate([spans.at for spans in steps])[order], np.concatenate([spans.sizes for spans in steps])[order]
     )
 
@@ -186,19 +191,19 @@ def _require(valid: npt.NDArray[np.bool_], positions: Int64s) -> None:
         raise _BrokenRecord(int(positions[~valid][0]))
 
 
-def _select(spans: Spans, selected: npt.NDArray[np.bool_]) -> Spans:
-    return Spans(spans.at[selected], spans.sizes[selected])
+def _select(spans: ByteRanges, selected: npt.NDArray[np.bool_]) -> ByteRanges:
+    return ByteRanges(spans.at[selected], spans.sizes[selected])
 
 
-def _strings(parts: list[tuple[Bytes, Spans]], kind: pa.DataType) -> pa.Array:
+def _strings(parts: list[tuple[Bytes, ByteRanges]], kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays([_copy_strings(data, spans, kind) for data, spans in parts])
 
 
-def _copy_strings(data: Bytes, spans: Spans, kind: pa.DataType) -> pa.Array:
+def _copy_strings(data: Bytes, spans: ByteRanges, kind: pa.DataType) -> pa.Array:
     """Copy byte strings from the data of a batch to an Arrow array.
 
-    Build an Arrow array over the data without a copy. Its items are, in turn, a byte string and the gap after it.
-    Then copy every second item.
+    First, build an Arrow array over the data without a copy. Its items are alternately a byte string and the gap
+    after it. Then copy every second item.
     """
     count = len(spans.at)
     if not count:

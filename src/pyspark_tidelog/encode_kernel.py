@@ -1,6 +1,6 @@
 """Encode rows as the records of a batch (KIP-98), and assign keys to partitions, in compiled code.
 
-The counterpart of `decode_kernel`.
+`decode_kernel` is the module for the other direction.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,9 @@ class Strings(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Columns of equal length, a row for each record. Row i has the headers from `headers[i]` to `headers[i + 1]`."""
+    """Columns of equal length with one row for each record. Row i has the headers from `headers[i]` to `headers[i +
+    1]`.
+    """
 
     keys: Strings
     values: Strings
@@ -40,7 +42,9 @@ def _multiply(a: Any, b: Any) -> Any:
 
 @compile_function
 def murmur2(data: Bytes, begin: int, end: int) -> Any:
-    """Return the unsigned 32-bit hash of `data[begin:end]` with which Java's default partitioner spreads keys."""
+    """Return the unsigned 32-bit hash of `data[begin:end]`. Java's default partitioner uses it to choose a key's
+    partition.
+    """
     factor = np.uint64(_MURMUR_FACTOR)
     size = end - begin
     hashed: Any = np.uint64(_MURMUR_SEED ^ (size & _UINT32))
@@ -63,8 +67,8 @@ def murmur2(data: Bytes, begin: int, end: int) -> Any:
 
 @compile_function
 def assign_partitions(keys: Strings, count: int, target: Int32s) -> None:
-    """Set the partition of each record that has a key and whose target is negative, as Java's default partitioner
-    does for a topic with `count` partitions.
+    """Set the partition of each record that has a key and whose target is negative. The partition is the one that
+    Java's default partitioner chooses for a topic with `count` partitions.
     """
     for row in range(len(target)):
         if target[row] < 0 and keys.valid[row]:
@@ -74,7 +78,7 @@ def assign_partitions(keys: Strings, count: int, target: Int32s) -> None:
 
 @compile_inline
 def _varint_bytes(value: int) -> int:
-    """Return the size of `value`, which is -1 or more, as a zigzag varint."""
+    """Return the size of `value` as a zigzag varint. `value` is -1 or more."""
     size = 1
     remaining = np.uint64(1) if value < 0 else np.uint64(value) << np.uint64(1)
     while remaining > np.uint64(0x7F):
@@ -117,7 +121,7 @@ def _string_bytes(column: Any, row: int) -> Any:
 
 @compile_function
 def record_bytes(records: Records, row: int, delta: int) -> Any:
-    """Return the size of a record without its length field. The timestamp delta, which is always 0, takes one byte."""
+    """Return the size of a record without its length field. The timestamp delta is always 0 and takes one byte."""
     first, after = records.headers[row], records.headers[row + 1]
     size = 2 + _varint_bytes(delta) + _string_bytes(records.keys, row) + _string_bytes(records.values, row)
     size += _varint_bytes(after - first)

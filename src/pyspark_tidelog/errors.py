@@ -1,8 +1,10 @@
-"""The errors with which a Spark job of this source fails."""
+"""The errors that end a Spark job of this source."""
 
 
 class OptionError(ValueError):
-    """An option is missing, unknown, malformed, or contradicts another. The message names the option and the remedy."""
+    """An option is missing, unknown or malformed, or contradicts another option. The message names the option and
+    the remedy.
+    """
 
 
 class SchemaError(ValueError):

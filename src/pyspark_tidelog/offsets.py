@@ -29,13 +29,14 @@ class Specific(NamedTuple):
 
 
 class ByTimestamp(NamedTuple):
-    """The offset of the first record whose timestamp is the requested one or later. `timestamps`, in milliseconds,
-    has a value for each partition, or is one number for all partitions.
+    """The offset of the first record whose timestamp is the requested one or a later one. `timestamps`, in
+    milliseconds, contains a value for each partition, or is one number for all partitions.
     """
 
     timestamps: Mapping[TopicPartition, int] | int
     latest_if_none: bool
-    """Whether to use the end of the partition if it has no such record. If false, that is an error."""
+    """Whether to use the end of the partition if it has no such record. If this is false, a partition without such a
+    record is an error."""
 
 
 Bound: TypeAlias = Everywhere | Specific | ByTimestamp

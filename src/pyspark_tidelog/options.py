@@ -1,4 +1,4 @@
-"""Parse the options of a read and of a write. Their names are those of Spark's Kafka source and sink."""
+"""Parse the options of a read and of a write. The names are those of Spark's Kafka source and sink."""
 
 import re
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ WRITE_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
 }
 READ = (*READ_WITH_EFFECT, *READ_WITHOUT_EFFECT)
 WRITE = (*WRITE_WITH_EFFECT, *WRITE_WITHOUT_EFFECT)
-"""READ and WRITE are all options that a read and a write accept."""
+"""READ contains all options that a read accepts, and WRITE all options that a write accepts."""
 
 READ_UNSUPPORTED = {"path": "topics are chosen with subscribe, subscribePattern or assign"}
 WRITE_UNSUPPORTED = {"path": "the topic is chosen with option topic or a topic column"}
@@ -124,7 +124,7 @@ class ReadOptions(NamedTuple):
     fail_on_data_loss: bool
     include_headers: bool
     min_partitions: int
-    """Smallest number of Spark partitions. 0 means one Spark partition for each topic partition."""
+    """Minimum number of Spark partitions. 0 means one Spark partition for each topic partition."""
     max_records_per_partition: int
     """Limit of records for one Spark partition. 0 means no limit."""
     max_offsets_per_trigger: int
@@ -134,7 +134,7 @@ class ReadOptions(NamedTuple):
     fetch: FetchLimits
     check_crcs: bool
     poll_timeout_ms: int
-    """How long a task waits for records that existed when the query was planned, in milliseconds."""
+    """Time in milliseconds for which a task waits for records that existed when the query was planned."""
 
 
 class WriteOptions(NamedTuple):

@@ -19,10 +19,11 @@ from tidelog.wire.compression import compress
 from tidelog.wire.records import Record, encode_batch
 
 BY_KEY = -1
-"""Marks a row whose partition is not known yet: its key decides. Without a key, any partition may be used."""
+"""Marks a row whose partition is not known yet. Its key determines the partition. Without a key, any partition may
+be used."""
 
 COLUMN_NAMES = ("key", "value", "headers", "topic", "partition")
-"""The columns that are used. Other columns are never accessed, because pyarrow does not support the types of some."""
+"""The names of the used columns. Other columns are never accessed, because pyarrow does not support all types."""
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
@@ -54,8 +55,9 @@ class BatchEncoder:
         self._batch_bytes = batch_bytes
         self._codec = codec
         self._next_turn = first_partition
-        """The number of the next group of rows without a key. Modulo the number of partitions it is the group's
-        partition. Each task begins with another number, so that the tasks do not all begin with the same partition."""
+        """The number of the next group of rows without a key. The remainder of its division by the number of
+        partitions is the group's partition. Each task begins with another number, so that the tasks do not all begin
+        with the same partition."""
 
     def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
         """Return the rows as record batches, in order within each partition. Raises SchemaError for invalid values."""
@@ -86,8 +88,8 @@ class BatchEncoder:
     def _targets(self, topic: str, columns: Columns, records: Records, row_numbers: Int64s) -> Any:
         """Return the partition of each of these rows.
 
-        It is the value of the partition column; if that is null, the partition of the key; without a key, the next
-        partition in turn. Raises SchemaError if the topic has no such partition.
+        This is the value of the partition column. If the value is null, it is the partition of the key. Without a
+        key, it is the next partition in turn. Raises SchemaError if the topic has no such partition.
         """
         count = self._partition_count(topic)
         targets = np.full(len(records.keys.valid), BY_KEY, np.int32)
@@ -106,14 +108,14 @@ class BatchEncoder:
         return row_targets
 
     def _partitions_in_turn(self, columns: Columns, rows: int, count: int) -> Any:
-        """Return partitions for rows without a key. Each group of rows, about as large as one record batch, goes to the
-        partition after that of the previous group.
+        """Return partitions for rows without a key. The rows are divided into groups that are about as large as one
+        record batch. Each group is assigned to the partition after the one of the previous group.
         """
         average = columns["value"].nbytes // max(1, len(columns["value"])) + 1
         group_rows = max(1, self._batch_bytes // average)
-        turns = self._next_turn + np.arange(rows) // group_rows
-        self._next_turn = int(turns[-1]) + 1
-        return (turns % count).astype(np.int32)
+        turn_numbers = self._next_turn + np.arange(rows) // group_rows
+        self._next_turn = int(turn_numbers[-1]) + 1
+        return (turn_numbers % count).astype(np.int32)
 
     def _encode(self, columns: Columns, records: Records, row_numbers: Int64s) -> Iterator[bytearray]:
         if not compiled.AVAILABLE:
@@ -188,7 +190,9 @@ def _strings(column: pa.Array) -> Strings:
 
 
 def _read_only(array: Any) -> Any:
-    """Make an array read-only. To numba, a writable array has another type, for which it would compile again."""
+    """Make an array read-only. For numba, a writable array has another type, for which it would compile the code
+    again.
+    """
     array.flags.writeable = False
     return array
 

@@ -12,7 +12,7 @@ class OffsetRange(NamedTuple):
     partition: int
     start: int
     end: int
-    """Exclusive."""
+    """Exclusive end."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -27,11 +27,11 @@ class OffsetRange(NamedTuple):
 
 
 def limited_ends(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> Offsets:
-    """Return an end for each partition, such that about `limit` offsets are read in all.
+    """Return an end for each partition, such that about `limit` offsets are read in total.
 
     Each partition's share of the limit is proportional to its number of unread offsets, but at least one offset, so
-    that a large partition cannot starve a small one. The result may therefore exceed the limit by the number of
-    partitions with unread offsets. An end before its begin is returned unchanged.
+    that a small partition is always read. Therefore the result may exceed the limit, at most by the number of
+    partitions with unread offsets. An end that is before its begin is returned unchanged.
     """
     sizes = {tp: max(0, end[tp] - begin[tp]) for tp in end}
     total = sum(sizes.values())
@@ -41,10 +41,11 @@ def limited_ends(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[T
 
 
 def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) -> list[OffsetRange]:
-    """Split the non-empty ranges into pieces of at most `max_records`, then into at least `min_partitions` pieces.
+    """Split the non-empty ranges into pieces of at most `max_records`, and then into at least `min_partitions`
+    pieces.
 
-    0 means no limit. Pieces of one range differ by at most one offset. There are fewer than `min_partitions`
-    pieces only if there are fewer offsets.
+    0 means no limit. The sizes of pieces of one range differ by at most one offset. There are fewer than
+    `min_partitions` pieces only if there are fewer offsets.
     """
     whole = [r for r in ranges if r.size > 0]
     pieces = [max(1, -(-r.size // max_records) if max_records else 1) for r in whole]
@@ -53,7 +54,7 @@ def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) 
         wanted = [r.size * min_partitions / total for r in whole]
         pieces = [min(r.size, max(count, round(share))) for r, count, share in zip(whole, pieces, wanted, strict=True)]
         while sum(pieces) < min(min_partitions, total):
-            # rounding gave too few pieces: add one to the range that has the largest pieces
+            # Because of rounding, there are too few pieces. Add one to the range with the largest pieces.
             largest = max(range(len(whole)), key=lambda i: whole[i].size / pieces[i])
             pieces[largest] += 1
     return [piece for r, count in zip(whole, pieces, strict=True) for piece in _cut(r, count)]

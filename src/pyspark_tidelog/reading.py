@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FETCH_BYTES_MIN = 64 << 10
-"""A fetch requests at least this many bytes of records, unless kafka.max.partition.fetch.bytes is smaller."""
+"""Minimum number of bytes of records that a fetch requests, unless kafka.max.partition.fetch.bytes is smaller."""
 RECORD_BYTES_GUESS = 256
 """Expected size of a record, in bytes, before the first records have been fetched."""
 ESTIMATE_FACTOR = 1.2
@@ -42,8 +42,8 @@ class PartitionClient(Protocol):
 
 
 class RangeReader:
-    """Reads one range of offsets; an instance cannot be used twice. The next fetch is in flight while the rows of
-    the previous fetch are decoded and passed on.
+    """Reads one range of offsets. An instance cannot be used twice. While the rows of one fetch are decoded and
+    passed on, the next fetch is in flight.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class RangeReader:
         self._record_bytes = float(RECORD_BYTES_GUESS)
         self._report = loss_reporter(options.fail_on_data_loss)
         self._empty_since: float | None = None
-        """When the first of the latest consecutive empty answers arrived. None before the first answer, and if the
-        latest answer had records or was throttled."""
+        """The arrival time of the first of the latest consecutive empty answers. None before the first answer, and
+        if the latest answer had records or was throttled."""
 
     def arrow_batches(self) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of the range. Raises DataLoss, DamagedBatch, and the errors of the client."""
@@ -97,8 +97,8 @@ class RangeReader:
         self._empty_since = None
 
     def _checked_batches(self, headers: list[BatchHeader], fetched: Fetched) -> Iterator[BatchHeader]:
-        """Yield the batches that the isolation level makes visible. If `check_crcs` is set, check the CRC of each
-        one first.
+        """Yield the batches that the isolation level makes visible. If `check_crcs` is set, first check the CRC of
+        each of them.
         """
         for header in visible_batches(headers, fetched, self._options.fetch.isolation):
             if self._options.check_crcs:
@@ -108,7 +108,8 @@ class RangeReader:
     def _handle_missing_offset(self) -> None:
         """Handle a position that is not in the log, and report the loss.
 
-        If its offset was deleted, continue at the beginning of the log. If the log ends before it, end the range.
+        If the offset was deleted, continue at the beginning of the log. If the log ends before the position, end the
+        range.
         """
         isolation = self._options.fetch.isolation
         earliest = self._broker.list_offsets({self._partition: EARLIEST}, isolation)[self._partition].offset
@@ -126,13 +127,14 @@ class RangeReader:
         """Handle an answer without a complete batch.
 
         The records existed when the range was planned. Either the next fetches return them, or they were lost, for
-        example in an unclean leader election. If no fetch returns any within the client's `default_api_timeout_ms`,
-        which `batch_reader` sets to the poll timeout, report the loss and end the range. Raises GaveUp instead if the
-        log continues past the position, and DamagedBatch if the answer has bytes but no complete batch.
+        example in an unclean leader election. If no fetch returns records within the client's
+        `default_api_timeout_ms`, report the loss and end the range. (`batch_reader` sets this timeout to the poll
+        timeout.) If the log continues after the position, raise GaveUp instead. Raises DamagedBatch if the answer
+        has bytes but no complete batch.
         """
         if len(fetched.records):
             raise damaged(self._partition, self._position, "the broker sent less than one complete record batch")
-        if fetched.high_watermark < 0:  # the broker throttled the fetch: its answer says nothing about the partition
+        if fetched.high_watermark < 0:  # the broker throttled the fetch, so its answer omits the partition
             self._empty_since = None
             return
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Convert record batches of one topic partition to Arrow record batches with the columns that Spark asks for."""
+"""Convert record batches of one topic partition to Arrow record batches with the columns that Spark requests."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -19,7 +19,7 @@ BYTES_MAX = 8 << 20
 """Limit of the record bytes that are decoded to one Arrow batch, including records outside the requested range. A
 single record batch may have more bytes."""
 
-WANTED = {"key": WANT_KEY, "value": WANT_VALUE, "headers": WANT_HEADERS}
+COLUMN_FLAGS = {"key": WANT_KEY, "value": WANT_VALUE, "headers": WANT_HEADERS}
 TYPES: Mapping[str, pa.DataType] = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -33,11 +33,11 @@ TYPES: Mapping[str, pa.DataType] = {
 
 
 class ArrowRows:
-    """Convert the batches of one partition. `columns` are names of TYPES, in the order in which Spark wants them."""
+    """Convert the batches of one partition. `columns` are names of TYPES, in the order that Spark expects."""
 
     def __init__(self, partition: TopicPartition, columns: tuple[str, ...]) -> None:
         self._partition = partition
-        self._wanted = sum(WANTED.get(name, 0) for name in columns)
+        self._wanted = sum(COLUMN_FLAGS.get(name, 0) for name in columns)
         self._decode = decoder()
         self._schema = pa.schema([pa.field(name, TYPES[name]) for name in columns])
         self._topics = pa.array([], pa.string())
@@ -73,7 +73,9 @@ class ArrowRows:
         return Payload(header, _array(header.buffer), begin, end)
 
     def _arrow(self, payloads: list[Payload], low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Yield at most one Arrow batch, or several of at most ROWS_MAX rows if a single record batch holds more."""
+        """Yield at most one Arrow batch. If a single record batch contains more than ROWS_MAX rows, yield several
+        Arrow batches of at most ROWS_MAX rows.
+        """
         low = max(low, payloads[0].header.base_offset)
         high = min(high, payloads[-1].header.next_offset)
         step = ROWS_MAX if len(payloads) == 1 else max(1, high - low)
@@ -115,7 +117,7 @@ class ArrowRows:
 
 def _array(buffer: Buffer) -> Bytes:
     data = np.frombuffer(buffer, np.uint8)
-    data.flags.writeable = False  # to numba, a writable array has another type
+    data.flags.writeable = False  # for numba, a writable array has another type
     return data
 
 

@@ -40,7 +40,7 @@ def source_schema(include_headers: bool) -> "StructType":
 def columns_of(schema: "StructType", include_headers: bool) -> tuple[str, ...]:
     """Return the names of a schema's columns. Raises SchemaError if one of them is not a column of the source.
 
-    `spark.read.schema("value binary")` reads only that column, and transfers no other to Spark.
+    `spark.read.schema("value binary")` reads only this column, and transfers no other columns to Spark.
     """
     known = {field.name: field.dataType for field in source_schema(True)}
     for field in schema.fields:

@@ -22,11 +22,12 @@ SETTINGS = {
 def local_session(
     name: str = "tidelog", *, cores: int | None = None, settings: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """Start Spark in this process's own JVM, or return the session that runs already.
+    """Start Spark in this process's own JVM. If a session is already running, return it.
 
-    Spark runs on the Java that `java.ensure_java` finds (raises NoJava), and its workers run this Python. Shuffles use
-    as many partitions as there are `cores`: by default the machine's number of cores, or 2 if it is unknown. `settings`
-    override the defaults. The log level is WARN; change it with `session.sparkContext.setLogLevel("ERROR")`.
+    Spark runs on the Java that `java.ensure_java` finds (raises NoJava), and its workers run this Python. Shuffles
+    use `cores` partitions. The default of `cores` is the machine's number of cores, or 2 if it is unknown.
+    `settings` override the defaults. The log level is WARN; change it with
+    `session.sparkContext.setLogLevel("ERROR")`.
     """
     os.environ["JAVA_HOME"] = str(ensure_java())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -1,10 +1,10 @@
 """Parse the texts of options, and decide which settings of Kafka's clients are accepted.
 
-A `kafka.*` option is the prefix `kafka.` and the name of a setting of Kafka's own clients. A setting that changes which
-data is read or written, or that promises something, either has its effect or is refused. A setting that only tunes a
-part of Kafka's client that does not exist here is accepted without effect, so that a job need not change when it moves
-from format kafka; a warning in the log names it. A name that no client of Kafka knows is refused: it is most likely
-misspelt.
+A `kafka.*` option is the prefix `kafka.` and the name of a setting of Kafka's own clients. Some settings change
+which data is read or written, or guarantee something. They have this effect, or they are refused. Other settings
+only tune a part of Kafka's client that does not exist here. They are accepted without effect, so that a job need not
+change when it replaces the format kafka by tidelog; a warning in the log names such a setting. A name that no client
+of Kafka knows is refused, because it is probably misspelt.
 """
 
 import difflib
@@ -21,7 +21,7 @@ logger = logging.getLogger("tidelog.spark")
 PREFIX = "kafka."
 
 JAVA_WHITESPACE = "".join(map(chr, range(ord(" ") + 1)))
-"""The characters that Java's `trim` removes. Spark trims the values of options with it."""
+"""The characters that Java's `trim` removes. Spark uses `trim` for the values of options."""
 
 CLIENT = (
     "bootstrap.servers",
@@ -50,14 +50,15 @@ REFUSED = {
     "value.deserializer": "values are binary, cast the column in the DataFrame",
     "value.serializer": "values are written as the column's bytes, cast it in the DataFrame",
 }
-"""Settings of Kafka's clients that are refused, each with the reason or with what to use instead."""
+"""Settings of Kafka's clients that are refused, each with the reason or with the alternative."""
 REFUSED_UNLESS: Mapping[str, str] = {
     PREFIX + "enable.idempotence": "false",
     PREFIX + "partitioner.ignore.keys": "false",
 }
-"""Settings of REFUSED that are accepted with one value, because it asks for the behaviour of this source anyway."""
+"""Settings of REFUSED that are accepted with one value, because this value requests the behaviour that this source
+always has."""
 SECURITY = ("sasl.", "ssl.", "security.providers")
-"""Beginnings of the names of settings that are refused, because connections are in plaintext."""
+"""Prefixes of the names of settings that are refused, because connections are in plaintext."""
 
 GROUPS = "no consumer group is joined, offsets are stored in the query's checkpoint"
 SOCKETS = "the operating system's defaults apply"
@@ -154,7 +155,7 @@ class Options:
         return choices[text.lower()]
 
     def first_of(self, *names: str) -> str | None:
-        """Return the first of these names that is set. Spark's Kafka source ignores the other names too."""
+        """Return the first of these names that is set. The other names are ignored, as in Spark's Kafka source."""
         return next((name for name in names if name in self), None)
 
     def at_most_one(self, *names: str) -> str | None:
@@ -165,10 +166,11 @@ class Options:
         return present[0] if present else None
 
     def refuse_unknown(self, known: Iterable[str], unsupported: Mapping[str, str]) -> None:
-        """Raise OptionError for the first option that is not accepted. The message gives the reason, or a similar name.
+        """Raise OptionError for the first option that is not accepted. The message contains the reason, or a similar
+        name.
 
-        The `known` options are accepted, and those of REFUSED_UNLESS with that one value. `unsupported` has reasons,
-        besides those of REFUSED.
+        The `known` options are accepted, and those of REFUSED_UNLESS with their one value. `unsupported` contains
+        reasons in addition to those in REFUSED.
         """
         names = {name.lower(): name for name in known}
         reasons = {name.lower(): (name, reason) for name, reason in unsupported.items()}

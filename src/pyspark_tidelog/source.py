@@ -1,4 +1,4 @@
-"""The data source `format("tidelog")` as Spark sees it: its source and its sink."""
+"""The data source `format("tidelog")` with the interface that Spark expects: its source and its sink."""
 
 from pyspark.sql.datasource import (
     DataSource,

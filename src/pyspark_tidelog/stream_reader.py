@@ -1,11 +1,12 @@
 """The streaming reader. It decides where a query begins and where each micro-batch ends, also after a restart.
 
 Spark calls the position of a query an offset. Here it is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: the
-next offset to read of each partition. Spark writes only the end of a micro-batch to the query's checkpoint, before it
-reads anything. If it replays the very first micro-batch, it asks for its start again, and "latest" may mean another
-offset by that time. Therefore the end also records, under the key BEGINNINGS, where the micro-batch began in each
-partition that its start does not name. In the first micro-batch these are all partitions, later those that were added
-to a topic. A replay thus reads the same offsets.
+next offset to read of each partition. Before Spark reads a micro-batch, it writes only the end of the micro-batch to
+the query's checkpoint. If Spark replays the very first micro-batch, it asks for the start again, and "latest" may
+then mean another offset. Therefore the end also records the beginnings of the micro-batch, under the key BEGINNINGS.
+It records them for each partition that the start of the micro-batch does not name. In the first micro-batch these
+are all partitions. In later ones these are partitions that were added to a topic. Thus a replay reads the same
+offsets.
 """
 
 import time
@@ -36,19 +37,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BEGINNINGS = "@begun"
-"""The key of the beginnings in an offset. It cannot be the name of a topic, which has no @."""
+"""The key of the beginnings in an offset. It is not a legal name of a topic, because it contains an @."""
 NOTHING_READ: dict[str, Any] = {BEGINNINGS: {}}
 """The start of the first micro-batch. No other offset has empty BEGINNINGS."""
 
 DISCOVERY_S = 1.0
-"""Shortest time between two lookups of the list of partitions, in seconds. Their ends are looked up at every call."""
+"""Minimum time between two lookups of the list of partitions, in seconds. The ends of the partitions are looked up
+at every call."""
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one streaming query.
 
-    One reader runs in a Python process beside the driver and answers Spark's questions for offsets. Spark pickles
-    another one for the tasks, which read the records.
+    One reader runs in a Python process beside the driver and answers Spark's requests for offsets. For the tasks,
+    which read the records, Spark pickles another reader.
     """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
@@ -64,7 +66,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_ended_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant: the end of the first micro-batch records where the query begins."""
+        """Return a constant, because the end of the first micro-batch records where the query begins."""
         return NOTHING_READ
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -79,7 +81,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._latest = lookup.latest(lookup.partitions())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch, or `start` itself if there are no offsets, or too few, to read."""
+        """Return the end of the next micro-batch, or `start` itself if there are no offsets to read, or too few."""
         is_first_batch = start == NOTHING_READ
         read = offsets_of(start)
         # The beginnings are looked up before the ends, because an end must not be before its beginning.
@@ -98,7 +100,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json_object(end) | ({BEGINNINGS: to_json_object(beginnings)} if beginnings else {})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the partitions' ends of the last lookup, for the progress report of the query."""
+        """Return the ends of the partitions from the last lookup, for the progress report of the query."""
         return to_json_object(self._latest) if self._latest is not None else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -119,7 +121,9 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the offsets are in the checkpoint. (Spark does not call this for a query's last batch.)"""
+        """Do nothing, because the offsets are in the checkpoint. (Spark does not call this method for a query's last
+        batch.)
+        """
 
     def stop(self) -> None:
         if self._client:
@@ -129,8 +133,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _initial_offsets(self) -> Offsets:
         """Return the offsets at which the query begins.
 
-        An offset that was looked up now, not given as a number, is limited to the target, which was looked up earlier
-        and may be lower.
+        An offset that was looked up now, and not given as a number, is limited to the target. The target was looked
+        up earlier and may be lower.
         """
         starting = self._options.starting
         offsets = self._lookup().resolve("startingOffsets", starting, self._discover(0.0))
@@ -142,7 +146,9 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _look_up_latest(self) -> Offsets:
-        """Ask the brokers for the ends. They are not cached: `processAllAvailable` must see records written before."""
+        """Ask the brokers for the ends. They are not cached, because `processAllAvailable` must read all records
+        written before its call.
+        """
         try:
             self._latest = self._lookup().latest(self._discover(DISCOVERY_S))
         except UnknownTopicOrPartition:  # a topic was deleted after the last lookup of partitions
@@ -160,7 +166,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _should_wait_for_more(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
         """Return whether to wait because fewer offsets than `minOffsetsPerTrigger` are available.
 
-        A query with a target does not wait, nor does one that waited for `maxTriggerDelay` already.
+        A query with a target does not wait. A query that has already waited for `maxTriggerDelay` does not wait,
+        either.
         """
         min_offsets = self._options.min_offsets_per_trigger
         if not min_offsets or self._target is not None or isinstance(limit, ReadAllAvailable):
@@ -170,7 +177,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return available_offsets < min_offsets and waited_ms < self._options.max_trigger_delay_ms
 
     def _lookup(self) -> Lookup:
-        """Return the lookup. The whole query uses one, because it caches which topics a pattern matches."""
+        """Return the lookup. The whole query uses one lookup, because it caches which topics a pattern matches."""
         if self._connected_lookup is None:
             self._client = connect(self._options)
             self._connected_lookup = Lookup(self._client, self._options.subscription, self._options.fetch.isolation)

@@ -1,9 +1,10 @@
-"""Find the topics that `subscribePattern` matches. It is a regular expression of Java, and Java evaluates it.
+"""Find the topics that match the option `subscribePattern`. It is a regular expression of Java, and Java evaluates
+it.
 
 Spark's Kafka source compiles the option with `java.util.regex.Pattern` and chooses every topic whose name contains a
-match. Python's `re` matches differently for many expressions, without an error. Spark plans a read in a Python
-process that cannot reach Spark's own JVM, so a small JVM of the same Java is started for the match and stopped after
-the match.
+match. For many expressions, Python's `re` has other matches, without an error. Spark plans a read in a Python
+process that cannot reach Spark's own JVM. Therefore a small JVM of the same Java is started for the match, and
+stopped after it.
 """
 
 import os
@@ -26,7 +27,7 @@ JVM_OPTIONS = (
 
 
 class TopicPattern:
-    """The expression, and a cache of the names that Java has matched. Java is started only for new names."""
+    """The expression, and a cache of the names that Java has checked. Java is started only for new names."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -105,8 +106,8 @@ def java_regex() -> Iterator[JavaRegex]:
             if not port.isdecimal():
                 output = (port + process.stderr.read(1000)).strip()
                 raise OptionError(f"option subscribePattern needs Java, and {java} does not start: {output}")
-            # Without memory management py4j does not release the JVM's objects one by one, which would fail after the
-            # JVM has ended.
+            # Without memory management, py4j does not release the JVM's objects one by one. Releasing them would fail
+            # after the JVM has ended.
             parameters = GatewayParameters(port=int(port), auth_token=token, enable_memory_management=False)
             gateway = JavaGateway(gateway_parameters=parameters)
             try:

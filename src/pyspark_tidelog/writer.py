@@ -1,7 +1,7 @@
 """The sink. It writes rows as record batches, at least once.
 
-A task that runs again, or a micro-batch that is replayed, writes its rows again. The sink never removes records that it
-has written, not even in `abort`: Spark may commit the results of the same tasks in a later attempt.
+A task that runs again, or a micro-batch that is replayed, writes its rows again. The sink never removes records that
+it has written, not even in `abort`, because Spark may commit the results of the same tasks in a later attempt.
 """
 
 import time
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 ROUND_BYTES = 32 << 20
-"""Limit of the bytes of record batches that are sent before their acknowledgements are awaited."""
+"""Limit of the bytes of record batches that are sent before the sink waits for their acknowledgements."""
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 COLUMNS: dict[str, tuple[DataType, ...]] = {
@@ -70,9 +70,9 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
 def check_columns(schema: StructType, topic: str | None) -> None:
     """Raise SchemaError if the columns cannot be written.
 
-    There must be a value column, and a topic column unless the option `topic` is set. The columns of COLUMNS must have
-    the right types. Other columns are ignored. With the option `topic`, a topic column is ignored too, as in Spark's
-    Kafka sink.
+    A value column is required. A topic column is required unless the option `topic` is set. The columns of COLUMNS
+    must have the right types. Other columns are ignored. With the option `topic`, a topic column is also ignored, as
+    in Spark's Kafka sink.
     """
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) < len(schema.fields):
@@ -90,9 +90,9 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             raise SchemaError(f"column {name} must be {expected}, not {types[name].simpleString()}")
 
 
-def _is_same_type(one: DataType, other: DataType) -> bool:
-    """Return whether the types are equal. Nullability is ignored, and so is the case of the names in a struct."""
-    return one.simpleString().lower() == other.simpleString().lower()
+def _is_same_type(left: DataType, right: DataType) -> bool:
+    """Return whether the types are equal. Nullability and, in a struct, the case of the names are ignored."""
+    return left.simpleString().lower() == right.simpleString().lower()
 
 
 class _Round(NamedTuple):
@@ -101,8 +101,8 @@ class _Round(NamedTuple):
 
 
 class _Sender:
-    """Sends rounds of batches. A round has at most one batch of each partition. `send` waits for the acknowledgement
-    of the previous round, which is in flight until then.
+    """Sends rounds of batches. A round has at most one batch of each partition. `send` first waits for the
+    acknowledgement of the previous round. Until then, that round is in flight.
     """
 
     def __init__(self, client: Client, acks: int) -> None:

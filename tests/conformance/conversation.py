@@ -88,6 +88,7 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "DescribeLogDirs": (1, 5),
     "DescribeClientQuotas": (0, 1),
     "AlterClientQuotas": (0, 1),
+    "DescribeQuorum": (0, 2),
     "DescribeCluster": (0, 2),
     "DescribeTopicPartitions": (0, 0),
     "ElectLeaders": (0, 2),

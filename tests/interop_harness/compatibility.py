@@ -36,6 +36,7 @@ CAPABILITIES = {
     "cooperative": "groups: cooperative rebalance",
     "consumer-protocol": "groups: the consumer protocol (KIP-848), and both protocols at once",
     "static": "groups: static members",
+    "rolling": "goes on while the brokers of a cluster are restarted and killed, and partitions move",
     "commits": "commits and their metadata",
     "admin-topics": "admin: topics, partitions, settings, offsets, cluster",
     "admin-groups": "admin: groups",
@@ -68,8 +69,8 @@ def exercised_capabilities() -> set[Capability]:
 def _clients(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CLIENT":
-            name = ast.literal_eval(node.value)
-            yield from CLIENTS if name == ALL else [name]
+            names = ast.literal_eval(node.value)
+            yield from CLIENTS if names == ALL else [names] if isinstance(names, str) else names
 
 
 def _capabilities(tree: ast.Module) -> Iterator[str]:

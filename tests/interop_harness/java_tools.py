@@ -13,6 +13,8 @@ from typing import NamedTuple
 from interop_harness.suite import LIMIT_S
 from interop_harness.target import KAFKA, kafka_jars
 
+START_S = 120.0
+"""Time limit for the start of the JVM and for its first tool, in seconds. A machine under load takes long."""
 PROGRAM = Path(__file__).parent / "java/Tools.java"
 CLASSES = {
     "acls": "org.apache.kafka.tools.AclCommand",
@@ -35,6 +37,7 @@ CLASSES = {
     "metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
     "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
     "reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+    "replica-verification": "org.apache.kafka.tools.ReplicaVerificationTool",
     "share-groups": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
     "streams-groups": "org.apache.kafka.tools.streams.StreamsGroupCommand",
     "topics": "org.apache.kafka.tools.TopicCommand",
@@ -83,18 +86,19 @@ class RunningTool:
         self._tools.send(f"stop {self._number}")
         return self.wait()
 
-    def wait(self) -> Ran:
-        """Wait for the tool's end. Raises AssertionError after LIMIT_S."""
-        assert self._wait(lambda: self._code is not None), f"still runs after {LIMIT_S:.0f} s: {self._tail()}"
+    def wait(self, limit_s: float = LIMIT_S) -> Ran:
+        """Wait for the tool's end. Raises AssertionError after `limit_s`."""
+        has_ended = self._wait(lambda: self._code is not None, limit_s)
+        assert has_ended, f"still runs after {limit_s:.0f} s: {self._tail()}"
         assert self._code is not None
         return Ran(self._code, self.out, self.err)
 
     def _tail(self) -> str:
         return self.out[-2000:] + self.err[-2000:]
 
-    def _wait(self, reached: Callable[[], bool]) -> bool:
+    def _wait(self, reached: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
         with self._changed:
-            return bool(self._changed.wait_for(reached, LIMIT_S))
+            return bool(self._changed.wait_for(reached, limit_s))
 
     def handle_line(self, kind: str, value: str) -> None:
         """Handle a line that Tools.java printed for this tool: `exit CODE`, or output as `out BYTES` or `err BYTES`."""
@@ -128,6 +132,7 @@ class JavaTools:
         )
         self._numbers = map(str, itertools.count(1))
         self._running: dict[str, RunningTool] = {}
+        self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, name="java-tools", daemon=True)
         self._reader.start()
 
@@ -137,9 +142,11 @@ class JavaTools:
         self.send(" ".join(["run", number, CLASSES[name], _word(input), *(_word(str(a).encode()) for a in arguments)]))
         return tool
 
-    def run(self, name: str, *arguments: object, input: bytes = b"", code: int | None = 0) -> Ran:
+    def run(
+        self, name: str, *arguments: object, input: bytes = b"", code: int | None = 0, limit_s: float = LIMIT_S
+    ) -> Ran:
         """Run a tool until it ends. `code` is the expected exit code; None accepts any."""
-        ran = self.start(name, *arguments, input=input).wait()
+        ran = self.start(name, *arguments, input=input).wait(limit_s)
         assert code is None or ran.code == code, f"{name} ended with {ran.code}: {ran.out[-2000:]}{ran.err[-2000:]}"
         return ran
 
@@ -152,12 +159,16 @@ class JavaTools:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             number, kind, value = line.split()
+            if kind == "ready":
+                self._ready.set()
+                continue
             self._running[number].handle_line(kind, value)
         for tool in self._running.values():
             if tool._code is None:
                 tool.handle_line("exit", "-1")
 
     def __enter__(self) -> "JavaTools":
+        self._ready.wait(START_S)  # if it ends without being ready, the first use says so
         return self
 
     def __exit__(self, *_: object) -> None:

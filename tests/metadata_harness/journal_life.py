@@ -87,7 +87,7 @@ class JournalLife:
 
     def beat(self, broker_id: int, **fields: Any) -> HeartbeatReply:
         """Send a heartbeat. By default the broker has followed the journal to its end."""
-        options = {name: fields.pop(name) for name in ("shutdown_position", "followed_by") if name in fields}
+        options = {name: fields.pop(name) for name in ("shutdown_position", "followed_positions") if name in fields}
         broker = self.image.brokers.get(broker_id)
         epoch = -1 if broker is None else broker.epoch
         request = Heartbeat(broker_id, epoch, self.image.position)._replace(**fields)

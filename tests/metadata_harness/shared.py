@@ -37,7 +37,7 @@ class FaultyStore:
         """Called once, when the next append is stored, before its answer arrives."""
 
     def hold(self) -> None:
-        """Hold all calls and answers until `go_on`, as if the process was paused when it had sent them."""
+        """Hold all calls and answers until `go_on`, as if the process was paused after it had sent them."""
         self._released = self._released or self._tasks.future()
 
     def go_on(self) -> None:
@@ -104,6 +104,9 @@ class FaultyStore:
 
     async def held_leases(self, prefix: str) -> list[Lease]:
         return await self._call(lambda: self._store.held_leases(prefix))
+
+    async def wait_for_write(self, limit_s: float) -> None:
+        await self._store.wait_for_write(limit_s)
 
     async def close(self) -> None:
         await self._store.close()

@@ -9,7 +9,7 @@ import pytest
 
 from rounds_harness import checks
 from rounds_harness.checks import LogReader, check_deliveries, check_log_lines
-from rounds_harness.faults import FAULTS, possible
+from rounds_harness.faults import DISK_ERRORS, FAULTS, possible
 from rounds_harness.ledger import GroupLedger, Ledger
 from rounds_harness.program import fault_of, parsed, table
 
@@ -73,6 +73,15 @@ def test_violations_of_the_log_are_found(
 ) -> None:
     ledger = acknowledged((KEY, b"0"), (KEY, b"1"))
     assert violations_of(log_of(*records), ledger, monkeypatch)[0].startswith(message)
+
+
+def test_repetitions_in_a_new_epoch_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [(KEY, b"0"), (KEY, b"1"), (KEY, b"0"), (KEY, b"1"), (KEY, b"2")]
+    assert len(violations_of(log_of(*records), acknowledged(), monkeypatch)) == 2
+    monkeypatch.setattr(checks, "Consumer", lambda _settings, logger: log_of(*records, (KEY, b"4")))
+    reader = LogReader(cast("Any", SimpleNamespace(client_settings=dict)), acknowledged(), ["writer-1"])
+    assert len(reader.read_on(0.2, ["writer-1"])) == 1, "what is missing is a violation all the same"
+    assert reader.repeated_in_epochs == 2
 
 
 def test_repetitions_without_idempotence_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +168,18 @@ def test_unexpected_log_lines_are_found() -> None:
     assert check_log_lines("Traceback (most recent call last):", None) == [
         "not a line of the log: Traceback (most recent call last):"
     ]
+
+
+def test_the_lines_are_those_of_the_documents() -> None:
+    text = (Path(__file__).parents[2] / "docs/log-lines.md").read_text()
+    section = text.partition("## A fault in Tidelog")[2].partition("\n## ")[0]
+    faults = [
+        line for row in re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE) for line in re.findall("`(.+?)`", row)
+    ]
+    assert len(faults) > 10
+    assert [line for line in faults if not checks.FAULTS_OF_TIDELOG.match(line)] == []
+    patterns = f"{checks.FAULTS_OF_TIDELOG.pattern}|{DISK_ERRORS.pattern}|{checks.LEASE_LOST}"
+    assert [line for line in patterns.split("|") if f"`{line}" not in text] == []
 
 
 def test_replicas_that_differ_are_found(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from confluent_kafka import ElectionType, KafkaException
@@ -195,23 +196,9 @@ class Brokers:
 
     def start_brokers(self) -> None:
         """Start all brokers that do not run. Raises TimeoutError."""
-        errors: list[BaseException] = []
-
-        def start(broker: BrokerProcess) -> None:
-            try:
-                broker.start()
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [
-            threading.Thread(target=start, args=(broker,)) for broker in self._brokers.values() if not broker.is_running
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for error in errors:
-            raise error
+        stopped = [broker for broker in self._brokers.values() if not broker.is_running]
+        with ThreadPoolExecutor(len(self._brokers)) as threads:
+            list(threads.map(BrokerProcess.start, stopped))
 
     def stop(self) -> list[str]:
         """Stop all brokers in order, then the store. Return what did not stop in order."""

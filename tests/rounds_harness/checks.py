@@ -31,14 +31,21 @@ class LogReader:
         """Keys and numbers of the records of producers that are not idempotent."""
         self.repeated: list[tuple[bytes, int]] = []
         """Keys and numbers of records that such a producer has written again."""
+        self._may_repeat: tuple[bytes, ...] = ()
+        self.repeated_in_epochs = 0
+        """The number of records that idempotent producers have written again in a new epoch."""
         settings = CLIENT_SETTINGS | {"group.id": "reader of the log", "check.crcs": True, "enable.auto.commit": False}
         self._consumer = Consumer(brokers.client_settings(**settings), logger=quiet_logger())
 
     def close(self) -> None:
         self._consumer.close()
 
-    def read_on(self, timeout_s: float) -> list[str]:
-        """Read from where the last call ended to the high watermarks. Return the violations."""
+    def read_on(self, timeout_s: float, may_repeat: Iterable[str] = ()) -> list[str]:
+        """Read from where the last call ended to the high watermarks. Return the violations.
+
+        `may_repeat` names idempotent producers whose repetitions are only counted.
+        """
+        self._may_repeat = tuple(f"{name}-".encode() for name in may_repeat)
         violations: list[str] = []
         latest_s = time.monotonic() + timeout_s
         ends = {}
@@ -89,6 +96,8 @@ class LogReader:
             if (key, number) in self._repeatable:
                 self.repeated.append((key, number))
             self._repeatable.add((key, number))
+        elif number <= last and key.startswith(self._may_repeat):
+            self.repeated_in_epochs += 1
         elif number <= last:
             kind = "duplicate" if number == last else "order"
             violations.append(f"{kind}: {partition}@{offset} is {key!r} number {number}, after number {last}")
@@ -244,8 +253,8 @@ FAULTS_OF_TIDELOG = re.compile(
     r"request failed|response cannot be encoded|task failed|metadata journal failed|parked fetch failed|"
     r"fetch failed after a cold read|listener failed|a receiver failed|upkeep of the cluster failed|"
     r"listener of the broker's lease failed|fetcher failed|followers not checked|batch not appended|compaction failed|"
-    r"lag is not known|start=failed|committed records truncated|metadata read-only until restart|"
-    r"coordinator did not follow the leader|answer failed|step failed"
+    r"group lag check failed|start=failed|start not undone|committed records truncated|"
+    r"metadata read-only until restart|coordinator role change failed|answer failed|step failed"
 )
 """The lines that docs/log-lines.md calls a fault in Tidelog, and those that mean that something was lost."""
 LEASE_LOST = "broker lease lost"

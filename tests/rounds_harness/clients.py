@@ -29,13 +29,25 @@ PRODUCER_SETTINGS: dict[str, object] = {
     "retry.backoff.max.ms": 500,
 }
 COMMIT_PAUSE_S = 0.4
+COMMIT_S = 120.0
+
+
+class _NewEpochs(logging.Handler):
+    """Counts how often a producer begins a new epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += "bumped epoch" in record.getMessage()
 
 
 def client_log(path: Path) -> logging.Logger:
     """Return a logger that writes a client's own lines to a file."""
     logger = logging.getLogger(f"rounds.{path.stem}.{id(path)}")
     logger.propagate = False
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
@@ -57,15 +69,24 @@ class Client(threading.Thread):
 class Writer(Client):
     """A producer. The records of a key are numbered from 0, so that a reader sees what is missing or repeated."""
 
-    def __init__(self, name: str, bootstrap: str, ledger: Ledger, directory: Path, *, is_idempotent: bool) -> None:
+    def __init__(
+        self, name: str, bootstrap: str, ledger: Ledger, directory: Path, *, is_idempotent: bool, in_flight_max: int
+    ) -> None:
         super().__init__(name)
         self.is_idempotent = is_idempotent
         self._ledger = ledger
         self._is_empty = threading.Event()
         settings = CLIENT_SETTINGS | PRODUCER_SETTINGS | {"bootstrap.servers": bootstrap, "client.id": name}
-        # Without idempotence, only one request at a time keeps the order.
-        settings |= {"enable.idempotence": True} if is_idempotent else {"max.in.flight": 1}
-        self._producer = Producer(settings, logger=client_log(directory / f"{name}.log"), error_cb=self._on_error)
+        settings |= {"enable.idempotence": True, "debug": "eos"} if is_idempotent else {}
+        settings |= {"max.in.flight": in_flight_max}
+        logger, self._new_epochs = client_log(directory / f"{name}.log"), _NewEpochs()
+        logger.addHandler(self._new_epochs)
+        self._producer = Producer(settings, logger=logger, error_cb=self._on_error)
+
+    @property
+    def new_epochs(self) -> int:
+        """How often the producer has begun a new epoch. It then writes again what was not acknowledged yet."""
+        return self._new_epochs.count
 
     def run(self) -> None:
         turn = 0
@@ -143,10 +164,14 @@ class Reader(Client):
         self._is_committing = threading.Lock()
 
     def rest(self) -> None:
-        """Commit nothing from now on, until `is_working` is set. A commit under way has ended when this returns."""
+        """Commit nothing from now on, until `is_working` is set. A commit under way has ended when this returns.
+
+        Raises TimeoutError if it does not end: librdkafka has no limit of time for a synchronous commit.
+        """
         self.is_working.clear()
-        with self._is_committing:
-            pass
+        if not self._is_committing.acquire(timeout=COMMIT_S):
+            raise TimeoutError(f"a commit of {self.name} has not ended after {COMMIT_S:g} s")
+        self._is_committing.release()
 
     def run(self) -> None:
         self._consumer.subscribe([TOPIC], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)

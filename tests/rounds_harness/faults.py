@@ -234,13 +234,13 @@ def _nothing(brokers: Brokers, random: Random) -> Victims:
     return set()
 
 
-DISK_ERRORS = re.compile("appends refused|append failed, loading anew|recovery points not written")
+DISK_ERRORS = re.compile("appends refused|append failed, loading again|recovery points not written")
 FAULTS = [
     Fault("none", "no fault, for comparison", SHORT, _nothing),
     Fault("kill-broker", "kill -9 of a broker that is not the controller, started again at once", QUICK, _kill_broker),
-    Fault("kill-broker-long", "the same, started again after the lease has ended", LONG, _kill_broker),
+    Fault("kill-broker-long", "kill -9 of such a broker, started again after its lease has ended", LONG, _kill_broker),
     Fault("kill-controller", "kill -9 of the controller, started again at once", QUICK, _kill_controller),
-    Fault("kill-controller-long", "the same, started again after the lease has ended", LONG, _kill_controller),
+    Fault("kill-controller-long", "kill -9 of the controller, started again after its lease", LONG, _kill_controller),
     Fault("kill-supervised", "kill -9 of a broker, whose leases the supervisor ends", LONG, _kill_supervised, "sqlite"),
     Fault("kill-two", "kill -9 of two brokers, started again after the lease has ended", LONG, _kill_two),
     Fault("kill-all", "kill -9 of all brokers, started again at once", QUICK, _kill_all),
@@ -267,7 +267,7 @@ FAULTS = [
     Fault("store-kill-all", "kill -9 of all servers of the store", LONG, _servers(3, "kill"), "servers"),
     Fault("store-pause-one", "SIGSTOP of one server of the store", LONG, _servers(1, "pause"), "servers"),
     Fault("store-pause-all", "SIGSTOP of all servers, for less than the lease", SHORT, _servers(3, "pause"), "servers"),
-    Fault("store-pause-all-long", "the same, for longer than the lease", LONG, _servers(3, "pause"), "servers"),
+    Fault("store-pause-all-long", "SIGSTOP of all servers, for longer", LONG, _servers(3, "pause"), "servers"),
     Fault("store-and-broker", "kill -9 of all servers, and of a broker", LONG, _kill_store_and_broker, "servers"),
     Fault("store-locked", "the store's file is locked for less than the lease", SHORT, _lock_file, "sqlite"),
     Fault("store-locked-long", "the store's file is locked for longer than the lease", LONG, _lock_file, "sqlite"),

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from tidelog.broker.broker import BrokerServer
-from tidelog.broker.last_run import LAST_RUN, LastRun, read_boot_id, read_last_run
+from tidelog.broker.last_run import LAST_RUN, LastRun, read_last_run
 from tidelog.client.operations import Request
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import link
@@ -17,6 +17,7 @@ from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, NO_LEADER, Met
 from tidelog.metadata.isr_changes import IsrProposal
 from tidelog.metadata.records import ClusterNamed, ControllerElected, PartitionState, encode
 from tidelog.metadata.store import LeaseLost
+from tidelog.runtime.boot import read_boot_id
 from tidelog.simulation.cluster import LEASE_MS, SimCluster, SimNode
 from tidelog.simulation.shared_store import HOST as STORE_HOST
 from tidelog.simulation.world import World, simulated

@@ -31,7 +31,7 @@ MINUTES = amount(15, 60) / 60
 
 TESTS = Path(__file__).parents[1]
 REPEAT = """
-from simulation_harness.cluster_faults import PROFILES
+from simulation_harness.cluster_profiles import PROFILES
 from simulation_harness.cluster_life import run_seed
 print(run_seed(7, PROFILES["store"], brokers=1, minutes=0.2, trace="all").trace)
 """
@@ -66,7 +66,7 @@ def acknowledge_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 
     def planted(partition: Partition, config: object) -> None:
         configure(partition, config)  # type: ignore[arg-type]
-        partition._durable = False
+        partition._requires_sync = False
 
     patch.setattr(Partition, "configure", planted)
 
@@ -181,7 +181,7 @@ def repair_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def only(profile: str, *faults: str) -> Profile:
-    """The profile with these faults alone, which come one behind the other."""
+    """Return the profile with only these faults, one after another."""
     return PROFILES[profile]._replace(faults=dict.fromkeys(faults, 60.0))
 
 
@@ -216,7 +216,7 @@ def only(profile: str, *faults: str) -> Profile:
         (
             repair_nothing,
             only("process", "flipped bit"),
-            "NoAckedLoss|WholeBatches|SameCommittedRecords|Liveness|NoFinalError",
+            "NoAckedLoss|OneValueForAnOffset|WholeBatches|SameCommittedRecords|Liveness|NoFinalError",
         ),
     ],
 )

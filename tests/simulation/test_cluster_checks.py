@@ -1,6 +1,6 @@
 """Each check of the brokers of a cluster finds the violation that it checks for, also with several brokers.
 
-The replicas are made up: brokers do not replicate yet.
+The replicas are made up, since the tests change each of them directly.
 """
 
 from collections.abc import Callable, Iterator
@@ -285,6 +285,20 @@ def test_records_of_a_writer_are_in_order_and_once() -> None:
             Ledger.acknowledge(ledger, ORDERS, offset, [value])
     with pytest.raises(Violation, match="OneValueForAnOffset"):
         ledger.acknowledge(ORDERS, 9, [b"w:7:"])
+
+
+def test_deleted_records_of_a_writer_may_be_repeated(stage: Stage) -> None:
+    for node_id in (1, 2, 3):
+        isr = (1, 2, 3) if node_id == 1 else None
+        stage.follow(node_id, is_leader=node_id == 1, isr=isr, high_watermark=6, end=6)
+    stage.ledger.acknowledge(ORDERS, 0, [b"w:0:", b"w:1:", b"w:2:"])
+    stage.views[1] = stage.views[1]._replace(log_start_offset=2)
+    stage.ledger.acknowledge(ORDERS, 3, [b"w:0:"])
+    with pytest.raises(Violation, match="InOrderOnce"):
+        stage.ledger.acknowledge(ORDERS, 4, [b"w:1:", b"w:2:"])  # the record at 2 was not deleted
+    stage.views[1] = stage.views[1]._replace(log_start_offset=3)
+    stage.ledger.acknowledge(ORDERS, 4, [b"w:1:", b"w:2:"])
+    assert stage.ledger.coverage["repeats of deleted records"] > 0
 
 
 def test_a_committed_offset_is_one_of_those_that_it_may_be() -> None:

@@ -29,7 +29,7 @@ SETTINGS = {"offsets.topic.num.partitions": "1", "offsets.commit.timeout.ms": "1
 
 
 class LostCommit(Exception):
-    """A commit that was answered is not in force, or an older one is in force again."""
+    """A confirmed commit has no effect, or an older commit has an effect again."""
 
 
 class History:

@@ -57,7 +57,7 @@ async def moved(broker: BrokerServer, path: str) -> None:
 
 
 async def delete_records(client: SimClient, offset: int, topic: str = TOPIC, index: int = 0) -> tuple[int, int]:
-    """Error code and low watermark."""
+    """Delete the records below `offset`. Return the error code and the low watermark."""
     partition = DeleteRecordsPartition(partition_index=index, offset=offset)
     request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name=topic, partitions=[partition])], timeout_ms=1000)
     answer = await client.ask(request, DeleteRecordsResponse)
@@ -98,7 +98,7 @@ async def stop(host: SimHost, broker: BrokerServer) -> None:
 
 
 async def compacted(client: SimClient, disk: SimDisk, path: str = "/a") -> int:
-    """A table of 300 records in many segments; up to where it was cleaned."""
+    """Write a table of 300 records in many segments, and compact it. Return the offset up to which it was cleaned."""
     assert (await client.create_topic(TOPIC, configs=COMPACTED)).error_code == ErrorCode.NONE
     await write(client, 300)
     await asyncio.sleep(5)
@@ -190,7 +190,7 @@ def test_what_a_cut_swap_and_a_cut_move_left_is_settled_in_each_directory() -> N
 
 
 def test_a_log_that_begins_in_a_gap_begins_there_after_a_move() -> None:
-    """Whoever committed an offset in the gap is not told that it is out of range."""
+    """A consumer that has committed an offset in the gap gets no error that its offset is out of range."""
 
     async def scenario() -> None:
         host, broker, client = await started(world)
@@ -213,7 +213,7 @@ def test_a_log_that_begins_in_a_gap_begins_there_after_a_move() -> None:
 
 
 def test_offsets_whose_records_are_gone_are_not_given_again_after_a_move() -> None:
-    """The log's end lies behind its last record: here all that were in front of it were deleted."""
+    """The end of the log is after its last record, because all later records were deleted."""
 
     async def scenario() -> None:
         host, broker, client = await started(world)
@@ -234,7 +234,7 @@ def test_offsets_whose_records_are_gone_are_not_given_again_after_a_move() -> No
 
 @pytest.mark.parametrize("seed", range(amount(8, 60)))
 def test_a_start_that_was_answered_survives_a_move_and_a_power_cut(seed: int) -> None:
-    """Whenever DeleteRecords comes in the course of a move, and whenever the power fails."""
+    """This is true at whatever step of a move DeleteRecords arrives, and at whatever step the power fails."""
 
     async def scenario() -> None:
         rng = random.Random(seed)
@@ -291,7 +291,7 @@ def test_a_start_is_answered_for_each_directory(error: int) -> None:
 async def one_life(
     world: World, number: int, last: dict[bytes, tuple[int, bytes | None]], cleaned: Callable[[], bool] | None
 ) -> None:
-    """Written, compacted and moved all at once, until the power fails, or until it is `cleaned` where that is given."""
+    """Write, compact and move the table at the same time until the power fails, or until `cleaned` returns True."""
     rng = world.rng(f"life {number}")
     host, _, client = await started(
         world, log_initial_task_delay_ms=300, log_retention_check_interval_ms=300, log_segment_delete_delay_ms=100
@@ -342,7 +342,7 @@ def test_a_table_that_is_compacted_and_moved_loses_and_regains_nothing(
 
     with simulated(seed_of("compacted moves") + seed) as world:
         for number in range(LIVES):
-            # A pass gives way to a move, so some seeds would end without a single whole pass.
+            # A pass is abandoned when a move begins, so with some seeds no pass would be complete.
             cleaned = (lambda: bool(lines("log cleaned"))) if number == LIVES - 1 else None
             world.run(one_life(world, number, last, cleaned), virtual_s=120)
     said = [record.getMessage() for record in caplog.records]

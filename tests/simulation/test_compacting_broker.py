@@ -39,7 +39,7 @@ LIVES = 6
 
 
 class Table:
-    """What was acknowledged of each key last, and what was sent after that without an answer."""
+    """For each key: the value that was acknowledged last, and the later values that were sent and not answered."""
 
     def __init__(self) -> None:
         self.last: dict[bytes, tuple[int, bytes | None]] = {}
@@ -87,7 +87,7 @@ async def read_all(client: SimClient, topic: str = TOPIC) -> list[Record]:
 
 
 async def one_life(world: World, table: Table, number: int) -> int:
-    """Until the power is cut, or the process killed; how many records were left at its start."""
+    """Run the broker until the power is cut or the process is killed. Return the number of records at its start."""
     rng = world.rng(f"life {number}")
     host = world.host("broker")
     await boot(host, **SETTINGS)
@@ -129,7 +129,9 @@ def test_a_compacting_broker_dies_and_comes_back(seed: int, first_seed: int) -> 
 
 
 async def committed_offsets(world: World, count: int) -> tuple[int, int, int]:
-    """Commit `count` offsets, kill, start: (the offset that is known then, records of its log before and after)."""
+    """Commit `count` offsets, then kill the broker and start it again. Return the committed offset after that, and the
+    number of records in the log before and after.
+    """
     host = world.host("broker")
     settings = {**SETTINGS, "offsets_topic_num_partitions": 1}
     await boot(host, **settings)

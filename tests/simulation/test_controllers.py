@@ -22,7 +22,7 @@ from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequ
 SEEDS = amount(15, 150)
 SEEDS_TO_FIND_A_FAULT = 20
 FOUND_BY = re.compile(
-    "AnswersAreTrue|NoLostChange|SameImage|OneControllerPerEpoch|Liveness|leaves no gap|two images|does not follow"
+    "AnswersAreTrue|NoLostChange|SameImage|OneControllerPerEpoch|Liveness|must not leave a gap|does not follow"
 )
 """The promises that the planted faults break."""
 
@@ -53,9 +53,9 @@ def test_a_seed_repeats() -> None:
 
 
 def go_on_after_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """Be the controller until the store says that the lease is lost, as if there was no clock."""
+    """Act as the controller until the store says that the lease is lost, and ignore the clock."""
 
-    async def keep(lease: HeldLease) -> None:
+    async def renew_until_lost(lease: HeldLease) -> None:
         while not lease.lost.done():
             await lease._tasks.sleep(1)
             try:
@@ -65,7 +65,7 @@ def go_on_after_the_lease(patch: pytest.MonkeyPatch) -> None:
             except StoreUnavailable:
                 continue
 
-    patch.setattr(HeldLease, "keep", keep)
+    patch.setattr(HeldLease, "renew_until_lost", renew_until_lost)
     patch.setattr(HeldLease, "check", lambda lease: None)
     patch.setattr(LocalController, "is_active", property(lambda controller: controller._lease is not None))
 

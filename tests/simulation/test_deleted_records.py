@@ -20,7 +20,7 @@ TOPIC = "orders"
 
 
 async def delete(client: SimClient, offset: int) -> tuple[int, int]:
-    """Error code and low watermark."""
+    """Delete the records below `offset`. Return the error code and the low watermark."""
     partition = DeleteRecordsPartition(partition_index=0, offset=offset)
     request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name=TOPIC, partitions=[partition])], timeout_ms=1000)
     answer = await client.ask(request, DeleteRecordsResponse)
@@ -42,7 +42,7 @@ async def filled(world: World, durability: str = "fsync", **settings: object) ->
 @pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_start_of_a_log_survives_a_power_cut(seed: int, durability: str) -> None:
-    """And what lies below it is durable before: a log that ended below its start would be another's."""
+    """The records below the start are made durable first, because a log must not end below its start."""
 
     async def life(world: World) -> None:
         client = await filled(world, durability)

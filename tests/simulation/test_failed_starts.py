@@ -20,7 +20,9 @@ def failing_store(path: str, runtime: Runtime) -> Store:
 
 
 async def fail_to_start(world: World) -> SimDisk:
-    """When its directories are made and locked: nothing that was there before can tell of it."""
+    """Fail to start after the directories were created and locked. Nothing that existed before may show traces of the
+    start.
+    """
     host = world.host("broker")
     host.disk.make_dirs("/b")
     broker = BrokerServer(config(host, **TWO), host.runtime, store_factory=failing_store)
@@ -55,7 +57,7 @@ def test_what_was_made_is_gone_and_what_was_there_stays() -> None:
 
 @pytest.mark.parametrize("path", ["/above/a", "/b"])
 def test_what_came_before_the_lock_was_taken_stays(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a broker that was started a moment earlier, and has ended."""
+    """Another broker may have created the file: it was started a moment earlier, and has ended."""
     acquire: Callable[[DataDirectories], None] = DataDirectories.acquire
 
     def acquire_later(directories: DataDirectories) -> None:

@@ -16,7 +16,7 @@ DAY_MS = 86_400_000
 
 
 async def started(world: World, **settings: object) -> BrokerServer:
-    """A broker with records that are older than they are kept, and durable."""
+    """Start a broker with durable records that are older than the retention time."""
     host = world.host("broker")
     broker = await boot(host, durability="fsync", **settings)
     client = await connect(world.host("client"), host)
@@ -71,7 +71,7 @@ def test_records_without_timestamps_are_there_after_it_and_for_as_long_as_retent
 def test_many_records_are_looked_at_in_a_process_of_its_own_before_they_go(
     monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    """The look that finds that out lets them stay; the next one knows."""
+    """The first check starts to read the records and does not delete them. The next check uses the result."""
     monkeypatch.setattr(tidelog.log.retention, "INLINE_PART_BYTES_MAX", 0)
 
     async def life(world: World) -> None:

@@ -42,7 +42,7 @@ class Account:
 
 
 async def write(client: SimClient, account: Account, records: int) -> None:
-    """Some to each partition; one topic more; every answer counts."""
+    """Write some records to each partition, create one more topic, and note every answer."""
     for number in range(records):
         value = b"%d " % number + VALUE * (1 + number % 40)
         for partition in (0, 1):
@@ -58,7 +58,9 @@ async def write(client: SimClient, account: Account, records: int) -> None:
 
 
 async def check(client: SimClient, account: Account) -> None:
-    """Everything acknowledged is there once, in order, in whole batches; nothing else but what had no answer."""
+    """Check that each acknowledged record exists once, in order and in a whole batch, and that all other records are
+    those whose requests got no answer.
+    """
     for partition in (0, 1):
         found: dict[int, bytes | None] = {}
         start = 0
@@ -77,7 +79,9 @@ async def check(client: SimClient, account: Account) -> None:
 
 
 async def life(world: World, fill_at: int, durability: str, caplog: pytest.LogCaptureFixture) -> tuple[int, Account]:
-    """One run with a disk that is full for a while, from its `fill_at`-th write or creation on; how many there were."""
+    """Run a broker whose disk is full for some time, beginning with the operation number `fill_at` (writes and
+    creations). Return the number of these operations.
+    """
     host = world.host("broker")
     broker = await boot(host, **SEGMENT, durability=durability)
     client = await connect(world.host("client"), host)
@@ -156,7 +160,7 @@ class Cut(NamedTuple):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_power_that_is_cut_while_it_is_full(seed: int) -> None:
-    """With durability=fsync nothing acknowledged is missing, though recovery points stood still."""
+    """With durability=fsync no acknowledged record is missing, although recovery points could not be written."""
     cuts: list[Cut] = []
 
     async def scenario() -> None:
@@ -241,7 +245,8 @@ def test_groups_whose_partition_was_opened_late_are_served_without_a_restart() -
         host.disk.repair()
         await asyncio.sleep(3)
         assert (await client.find_coordinator("g")).error_code == ErrorCode.NONE
-        broker.services.groups.read_offsets("g", lambda durable: None, lambda answer: None)  # it is led and loaded
+        # The partition has a leader, and its groups are loaded.
+        broker.services.groups.read_offsets("g", lambda durable: None, lambda answer: None)
 
     with simulated(1) as world:
         world.run(scenario())

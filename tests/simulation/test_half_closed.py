@@ -84,7 +84,7 @@ def test_a_run_is_its_seed() -> None:
 
 
 async def has_room(client: SimHost, broker: SimHost) -> bool:
-    """Whether the broker takes one more connection."""
+    """Return whether the broker accepts one more connection."""
     try:
         more = await connect(client, broker)
     except OSError:
@@ -95,8 +95,8 @@ async def has_room(client: SimHost, broker: SimHost) -> bool:
 
 @pytest.mark.parametrize("how", ["end", "close", "reset"])
 def test_a_client_that_may_be_no_more_gives_its_place_back(how: str) -> None:
-    """One that waits for a day: a reset is seen at once; an end of its requests may be all that is heard of one that
-    has closed, so it has as long as an idle client.
+    """The client waits for a day. A reset is noticed at once. The end of the input may mean that the client has closed
+    its socket, so the connection lasts only as long as that of an idle client.
     """
 
     async def scenario(world: World, broker: SimHost, client: SimHost) -> None:

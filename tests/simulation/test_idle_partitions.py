@@ -8,6 +8,7 @@ import pytest
 from replication_harness.brokers import TOPIC, Stage, run
 from tidelog.api.fetch_sessions import FetchItem
 from tidelog.api.follower_fetch import FollowerFetch, WideFollowerFetch
+from tidelog.api.idle_partitions import IdlePartitions
 from tidelog.client.channel import Channel
 from tidelog.metadata.controller import TopicChoice
 from tidelog.metadata.link import DeleteTopics
@@ -165,8 +166,9 @@ def test_a_deleted_topic_is_not_watched(read_items: list[FetchItem]) -> None:
     async def scenario(stage: Stage) -> None:
         await until_idle(read_items)
         partition = stage.partition(stage.leader)
-        assert partition._watchers
+        assert any(isinstance(watcher, IdlePartitions) for watcher in partition._watchers)
         await stage.running.services.controller.delete_topics(DeleteTopics([TopicChoice(TOPIC)]))
-        await stage.until(lambda: not partition._watchers, seconds=5)
+        await stage.until(lambda: partition.deleted, seconds=5)
+        assert not any(isinstance(watcher, IdlePartitions) for watcher in partition._watchers)
 
     run(scenario, partitions=PARTITIONS)

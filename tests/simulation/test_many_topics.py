@@ -35,7 +35,7 @@ async def client_of_many_topics(world: World) -> SimClient:
 
 
 def counted_by_turn(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
-    """How often a partition's method is called, by the turns of the loop in which it is."""
+    """Return a list that gets, for each turn of the loop, the number of calls of a partition's method."""
     turns: list[int] = []
     in_turn: list[None] = []
     inner: Callable[..., Any] = getattr(Partition, method)

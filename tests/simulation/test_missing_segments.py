@@ -17,7 +17,9 @@ async def client_of(world: World) -> SimClient:
 
 
 async def written(world: World) -> list[int]:
-    """A broker stopped in order that left two partitions with several segments; the base offsets of the first's."""
+    """Write two partitions with several segments and stop the broker in order. Return the base offsets of the first
+    partition's segments.
+    """
     host = world.host("broker")
     broker = await boot(host, log_segment_bytes=1 << 20)
     client = await client_of(world)
@@ -72,7 +74,7 @@ def test_a_directory_of_kafka_whose_start_offsets_lag_behind_is_taken_as_its_fil
             broker = await boot(host)
             assert broker.services.partitions.offline_count == 0
             assert broker.services.partitions.get(TOPIC, 0).log_start_offset == second
-            host.cut_power()  # before anything else was written
+            host.cut_power()  # before any other file was written
         host.disk.remove(f"/data/{TOPIC}-0/{second:020d}.log")
         broker = await boot(host)
         with pytest.raises(Exception, match=f"begins at offset {third}, above its start offset {second}"):

@@ -98,7 +98,7 @@ async def read_all(client: SimClient, topic: str = "t", start: int = 0) -> dict[
 
 
 async def prepared(world: World, records: int = 40, **settings: object) -> tuple[BrokerServer, SimClient]:
-    """A broker with two directories and a topic in the first, of several segments."""
+    """Start a broker with two directories. The first directory has a topic with several segments."""
     broker = await boot(world.host("broker"), **TWO, log_segment_bytes=1 << 20, **settings)
     client = await client_of(world)
     await client.create_topic("t", 1)
@@ -169,7 +169,7 @@ def test_of_many_moves_some_go_on_side_by_side(monkeypatch: pytest.MonkeyPatch) 
         assert not [name for path in ("/a", "/b") for name in host.disk.list(path) if name.endswith("-future")]
         wanted = [AlterReplicaLogDir("/b", [AlterReplicaLogDirTopic("t", list(range(50)))])]
         await client.ask(AlterReplicaLogDirsRequest(wanted), AlterReplicaLogDirsResponse)
-        await stop(host, broker)  # those that wait do not keep it from that
+        await stop(host, broker)  # moves that wait do not delay the stop
         broker = await boot(host, **TWO)
         while any(broker.services.partitions.moves):
             await asyncio.sleep(0.01)
@@ -216,7 +216,7 @@ def test_it_is_written_and_read_all_the_while(seed: int, durability: str) -> Non
 
 
 def test_what_a_producer_sent_before_is_known_after() -> None:
-    """Also when retention took its batches: a repeat is answered with the old offset."""
+    """This is also true after retention has deleted the batches: a repeated batch is answered with its old offset."""
 
     async def scenario() -> None:
         _, client = await prepared(world)
@@ -327,7 +327,7 @@ def test_a_stop_in_the_middle_leaves_the_copy_for_the_next_start() -> None:
 @pytest.mark.parametrize("where", ["/a", "/b"])
 @pytest.mark.parametrize("skip", [0, 1, 3])
 def test_an_error_on_the_way_costs_no_record(operation: str, error: int, where: str, skip: int) -> None:
-    """The move fails, or its directory does; what was acknowledged is there after a restart."""
+    """The move or its directory fails. All acknowledged records exist after a restart."""
 
     async def scenario() -> None:
         host = world.host("broker")
@@ -384,7 +384,7 @@ def test_the_topic_is_deleted_while_it_moves_and_made_anew(delay_s: float) -> No
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_topic_is_deleted_at_any_step_of_its_move(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """That its files are gone is nothing that a directory has to do with."""
+    """A missing file of a deleted topic does not take the directory out of use."""
 
     async def scenario() -> None:
         host = world.host("broker")
@@ -416,7 +416,7 @@ def test_the_topic_is_deleted_at_any_step_of_its_move(seed: int, caplog: pytest.
 def test_what_ends_a_move_just_before_the_switch(
     last: str, event: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The topic goes, or a directory does, while the copy waits for the last time."""
+    """The topic is deleted, or a directory fails, while the move waits for the last time before its switch."""
 
     async def scenario() -> None:
         host = world.host("broker")
@@ -465,7 +465,7 @@ def test_a_throttled_move_of_a_deleted_topic_ends_soon() -> None:
 
 
 def test_from_a_disk_without_a_byte_left() -> None:
-    """It is why one moves; a partition of that name can come back later."""
+    """A full disk is a reason to move a partition. A partition of the same name can be created there later."""
 
     async def scenario() -> None:
         host = world.host("broker")
@@ -497,7 +497,7 @@ class Cut(NamedTuple):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_power_cuts_at_every_step_of_a_move(seed: int) -> None:
-    """One log is left, in one directory, with everything that was acknowledged; it can be written and moved."""
+    """After a restart, one directory has the log, with all acknowledged records. The log can be written and moved."""
     cuts: list[Cut] = []
 
     async def life() -> None:
@@ -551,7 +551,9 @@ def test_power_cuts_at_every_step_of_a_move(seed: int) -> None:
 
 
 def test_the_longest_names() -> None:
-    """Their directories' names have no room for an id or an ending: not moved, and deleted all the same."""
+    """The names of their directories have no space for an id or a suffix. Such partitions cannot be moved, but can be
+    deleted.
+    """
 
     async def scenario() -> None:
         name = "t" * 249

@@ -10,7 +10,8 @@ from simulation_harness.histories import run_history
 SEEDS = amount(6, 30)
 STEPS = amount(12, 25)
 SHARES = amount(6, 1)
-"""In the slice each history is cut after every sixth step of the disk, another sixth in each; else after every one."""
+"""In the short test run, the power is cut after every sixth operation of the disk, and each history begins with a
+different operation. In the full run, the power is cut after every operation."""
 
 
 class Cuts:
@@ -43,7 +44,7 @@ def test_by_default_nothing_older_than_the_window_is_missing(cuts: Cuts, seed: i
 
 
 def test_a_broker_that_promises_too_much_is_found_out() -> None:
-    """What is synced once in a minute is not what `durability=fsync` promises."""
+    """A sync once in a minute does not fulfil the promise of `durability=fsync`."""
     with pytest.raises(AssertionError, match=r"NoAckedLoss|MonotonicHighWatermark|CommitsStay") as failure:
         run_history(1, STEPS, lambda number: number % 5 == 0, 0.0, durability="interval", durability_interval_ms=60_000)
     assert any("seed=1" in line for line in failure.value.__notes__)

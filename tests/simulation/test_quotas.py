@@ -65,7 +65,9 @@ def fetch_request(offset: int, session_id: int = 0, epoch: int = -1) -> FetchReq
 
 @pytest.mark.parametrize("settings", [{}, {"durability": "fsync"}], ids=["interval", "fsync"])
 def test_a_producer_that_does_not_wait_is_made_to(settings: dict[str, str]) -> None:
-    """All is sent at once; what is taken by any moment is bounded by the quota, and it does get through."""
+    """All requests are sent at once. At any time, the quota bounds the bytes that the broker has accepted. In the end
+    all requests are accepted.
+    """
     quota, size, count = 10_000, 5_000, 60
 
     async def scenario(world: World, broker: SimHost, client: SimHost) -> None:
@@ -84,9 +86,9 @@ def test_a_producer_that_does_not_wait_is_made_to(settings: dict[str, str]) -> N
             assert isinstance(response, ProduceResponse)
             assert number * size <= quota * (now + BURST_S) + size * 1.1
             assert now >= told_until - 0.02, "handled while it had to wait"
-            told_until = now - 0.2 + response.throttle_time_ms / 1000  # the answer took as long as 0.1 s to come here
+            told_until = now - 0.2 + response.throttle_time_ms / 1000  # the answer needed up to 0.1 s to arrive
             throttled += response.throttle_time_ms > 0
-            # Meanwhile others are not held.
+            # Meanwhile other clients are not delayed.
             asked = asyncio.get_running_loop().time()
             await admin.metadata()
             assert asyncio.get_running_loop().time() - asked < 1
@@ -122,7 +124,7 @@ def test_unacknowledged_records_are_held_back_too() -> None:
 
 
 def test_an_answer_over_the_quota_is_emptied_and_comes_later() -> None:
-    """Nothing is lost for the consumer, and no more than the quota allows is given."""
+    """The consumer misses no record, and does not get more bytes than the quota allows."""
     quota, size, count = 20_000, 10_000, 60
 
     async def scenario(world: World, broker: SimHost, client: SimHost) -> None:
@@ -164,7 +166,7 @@ def test_a_session_is_told_later_what_an_emptied_answer_kept_back() -> None:
         reader = await SimClient.connect(client.runtime, broker.address, PORT, "reader")
         begun = await reader.ask(fetch_request(0, epoch=0), FetchResponse, version_max=FETCH_BY_NAME)
         assert begun.session_id
-        # A batch that no pause makes small enough: its answers are emptied for good.
+        # The batch exceeds the quota even after a long pause, so its answers are always empty.
         await admin.produce("t", 0, [Record(value=bytes(2000))])
         again = fetch_request(0, begun.session_id, 1)
         again.topics = []
@@ -182,7 +184,7 @@ def test_a_session_is_told_later_what_an_emptied_answer_kept_back() -> None:
 
 
 def test_the_user_shares_what_is_the_users() -> None:
-    """A quota of the user counts all its clients together; that of one of its clients goes before it."""
+    """A quota of a user counts all its clients together. A quota of one of its clients has priority."""
 
     async def scenario(world: World, broker: SimHost, client: SimHost) -> None:
         await boot(broker)
@@ -204,7 +206,9 @@ def test_the_user_shares_what_is_the_users() -> None:
 
 
 def test_partitions_cannot_be_made_faster_than_allowed() -> None:
-    """KIP-599: refused with the error, to come back when it says; topics on demand are not there until then."""
+    """The request is refused with an error that says when to try again (KIP-599). Until then, no topic is created on
+    demand.
+    """
 
     async def scenario(world: World, broker: SimHost, client: SimHost) -> None:
         await boot(broker)
@@ -222,10 +226,10 @@ def test_partitions_cannot_be_made_faster_than_allowed() -> None:
         refused = await make("second", 1)
         assert refused.topics[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
         assert 8_000 < refused.throttle_time_ms <= 9_000
-        second = await make("second", 1)  # the connection was not read until then
+        second = await make("second", 1)  # the broker has not read from the connection until now
         assert second.topics[0].error_code == ErrorCode.NONE
         assert asyncio.get_running_loop().time() - began >= refused.throttle_time_ms / 1000
-        # A topic on demand is "not there yet", which clients ask again about.
+        # The answer for a topic on demand says that the topic does not exist yet, so clients ask again.
         await make("third", 15)
         other = await SimClient.connect(client.runtime, broker.address, PORT, "maker")
 
@@ -303,7 +307,7 @@ def test_an_address_that_connects_too_often_is_shut_out_for_a_while() -> None:
 
 
 def test_connections_wait_to_be_accepted() -> None:
-    """`max.connection.creation.rate`: nobody is refused."""
+    """No connection is refused because of `max.connection.creation.rate`."""
 
     async def scenario(world: World, broker: SimHost, client: SimHost) -> None:
         await boot(broker, max_connection_creation_rate=2)

@@ -9,7 +9,7 @@ from replication_harness.brokers import TOPIC, Stage, run
 from tidelog.wire.errors import ErrorCode
 
 DAMAGED = 9999
-"""Times that a planted error comes: permanently."""
+"""Number of times that the injected error happens: always."""
 
 
 @pytest.mark.parametrize("leads", [True, False])

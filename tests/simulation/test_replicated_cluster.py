@@ -203,7 +203,7 @@ def _patch_step(patch: pytest.MonkeyPatch, event: type[Any], step: Callable[...,
 
 
 def only(*faults: str, name: str = "replicated") -> Profile:
-    """The profile with these faults alone, which come one behind the other, and without an administrator."""
+    """Return the profile with only these faults, one after another, and without an administrator."""
     faults_by_name = dict.fromkeys(faults, 60.0 / len(faults))
     return PROFILES[name]._replace(faults=faults_by_name, has_administrator=False, topic_configs=({},))
 

@@ -21,7 +21,7 @@ from tidelog.wire.records import Record
 
 TWO = {"log_dirs": "/a,/b"}
 DAMAGED = 9999
-"""Times that a planted error comes: for good."""
+"""Number of times that the injected error happens: always."""
 
 
 async def client_of(world: World) -> SimClient:
@@ -29,7 +29,7 @@ async def client_of(world: World) -> SimClient:
 
 
 async def directories(client: SimClient) -> dict[str, tuple[int, dict[str, list[int]]]]:
-    """By path: the error, and the partitions of each topic."""
+    """Return, for each path, the error and the partitions of each topic."""
     answer = await client.ask(DescribeLogDirsRequest(topics=None), DescribeLogDirsResponse)
     return {
         result.log_dir: (
@@ -178,7 +178,9 @@ def test_one_whose_small_files_cannot_be_written_is_found_by_the_next_checkpoint
 
 @pytest.mark.parametrize("operation", ["list", "create", "read"])
 def test_one_that_is_out_of_use_at_the_start(operation: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Its partitions are offline, not made anew elsewhere; new ones go to the others."""
+    """The partitions of such a directory are offline, and are not created in another directory. New partitions are
+    created in the other directories.
+    """
 
     async def scenario() -> None:
         host = world.host("broker")
@@ -215,7 +217,7 @@ def test_one_that_is_out_of_use_at_the_start(operation: str, caplog: pytest.LogC
 
 
 def test_a_directory_that_is_empty_where_one_was_full_is_no_reason_to_begin_anew() -> None:
-    """A disk that was not mounted."""
+    """The disk of such a directory was not mounted."""
 
     async def scenario() -> None:
         host = world.host("broker")

@@ -79,7 +79,7 @@ def test_an_address_has_a_limit_of_its_own() -> None:
 
 
 def test_unfinished_requests_have_one_budget() -> None:
-    """What began first goes, through whichever listener it came."""
+    """The connection whose request began first is closed, whichever listener it uses."""
 
     async def scenario() -> None:
         await boot_two(world, queued_max_request_bytes=3000)

@@ -28,7 +28,7 @@ def serves_above_the_high_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The seeds that are simulated."""
+    """Provide the list of the seeds that are simulated."""
     seeds: list[int] = []
     run_seed = simulate.run_seed
 
@@ -50,10 +50,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
 def test_a_failure_prints_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "--seeds", "1", "--first-seed", "1", "--profile", "power") == 1
+    assert run(monkeypatch, "--seeds", "1", "--first-seed", "2", "--profile", "power") == 1
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("seed 1 (power): Violation: NotAboveHighWatermark: topic0-") for line in lines)
-    command = "script/simulate --seeds 1 --first-seed 1 --profile power --brokers 1 --minutes 0.1"
+    assert any(line.startswith("seed 2 (power): Violation: NotAboveHighWatermark: topic0-") for line in lines)
+    command = "script/simulate --seeds 1 --first-seed 2 --profile power --brokers 1 --minutes 0.1"
     assert f"repeat it: {command}" in lines
     assert lines[-1].startswith("1 seeds, 1 violations, ")
     assert any(" broker-1 replica topic0-" in line for line in lines), "the events of the partition are printed"

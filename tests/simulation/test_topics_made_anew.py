@@ -38,23 +38,23 @@ OLD_RECORDS, OLD_START, NEW_RECORDS = 30, 20, 3
 SETTINGS = {"durability": "fsync", "log_segment_delete_delay_ms": "500"}
 KEY = TopicPartition("t", 0)
 KILLED = next(seed for seed in range(1000) if 0.25 <= random.Random(seed).random() < 0.35)
-"""With this a power cut keeps everything, as kill -9 does."""
+"""With this seed, no written byte is lost in a power cut, as with kill -9."""
 SHARE = amount(3, 1)
-"""In the slice every third step is the last one."""
+"""In the short test run, the process ends after every third step; in the full run, after every step."""
 
 
 class End(NamedTuple):
-    """What there was when it ended."""
+    """The state at the end of the process."""
 
     disk: SimDisk
     acknowledged: list[bytes]
-    """Of the new topic."""
+    """The acknowledged values of the new topic."""
     made: bool
     """Whether the creation of the new topic was answered."""
 
 
 class Life:
-    """One broker on its host. `ends` are taken from `watch` on, at every step of the disk."""
+    """One broker on its host. After `watch`, each operation of the disk adds an element to `ends`."""
 
     def __init__(self, world: World, **settings: str) -> None:
         self.world = world
@@ -73,7 +73,7 @@ class Life:
         self.client = await connect(self.world.host("client"), self.host)
 
     async def old_topic(self) -> None:
-        """With offsets in the checkpoints that no younger log can have."""
+        """Create the old topic. The checkpoints get offsets that the log of the new topic cannot have."""
         await self.start()
         assert (await self.client.create_topic("t")).error_code == ErrorCode.NONE
         for number in range(OLD_RECORDS):
@@ -104,7 +104,7 @@ class Life:
         await delete(self.client)
 
     async def new_topic(self) -> None:
-        """Fewer records than the old one had, and below where it began."""
+        """Create the new topic. It has fewer records than the old topic, and ends before the start of the old topic."""
         assert (await self.client.create_topic("t")).error_code == ErrorCode.NONE
         self.made = True
         for number in range(NEW_RECORDS):
@@ -123,8 +123,9 @@ class Life:
 
 
 async def check(world: World, number: int, end: End, life: Life) -> None:
-    """The next start serves the new topic with all it had acknowledged; where it has the old one still, all of that,
-    and a new one once that is deleted."""
+    """Check that the next start serves the new topic with all acknowledged records. If the old topic still exists, all
+    its records are served, and after its deletion a new topic can be created.
+    """
     host = world.host(f"after-{number}")
     host.insert(end.disk)
     broker = await boot(host, **life.settings)
@@ -187,7 +188,7 @@ def run(name: str, prepare: Callable[[Life], Awaitable[None]], **settings: str) 
 
 def test_in_order() -> None:
     async def nothing(_life: Life) -> None:
-        """It is as it should be."""
+        """Do nothing: there is no fault."""
 
     run("in order", nothing)
 
@@ -224,7 +225,7 @@ def test_when_the_old_one_went_offline() -> None:
 
 @pytest.mark.parametrize("what", ["*checkpoint*", "*"])
 def test_when_the_disk_was_full_at_the_deletion(what: str) -> None:
-    """The deletion makes room all the same; the new topic waits for it."""
+    """The deletion frees space although the disk is full. The new topic waits for this space."""
 
     async def full(life: Life) -> None:
         disk = life.host.disk
@@ -261,7 +262,7 @@ def test_when_the_old_one_could_not_be_put_aside() -> None:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("back", [False, True])
 def test_when_the_old_one_had_moved(full: bool, back: bool) -> None:
-    """From a directory that was full its checkpoints go on to tell of it."""
+    """If the directory was full, its checkpoints still have entries of the moved partition."""
 
     async def move(life: Life) -> None:
         async def to(path: str) -> None:

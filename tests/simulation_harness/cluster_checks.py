@@ -1,5 +1,5 @@
-"""Checks of the brokers of a simulated cluster while it runs. Each invariant has a name. With one broker they hold
-trivially, except those of the journal.
+"""Checks of the brokers of a simulated cluster while it runs. Each invariant has a name. With one broker, all of them
+except the invariants of the journal are always true.
 
 `ClusterChecks.check` reads the state of all brokers through `cluster_inspection`. It is called at short intervals, and
 before a fault ends a process.
@@ -17,6 +17,7 @@ from simulation_harness.cluster_inspection import (
     image_of,
     records_of,
     replicas_of,
+    stored_epochs,
 )
 from simulation_harness.cluster_ledger import Ledger, Violation
 from simulation_harness.compacted_checks import CompactedChecks
@@ -57,6 +58,8 @@ class ClusterChecks:
         """The greatest high watermark that any replica of each partition has had."""
         self._places: dict[TopicPartition, dict[Place, None]] = {}
         """The partitions of topics with the same name."""
+        self._start_offsets: dict[TopicPartition, int] = {}
+        """The greatest log start offset that any replica of each partition has had."""
         self._committed: dict[Place, CommittedLog] = {}
         self._checked_images: dict[Process, int] = {}
         self._roles: dict[tuple[int, Place], tuple[object, ...]] = {}
@@ -65,6 +68,7 @@ class ClusterChecks:
         self.on_unclean_election: Callable[[TopicPartition, Callable[[int, bytes], bool]], None] | None = None
         """Called when a leader was elected out of the ISR, with a function that says whether it has a record."""
         ledger.has_been_committed = self.has_been_committed
+        ledger.deleted_before = self.deleted_before
         self._journal.on_unclean_election = self._unclean_election
         self._journal.on_isr_change = self._check_replicas
 
@@ -118,6 +122,11 @@ class ClusterChecks:
     def _committed_end(self, partition: TopicPartition) -> int:
         return max((self._highest.get(place, 0) for place in self._places.get(partition, ())), default=0)
 
+    def deleted_before(self, partition: TopicPartition) -> int:
+        """Return the offset below which records of the partition were deleted: the greatest start of a log."""
+        self.check()
+        return self._start_offsets.get(partition, 0)
+
     def not_converged(self) -> str | None:
         """Return the reason why the cluster has not recovered from all faults; None if it has.
 
@@ -168,15 +177,30 @@ class ClusterChecks:
             raise Violation("HighWatermarkWithinLog", text, view.partition)
         self._high_watermarks[mark] = view.high_watermark
         self._highest[place] = max(self._highest.get(place, 0), view.high_watermark)
+        start_offset = max(self._start_offsets.get(view.partition, 0), view.log_start_offset)
+        self._start_offsets[view.partition] = start_offset
         self._places.setdefault(view.partition, {})[place] = None
         if not view.is_online or place in self._journal.unclean_places:
             return
+        self._check_epochs(name, node, view)
         position = self._positions.get((process, place), LogPosition())
         if position.next_offset < view.high_watermark:
             batches, position = batches_of(node.host.disk.medium, view, position, view.high_watermark)
             self._positions[process, place] = position
             if not view.compacted:
                 self._committed.setdefault(place, CommittedLog(view.partition)).add(name, batches)
+
+    def _check_epochs(self, name: str, node: SimNode, view: ReplicaView) -> None:
+        """`StoredEpochs`: the checkpoint on the disk has no leader epoch that a cut has removed. A follower
+        names its newest epoch in its next fetch, also after a power cut.
+        """
+        if view.epochs is None:
+            return
+        for entry in stored_epochs(node.host.disk.medium, view.directory):
+            if entry[1] > view.log_start_offset and entry not in view.epochs:
+                raise Violation(
+                    "StoredEpochs", f"{name} has stored {entry}, its epochs are {view.epochs}", view.partition
+                )
 
     def _check_in_sync_replicas(self) -> None:
         """`InSyncReplicasHaveAll`: every member of the ISR in the journal has all committed records, so each of them

@@ -41,8 +41,8 @@ POWER = "power"
 class Faults:
     """Applies faults to a cluster until `until_s` of virtual time. When `run` returns, all faults have ended.
 
-    The kind of the first fault is the seed modulo the number of kinds. Therefore consecutive seeds, as many as the
-    profile has kinds of faults, begin with each kind once.
+    The kind of the first fault is the seed modulo the number of kinds. Therefore consecutive seeds begin with different
+    kinds. If their number is the number of kinds, they begin with each kind once.
     """
 
     def __init__(

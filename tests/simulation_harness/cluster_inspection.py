@@ -1,13 +1,14 @@
 """The only module of the simulation that reads the internal state of running brokers, for `cluster_checks`.
 
-When the internal structure of the broker changes, this module changes and the checks stay as they are. Reading has no
-effect: it runs no code of the broker that changes something, and draws no random number.
+When the internal structure of the broker changes, this module changes and the checks stay as they are. Reading changes
+nothing: it runs no code of the broker that changes something, and uses no random number.
 """
 
 from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
+from tidelog.log.checkpoints import LEADER_EPOCHS, parse_epochs
 from tidelog.metadata.image import MetadataImage
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.cluster import SimNode
@@ -27,7 +28,7 @@ class ReplicaView(NamedTuple):
     topic_id: bytes
     partition: TopicPartition
     opened: object
-    """Identifies this opening of the log: a replica that was removed and is added again has another one."""
+    """Identifies this opening of the log. If a replica was removed and is added again, this value is different."""
     is_online: bool
     """Whether the log can be read and written. The offsets of an offline replica are those before its failure."""
     is_leader: bool
@@ -37,11 +38,13 @@ class ReplicaView(NamedTuple):
     high_watermark: int
     log_end_offset: int
     isr: tuple[int, ...] | None
-    """The committed ISR that the leader works with; None if this replica keeps no ISR."""
+    """The committed ISR that the leader uses; None if this replica is not the leader."""
     partition_epoch: int | None
     """The partition epoch of `isr`."""
     compacted: bool
     directory: str
+    epochs: tuple[tuple[int, int], ...] | None = None
+    """The leader epochs of the log and their first offsets; None while the log is cut."""
 
 
 class BatchView(NamedTuple):
@@ -92,6 +95,7 @@ def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
             partition_epoch=None if isr is None else isr.partition_epoch,
             compacted=partition.config.compacts,
             directory=log.directory,
+            epochs=None if log.is_being_cut else tuple(log.epochs.entries()),
         )
 
 
@@ -116,7 +120,20 @@ def needs_restart(node: SimNode) -> bool:
     broker = node.broker
     if broker is None or broker._services is None:
         return False
-    return broker._failed.done() or broker._services.partitions.offline_count > 0
+    if broker._failed.done() or broker._services.partitions.offline_count > 0:
+        return True
+    # With a store of its own, a broker that has lost its lease refuses changes until a restart.
+    has_own_store = not node._cluster.has_several_brokers
+    return has_own_store and broker.controller is not None and broker.controller._refuses_until_restart
+
+
+def stored_epochs(medium: Medium, directory: str) -> list[tuple[int, int]]:
+    """Return the leader epochs in the checkpoint file of a log."""
+    path = f"{directory}/{LEADER_EPOCHS}"
+    try:
+        return parse_epochs(bytes(medium.inode(path).cached), path)
+    except OSError:  # it was not written yet
+        return []
 
 
 def batches_of(

@@ -103,6 +103,8 @@ class Ledger:
         """The topics whose records retention may have deleted."""
         self._deletable: dict[TopicPartition, float] = {}
         """The end of the records that an administrator has asked to delete, by partition."""
+        self.deleted_before: Callable[[TopicPartition], int] = lambda _partition: 0
+        """Returns the offset below which records of a partition were deleted."""
         self._note = note
         self._acknowledged: dict[TopicPartition, dict[int, bytes]] = {}
         self._values: dict[TopicPartition, dict[int, bytes]] = {}
@@ -239,7 +241,23 @@ class Ledger:
             return
         writer, number = source
         offsets = self._offsets.setdefault((partition, writer), {})
-        other = offsets.setdefault(number, offset)
-        if other != offset or offsets.get(number - 1, -1) >= offset or offsets.get(number + 1, offset + 1) <= offset:
-            text = f"{partition} has number {number} of {writer} at {offset}, and other records of it at {other}"
-            raise Violation("InOrderOnce", text, partition)
+        if not _is_in_order(offsets, number, offset):
+            # A replica that begins after deleted records does not know them, so it appends a repeated batch of them.
+            start_offset = self.deleted_before(partition)
+            for deleted in [other for other, at in offsets.items() if at < min(start_offset, offset)]:
+                del offsets[deleted]
+            if not _is_in_order(offsets, number, offset):
+                other = offsets.get(number, offset)
+                text = f"{partition} has number {number} of {writer} at {offset}, and other records of it at {other}"
+                raise Violation("InOrderOnce", text, partition)
+            self.coverage["repeats of deleted records"] += 1
+        offsets[number] = offset
+
+
+def _is_in_order(offsets: Mapping[int, int], number: int, offset: int) -> bool:
+    """Return whether a writer's record `number` may be at `offset`; `offsets` are those of its records by number."""
+    return (
+        offsets.get(number, offset) == offset
+        and offsets.get(number - 1, -1) < offset
+        and offsets.get(number + 1, offset + 1) > offset
+    )

@@ -112,8 +112,9 @@ class GroupLedger:
         self._note("client", "committed", f"{partition} at {attempt.offset} in generation {generation}")
 
     def check(self, partition: TopicPartition, offset: int, began_s: float) -> None:
-        """`CommitsStay`: a committed offset that was read, by a request that began at `began_s`, is that of an attempt
-        after which no other one was confirmed. `offset` of -1: there is none.
+        """Check a committed offset that was read by a request that began at `began_s`; -1 means that there is no
+        committed offset. `CommitsStay`: the offset belongs to an attempt, and no later attempt was confirmed before the
+        request.
         """
         attempts = self._attempts.get(partition, {})
         overwritten_s = max(

@@ -33,14 +33,14 @@ class Profile(NamedTuple):
     """Maximum number of faults that are active at the same time."""
     brokers_min: int = 1
     producers: tuple[Producer, ...] = (IDEMPOTENT,)
-    """The kinds of producers, from which each new one is drawn."""
+    """The kinds of producers, from which the kind of each new producer is chosen at random."""
     members: int = 0
     """Number of members of a consumer group."""
     has_administrator: bool = False
     """Whether replicas are reassigned and preferred leaders elected, and a quarter of the lives use no eligible leader
     replicas."""
     topic_configs: tuple[Mapping[str, str], ...] = ({},)
-    """Settings of topics, from which those of each new topic are drawn."""
+    """Settings of topics. One element is chosen at random for each new topic."""
     special_topics: tuple[str, ...] = ()
     """Topics with clients of their own; see `special_topics`."""
     changes_topics: bool = False

@@ -55,7 +55,7 @@ async def record_history(
             cuts.append(Cut(world.loop.time(), f"{number}: {operation} {path}", disk, promises.copy()))
 
     broker.disk.on_operation = cut
-    broker.disk.cold = 0.2
+    broker.disk.cold_chance = 0.2
     await boot(broker, **settings)
     client = await connect(world.host("client"), broker)
     lives = [Life(world, promises, number) for number in range(CLIENTS)]
@@ -148,7 +148,7 @@ async def find(world: World, cut: Cut, **settings: object) -> SurvivingData:
     """Start a broker with the disk that survived, and read all its data."""
     broker = world.host("broker")
     broker.insert(cut.disk)
-    broker.disk.cold = 0.2
+    broker.disk.cold_chance = 0.2
     await boot(broker, **settings)
     client = await connect(world.host("checker"), broker)
     answered = {topic.name or "": topic for topic in (await client.metadata()).topics}

@@ -1,4 +1,4 @@
-"""What the suites check about simulated lives: they keep every promise, and a planted fault is found."""
+"""Checks that the suites make with simulated lives: no promise is broken, and a fault that is built in is found."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -46,12 +46,14 @@ def check_is_found(
     pytest.fail(f"{SEEDS_TO_FIND_A_FAULT} seeds have not found it")
 
 
-def serve_reads_above_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
+def serve_reads_above_the_high_watermark(patch: pytest.MonkeyPatch, *, on_leaders: bool = True) -> None:
+    """Let consumers read all that a replica has. `on_leaders`: also if it leads."""
     read = Partition.read
 
     def planted(partition: Partition, *arguments: int) -> object:
         real = partition.replica.high_watermark
-        partition.replica.high_watermark = partition.log_end_offset
+        if on_leaders or not partition.replica.leads:
+            partition.replica.high_watermark = partition.log_end_offset
         try:
             return read(partition, *arguments)
         finally:

@@ -97,7 +97,8 @@ class RecreatedTopic(SpecialTopic):
     """A topic that is deleted and created again under the same name.
 
     `NoOldRecords`: a topic has no record that was written to an older topic of its name. `NoAckedLoss`: it has all
-    records that were acknowledged since its creation. The requests name the topic by its id.
+    records that were acknowledged since its creation. The requests name the topic by its id; some of them come late,
+    and name the deleted topic.
     """
 
     name = "reborn"
@@ -111,7 +112,7 @@ class RecreatedTopic(SpecialTopic):
             if topic_id is None:
                 return
             generation += 1
-            await self._live(topic_id, generation, until_s)
+            await self._live(topic_id, old_id, generation, until_s)
             deleted = await self._call(self._client, partial(delete_topic, self._client.cluster, topic_id), until_s)
             if deleted is None:
                 return
@@ -132,7 +133,7 @@ class RecreatedTopic(SpecialTopic):
             await self._client.sleep(0.1)
         return None
 
-    async def _live(self, topic_id: bytes, generation: int, until_s: float) -> None:
+    async def _live(self, topic_id: bytes, old_id: bytes, generation: int, until_s: float) -> None:
         """Write and read for some seconds. After a write of unknown outcome nothing more is written."""
         acknowledged: dict[int, bytes] = {}
         number, writes = 0, True
@@ -146,6 +147,9 @@ class RecreatedTopic(SpecialTopic):
                     writes = False
                 else:
                     acknowledged[offset] = value
+            if generation > 1 and self._rng.random() < 0.2:
+                await self._write(topic_id, b"%d:late" % (generation - 1), old_id)
+                self._ledger.coverage["late writes to deleted topics"] += 1
             for record in await self._read(topic_id, acknowledged):
                 if not (record.value or b"").startswith(b"%d:" % generation):
                     text = f"{self.name} was created {generation} times, and has {record.value!r} at {record.offset}"
@@ -166,9 +170,9 @@ class RecreatedTopic(SpecialTopic):
             return None
         return answer
 
-    async def _write(self, topic_id: bytes, value: bytes) -> int | None:
-        """Return the offset of the record; None if it was not acknowledged."""
-        data = TopicProduceData(topic_id=topic_id)
+    async def _write(self, topic_id: bytes, value: bytes, named_id: bytes | None = None) -> int | None:
+        """Return the offset of the record; None if it was not acknowledged. `named_id`: the id in the request."""
+        data = TopicProduceData(topic_id=named_id or topic_id)
         data.partition_data.append(PartitionProduceData(index=0, records=encode_batch([Record(value=value)])))
         answer = await self._ask_leader(topic_id, lambda _epoch: ProduceRequest(None, -1, 2_000, [data]))
         if not isinstance(answer, ProduceResponse):

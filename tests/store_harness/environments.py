@@ -46,7 +46,7 @@ class Environment:
         raise NotImplementedError
 
     def recovered(self, store: Store) -> Store:
-        """Return a store that works again after a lost answer; most kinds simply go on."""
+        """Return a store that works again after a lost answer. For most kinds this is the same store."""
         return store
 
     def go_away(self) -> None:

@@ -1,6 +1,7 @@
 """Faults of the servers and of the holder's process: a lost minority, a lost leader, an expired session, a pause."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -266,6 +267,34 @@ def test_a_session_that_is_shorter_than_the_lease_is_refused(running: Callable[[
             await store.acquire("controller", "one", 5000)
 
     environment.run(scenario())
+
+
+def test_leases_take_few_round_trips(running: Callable[[str, int], servers.Servers]) -> None:
+    """A slow server delays an acquisition and the controller's look at all leases by few round trips."""
+    environment = ZooKeeper(running("zookeeper", 1))
+
+    async def scenario() -> None:
+        store = environment.open()
+        assert isinstance(store, ZooKeeperStore)
+        for number in range(5):
+            assert await store.acquire(f"broker/{number}", "one", 2000) is not None
+        client, calls = store._session.client, list[str]()
+        for name in ("sync_async", "get_async", "get_children_async"):
+            send = getattr(client, name)
+            monkey.setattr(client, name, lambda *args, send=send: [calls.append("request"), send(*args)][1])
+        answer = store._session.answer
+        monkey.setattr(store._session, "answer", lambda result: [calls.append("answer"), answer(result)][1])
+        assert len(await store.held_leases("broker/")) == 5
+        assert round_trips(calls) == 2
+        calls.clear()
+        assert await store.acquire("broker/5", "one", 2000) is not None
+        assert round_trips(calls) == 1, "and the transaction's, which is not counted"
+
+    def round_trips(calls: list[str]) -> int:
+        return sum(pair == ("request", "answer") for pair in itertools.pairwise(calls))
+
+    with pytest.MonkeyPatch.context() as monkey:
+        environment.run(scenario())
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -6,6 +6,7 @@ The response is sent when the moves have begun. ListPartitionReassignments lists
 
 from typing import TYPE_CHECKING
 
+from tidelog.api.request_order import in_request_order
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import NAMED_PARTITIONS_MAX
 from tidelog.metadata.link import AlterReassignments
@@ -69,13 +70,10 @@ def _with_results(
     request: AlterPartitionReassignmentsRequest,
     results: list[ReassignmentResult],
 ) -> Steps[AlterPartitionReassignmentsResponse]:
-    """Add the results in the order of the request, which may name a partition more than once."""
-    remaining_results = iter(results)
-    for topic in request.topics:
-        partitions = []
-        for _, result in zip(topic.partitions, remaining_results, strict=False):
-            partitions.append(ReassignablePartitionResponse(result.partition, result.error, result.message))
-            yield
-        response.responses.append(ReassignableTopicResponse(topic.name, partitions))
-        yield
+    ordered = yield from in_request_order(request.topics, results, _partition_response)
+    response.responses = [ReassignableTopicResponse(topic.name, parts) for topic, parts in ordered]
     return response
+
+
+def _partition_response(result: ReassignmentResult) -> ReassignablePartitionResponse:
+    return ReassignablePartitionResponse(result.partition, result.error, result.message)

@@ -64,7 +64,11 @@ def _begin(services: Services, topic: str, index: int, path: str) -> None:
         raise ApiError(f"{path} is cordoned", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     partition = partitions.find(topic, index)
     if partition is None:
-        raise UnknownTopicOrPartition(f"this broker has no partition {index} of topic {topic!r}")
+        image = services.metadata.image.topics.get(topic)
+        if image is not None and 0 <= index < len(image.partitions):
+            # kafka-reassign-partitions repeats the request after this error until the new replica is here.
+            raise ApiError(f"this broker has no replica of {topic}-{index}", ErrorCode.REPLICA_NOT_AVAILABLE)
+        raise UnknownTopicOrPartition(f"there is no partition {index} of topic {topic!r}")
     if partition.log.failure is not None:
         raise StorageError(f"{topic}-{index} is offline")
     partitions.moves.begin(partition, target)

@@ -6,6 +6,7 @@ partitions that needed an election.
 
 from typing import TYPE_CHECKING
 
+from tidelog.api.request_order import in_request_order
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import NAMED_PARTITIONS_MAX
 from tidelog.metadata.elections import ElectionResult
@@ -91,17 +92,10 @@ def _all_topics(services: Services, results: list[ElectionResult]) -> Steps[Elec
 
 
 def _requested_topics(request: ElectLeadersRequest, results: list[ElectionResult]) -> Steps[ElectLeadersResponse]:
-    """Return the results in the order of the request, which may name a partition more than once."""
-    response = ElectLeadersResponse()
-    remaining_results = iter(results)
-    for topic in request.topic_partitions or ():
-        partition_results = []
-        for _, result in zip(topic.partitions, remaining_results, strict=False):
-            partition_results.append(_partition_result(result))
-            yield
-        response.replica_election_results.append(ReplicaElectionResult(topic.topic, partition_results))
-        yield
-    return response
+    ordered = yield from in_request_order(request.topic_partitions or (), results, _partition_result)
+    return ElectLeadersResponse(
+        replica_election_results=[ReplicaElectionResult(topic.topic, parts) for topic, parts in ordered]
+    )
 
 
 def _partition_result(result: ElectionResult) -> PartitionResult:

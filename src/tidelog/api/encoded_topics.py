@@ -1,7 +1,7 @@
-"""Encoded topics for Metadata responses, so that only the topics that have changed are described and encoded anew.
+"""Encoded topics for Metadata responses, so that only topics that have changed are described and encoded again.
 
-A `TopicImage` never changes: a changed topic has a new one. Apart from it, the description of a topic depends on the
-brokers that are online, and on logs that are offline on this broker; topics with such a log are not stored.
+A `TopicImage` never changes: a changed topic has a new object. The description of a topic also depends on the brokers
+that are online, and on the logs that are offline on this broker. Topics with an offline log are not stored.
 """
 
 from functools import cache
@@ -11,6 +11,7 @@ from tidelog.metadata.image import MetadataImage, TopicImage
 from tidelog.model.steps import Steps
 from tidelog.wire.message import StepwiseEncoder
 from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseTopic
+from tidelog.wire.primitives import uvarint
 
 BYTES_MAX: Final = 16 << 20
 """Upper bound on all stored topics, in bytes: some 300,000 partitions in one version."""
@@ -47,7 +48,7 @@ class EncodedTopics:
         self._bytes = 0
 
     def add_bytes(self, count: int) -> bool:
-        """Count the bytes of a new entry. Returns False if there is no room: then everything was removed."""
+        """Count the bytes of a new entry. If there is no space for it, remove all entries and return False."""
         self._bytes += count
         if self._bytes <= self._bytes_max:
             return True
@@ -75,7 +76,7 @@ class TopicsOfVersion:
         return entry[1] if entry is not None and entry[0] is topic else None
 
     def store(self, topic: TopicImage, encoded: bytes) -> None:
-        """Store a topic, unless the online brokers have changed since this object was made."""
+        """Store a topic, unless the online brokers have changed since this object was created."""
         if not self._owner.is_valid(self._topics, self._online):
             return
         replaced = self._topics.get(topic.name)
@@ -84,33 +85,28 @@ class TopicsOfVersion:
             self._topics[topic.name] = topic, encoded
 
 
-def encode_topic(topic: MetadataResponseTopic, version: int) -> Steps[bytes]:
-    """Encode one element of the array `topics` of a response."""
-    pieces = yield from _stepwise_encoder(version)(MetadataResponse(topics=[topic]))
+def encode_topics(topics: list[MetadataResponseTopic], version: int) -> Steps[bytes]:
+    """Encode elements of the array `topics` of a response, without their number."""
+    pieces = yield from _stepwise_encoder(version)(MetadataResponse(topics=topics))
     data = b"".join(pieces)  # type: ignore[arg-type]  # a response without records has no file regions
     start, end_bytes = _place_of_topics(version)
+    start += len(_encoded_count(len(topics), version)) - len(_encoded_count(1, version))
     return data[start : len(data) - end_bytes]
 
 
-def join_topics(response: MetadataResponse, topics: list[bytes], version: int) -> bytes:
-    """Return the encoded `response` with these encoded topics. `response` itself has no topics."""
+def join_topics(response: MetadataResponse, count: int, topics: list[bytes], version: int) -> bytes:
+    """Return the encoded `response` with `count` encoded topics. `response` itself has no topics, and each element of
+    `topics` contains one or several.
+    """
     data = response.encode(version)
     _, end_bytes = _place_of_topics(version)
     end = len(data) - end_bytes
-    if version >= FLEXIBLE_FROM:
-        count_bytes, count = 1, _varint(len(topics) + 1)
-    else:
-        count_bytes, count = 4, len(topics).to_bytes(4, "big")
-    return b"".join((data[: end - count_bytes], count, *topics, data[end:]))
+    start = end - len(_encoded_count(0, version))
+    return b"".join((data[:start], _encoded_count(count, version), *topics, data[end:]))
 
 
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+def _encoded_count(count: int, version: int) -> bytes:
+    return uvarint(count + 1) if version >= FLEXIBLE_FROM else count.to_bytes(4, "big")
 
 
 @cache

@@ -22,7 +22,7 @@ def handle(
 ) -> "Outcome[EnvelopeResponse | CloseConnection]":
     """Process a message of a broker's identification, or execute a request to the controller.
 
-    The connection of any other client is closed, as Kafka's brokers do, since they do not serve Envelope. Raises
+    The connection of any other client is closed. Kafka's brokers, which do not serve Envelope, also close it. Raises
     ApiError.
     """
     peers, peer = services.peer_brokers, context.peer

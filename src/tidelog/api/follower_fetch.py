@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Followers(Protocol):
-    """The methods of `PartitionFollowers` that handlers use; see there."""
+    """The methods of `PartitionFollowers` that handlers use. That class documents them."""
 
     def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None: ...
     async def wait_for_log_start(

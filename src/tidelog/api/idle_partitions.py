@@ -1,9 +1,9 @@
-"""The partitions of a follower's fetch session without news, so that a fetch does work only for the others.
+"""The partitions of a follower's fetch session that have no news. A fetch does work only for all other partitions.
 
 A partition is idle while the follower has the whole log and knows the state of the partition. Requests do not name it.
-Every event that could change that makes it active again: an append, a new high watermark or log start offset, a change
-of the ISR, of the leader epoch or of the broker epoch of the follower, an offline or deleted log, and a request that
-names it.
+Every event that could end this state makes the partition active again: an append, a new high watermark or log start
+offset, a change of the ISR, of the leader epoch or of the broker epoch of the follower, an offline or deleted log, and
+a request that names it.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 ABANDONED_MS: Final = 60_000
-"""After this time without a request, the next event ends the watching: the follower has restarted, for example."""
+"""After this time without a request, in milliseconds, the next event ends the watching. For example, the follower may
+have restarted."""
 
 
 class CurrentFetch(Protocol):
-    """The fetch of the session that is not answered yet."""
+    """The session's fetch that is not answered yet."""
 
     def add(self, item: "FetchItem", partition: "Partition", *, wakes: bool) -> None:
-        """This partition has news. `wakes`: the fetch must be answered if it waits for records."""
+        """Note that this partition has news. `wakes` says whether a fetch that waits for records must be answered."""
 
 
 class EndWatchers(Protocol):
@@ -35,11 +36,11 @@ class EndWatchers(Protocol):
 
 
 class IdlePartitions:
-    """The idle and the active partitions of one session. It watches the idle ones."""
+    """The idle and the active partitions of one session. The idle partitions are watched."""
 
     def __init__(self, session: "FetchSession", follower: "Follower", watchers: EndWatchers) -> None:
         self.active: dict[FetchItem, None] = dict.fromkeys(session.items.values())
-        """In the order in which they are served."""
+        """The active partitions, in the order in which they are served."""
         self.current: CurrentFetch | None = None
         self._idle: dict[Partition, FetchItem] = {}
         self._fetch_time = FetchTime()
@@ -50,7 +51,9 @@ class IdlePartitions:
         return len(self._idle)
 
     def begin(self, follower: "Follower", now_ms: int) -> None:
-        """Note that a request of the session was received. With a new broker epoch, no report of the old one counts."""
+        """Note that a request of the session was received. If the broker epoch is new, no earlier report of the
+        follower counts.
+        """
         self._fetch_time.ms = now_ms
         if follower != self._follower:
             self._follower = follower
@@ -74,8 +77,8 @@ class IdlePartitions:
             self.active[item] = None
 
     def settle(self, items: "Sequence[FetchItem]") -> None:
-        """Make those of these partitions idle that have no news after an answer. Each has no records and no error in
-        it.
+        """After an answer in which these partitions have no records and no error, make each of them idle if it still
+        has no news.
         """
         broker = self._follower.broker_id
         for item in items:

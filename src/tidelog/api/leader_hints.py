@@ -37,15 +37,10 @@ def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int,
 def address_of(services: "Services", broker_id: int, listener: str) -> "Endpoint | None":
     """Return the address of a broker for the clients of a listener, or None if the broker is fenced or not registered
     or has no such listener.
-
-    `listener` is empty if the client's listener is not known. In this case, the address is returned only if the broker
-    has exactly one listener.
     """
     broker = services.metadata.image.brokers.get(broker_id)
     if broker is None or broker.fenced:
         return None
-    if not listener:
-        return broker.endpoints[0] if len(broker.endpoints) == 1 else None
     return next((endpoint for endpoint in broker.endpoints if endpoint.listener == listener), None)
 
 

@@ -8,7 +8,7 @@ An automatically created topic is part of the same response, with its leaders.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.api.encoded_topics import encode_topic, join_topics
+from tidelog.api.encoded_topics import encode_topics, join_topics
 from tidelog.api.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED, TOPIC_OPERATIONS
 from tidelog.api.services import Encoded, RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
@@ -78,9 +78,10 @@ def _respond(
     context: RequestContext,
     image: MetadataImage,
     request: MetadataRequest,
-    topics: "Sequence[MetadataResponseTopic | TopicImage]",
+    topics: "list[MetadataResponseTopic | TopicImage]",
 ) -> Steps[MetadataResponse | Encoded]:
     """Return the response with these topics; those of the image are described, or their stored encoding is used.
+    `topics` is empty afterwards.
 
     A client with a quota gets a throttle time in its response, which is therefore encoded later.
     """
@@ -95,21 +96,32 @@ def _respond(
     partitions = services.partitions
     stored = services.encoded_topics.of(image, version, _operations(request))
     encoded = []
-    for count, topic in enumerate(topics):
+    errors: list[MetadataResponseTopic] = []  # topics that are not in the image, and follow each other
+    for position, topic in enumerate(topics):
+        if position % STORED_TOPICS_PER_STEP == 0:
+            yield
         if not isinstance(topic, TopicImage):
-            encoded.append((yield from encode_topic(topic, version)))
+            errors.append(topic)
             continue
+        if errors:
+            encoded.append((yield from encode_topics(errors, version)))
+            errors = []
         data = None
         if not partitions.may_be_offline(topic.name):
             data = stored.find(topic)
         if data is None:
-            data = yield from encode_topic((yield from _topic(services, context, topic, image, request)), version)
+            described_topic = yield from _topic(services, context, topic, image, request)
+            data = yield from encode_topics([described_topic], version)
             if not partitions.may_be_offline(topic.name):
                 stored.store(topic, data)
         encoded.append(data)
-        if count % STORED_TOPICS_PER_STEP == 0:
-            yield
-    data = join_topics(_response(services, context, image, request, []), encoded, version)
+    if errors:
+        encoded.append((yield from encode_topics(errors, version)))
+        del errors  # its elements are freed in steps, with those of `topics`
+    data = join_topics(_response(services, context, image, request, []), len(topics), encoded, version)
+    while topics:
+        del topics[-STORED_TOPICS_PER_STEP:]
+        yield
     return Encoded([b"", data])
 
 
@@ -151,7 +163,7 @@ def _all_topics(
 ) -> Steps[MetadataResponse | Encoded]:
     # librdkafka permanently gives up on topics in a response without brokers, so no topics are returned until this
     # broker is registered.
-    topics = [*image.topics.values()] if image.brokers else []
+    topics: list[MetadataResponseTopic | TopicImage] = [*image.topics.values()] if image.brokers else []
     return (yield from _respond(services, context, image, request, topics))
 
 

@@ -11,7 +11,7 @@ from struct import Struct
 from tidelog.api.leader_hints import PRODUCE_SINCE
 from tidelog.api.pending import Pending
 from tidelog.api.produce import acknowledgement, mark_of, set_error
-from tidelog.api.services import Services
+from tidelog.api.services import Peer, Services
 from tidelog.log.validation import NotInline
 from tidelog.wire.batches import check_produced
 from tidelog.wire.errors import ApiError
@@ -117,9 +117,11 @@ class ProduceTemplates:
             pass
         return None
 
-    def handle(self, services: Services, frame: memoryview, prefix_end: int) -> bytes | Pending[ProduceResponse] | None:
-        """Handle a request whose prefix ends at `prefix_end`. Returns the encoded response, or a pending response if
-        the batch is not acknowledged yet.
+    def handle(
+        self, services: Services, frame: memoryview, prefix_end: int, peer: Peer
+    ) -> bytes | Pending[ProduceResponse] | None:
+        """Handle a request of `peer` whose prefix ends at `prefix_end`. Returns the encoded response, or a pending
+        response if the batch is not acknowledged yet.
 
         If there is no template for the prefix, or if `produce.handle` must handle the request, this does nothing and
         returns None.
@@ -159,6 +161,5 @@ class ProduceTemplates:
             return template.success(base_offset, append_time_ms, log_start_offset)
         answer = PartitionProduceResponse(template.index, 0, base_offset, append_time_ms, log_start_offset)
         uncommitted = [(partition, next_offset, answer)]
-        # The client's listener is not known here, so it is empty; see `address_of`.
-        listener = "" if services.followers is not None and self._version >= PRODUCE_SINCE else None
+        listener = peer.listener if services.followers is not None and self._version >= PRODUCE_SINCE else None
         return acknowledgement(services, uncommitted, [], template.request, template.response(answer), listener)

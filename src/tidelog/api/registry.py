@@ -81,6 +81,7 @@ TABLE: dict[int, ApiEntry] = {
     48: _read_only("describe_client_quotas", 0, 1),
     49: _with_effects("alter_client_quotas", 0, 1),
     57: _with_effects("update_features", 0, 2),
+    55: _read_only("describe_quorum", 0, 2),
     60: _read_only("describe_cluster", 0, 2),
     61: _read_only("describe_producers", 0, 0),
     64: _with_effects("unregister_broker", 0, 0),

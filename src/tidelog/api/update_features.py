@@ -22,7 +22,7 @@ from tidelog.wire.messages.update_features import (
 )
 
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
-RESULTS_UNTIL = 1
+RESULTS_VERSION_MAX = 1
 """The last version whose response has a result for each feature."""
 NO_ERROR_MESSAGE = "NONE"
 """The error message of a success. Kafka sends this text and not null."""
@@ -50,7 +50,7 @@ def handle(
             changes.append(LevelChange(name, update.max_version_level, update.upgrade_type != UPGRADE))
         yield
     response = UpdateFeaturesResponse(error_message=None)
-    if context.api_version <= RESULTS_UNTIL:
+    if context.api_version <= RESULTS_VERSION_MAX:
         for update in request.feature_updates:
             response.results.append(UpdatableFeatureResult(feature=update.feature, error_message=NO_ERROR_MESSAGE))
             yield

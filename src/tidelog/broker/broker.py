@@ -180,7 +180,7 @@ class BrokerServer:
         began_s = self.runtime.clock.monotonic()
         identity = await self._inspect()
         await self._bind()
-        directories, metadata = await self._take_directories()
+        directories, metadata = await self._acquire_directories()
         services = self.services
         if self._channel is not None:
             from tidelog.broker.cluster_registration import ClusterRegistration
@@ -335,7 +335,7 @@ class BrokerServer:
         for endpoint in self.config.endpoints:
             self._bound_sockets.append(await self.runtime.network.bind(endpoint.host, endpoint.port))
 
-    async def _take_directories(self) -> tuple[DataDirectories, MetadataService]:
+    async def _acquire_directories(self) -> tuple[DataDirectories, MetadataService]:
         """Begin to use the data directories, and create the parts of the broker."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         directories = self._directories

@@ -1,4 +1,6 @@
-"""The registration of a broker of a cluster, with what its data directories say about the run before (KIP-966)."""
+"""The registration of a cluster's broker. It contains facts about the previous run, which are read from the data
+directories (KIP-966).
+"""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -6,12 +8,12 @@ from typing import TYPE_CHECKING
 from tidelog.broker.last_run import (
     LastRun,
     directory_ids,
-    read_boot_id,
     read_last_run,
     write_last_run,
     write_synced_mark,
 )
 from tidelog.replication.synced_mark import SyncedMark
+from tidelog.runtime.boot import read_boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +42,7 @@ class ClusterRegistration:
 
     @property
     def ended_run(self) -> str | None:
-        """The incarnation of a run of this broker that has ended for sure."""
+        """The incarnation of a run of this broker that has certainly ended."""
         return self._last_run.incarnation if self._last_run.has_ended else None
 
     async def register(
@@ -52,7 +54,9 @@ class ClusterRegistration:
         was_stopped_cleanly: bool,
         logs_are_open: bool,
     ) -> None:
-        """Register the broker, name this run in the data directories, and make the mark of its synced records."""
+        """Register the broker, write the name of this run into the data directories, and create the mark of its synced
+        records.
+        """
         run_blocking, disk = self._runtime.tasks.run_blocking, self._runtime.disk
         is_synced = was_stopped_cleanly or self._last_run.is_synced
         await metadata.register(
@@ -64,7 +68,7 @@ class ClusterRegistration:
             )
         )
         assert metadata.lifecycle is not None
-        # What was synced stays synced while no partition is open. With another default of `durability` the mark would
+        # Synced records remain synced while no partition is open. With another default of `durability`, the mark would
         # be withdrawn at once.
         keeps_mark = is_synced and not logs_are_open and self._config.get("durability") == "fsync"
         run = LastRun(registration.incarnation, metadata.lifecycle.broker_epoch, self._boot_id, keeps_mark)

@@ -469,7 +469,7 @@ class ServerConnection:
         templates = route.produce_templates
         if templates is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:
             return False
-        answer = templates.handle(self.services, frame, self._prefix_end)
+        answer = templates.handle(self.services, frame, self._prefix_end, self.peer)
         if answer is None:
             return False
         response: Any = answer

@@ -1,4 +1,5 @@
-"""End the leases of a broker process that has certainly ended. The program that has started the process uses this.
+"""End the leases of a broker process that has certainly ended. The program that has started the process uses this
+module.
 
 A lease normally ends some seconds after its holder was killed, when its term is over. The parent process knows at once
 that its child process has ended. So it ends the leases, and the other brokers elect new leaders without waiting.

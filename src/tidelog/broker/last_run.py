@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 LAST_RUN: Final = "broker.run"
 """Name of the file."""
-BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-"""The file from which Linux processes can read the id of the current boot."""
 
 
 class LastRun(NamedTuple):
@@ -38,10 +36,10 @@ class LastRun(NamedTuple):
     """Whether the run has certainly ended, provided that this process has locked the directories."""
 
 
-def read_last_run(disk: "Disk", paths: Sequence[str], boot_id: str) -> LastRun:
-    """Return the run that used all directories last. The directories must be locked. Blocks.
+def read_last_run(disk: "Disk", paths: Sequence[str], boot_id: str = "") -> LastRun:
+    """Return the run that used all directories last. Blocks.
 
-    `boot_id` is the machine's running boot.
+    If the caller has locked the directories, `boot_id` is the machine's current boot. Without it, `has_ended` is False.
     """
     runs = [_read(disk, path, boot_id) for path in paths]
     if not runs or any(run._replace(is_synced=runs[0].is_synced) != runs[0] for run in runs):
@@ -118,11 +116,3 @@ def directory_ids(disk: "Disk", paths: Sequence[str]) -> tuple[DirectoryId, ...]
         except (OSError, CorruptLog, LookupError, ValueError):
             continue
     return tuple(ids)
-
-
-def read_boot_id(disk: "Disk") -> str:
-    """Return the id of the machine's current boot, or "" if the system has no boot ids. Blocks."""
-    try:
-        return "-".join(disk.read(BOOT_ID).decode(errors="replace").split())
-    except OSError:
-        return ""

@@ -1,8 +1,8 @@
 """Fair scheduling of connections that have received more requests than they may handle in one turn of the event
 loop.
 
-These connections are served in rotation. So all of them together delay other connections only slightly longer than a
-single one of them would.
+These connections are served in rotation. So all waiting connections together delay other connections only slightly
+longer than one waiting connection.
 """
 
 from collections import deque

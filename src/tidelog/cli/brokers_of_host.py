@@ -66,7 +66,9 @@ def plan_brokers(config: BrokerConfig, count: int) -> list[BrokerPlan]:
 
 
 def cluster_defaults(config: BrokerConfig, count: int) -> dict[str, str]:
-    """Return the settings whose defaults differ from those of one broker, except those that the user set."""
+    """Return the settings whose defaults differ from the defaults of a single broker. Settings that the user set are
+    omitted.
+    """
     defaults = {"default.replication.factor": str(min(count, REPLICAS_MAX))}
     if count > MIN_INSYNC_REPLICAS:
         defaults["min.insync.replicas"] = str(MIN_INSYNC_REPLICAS)

@@ -267,9 +267,9 @@ def list_offsets(
 ) -> tuple[dict[TopicAndPartition, int], dict[TopicAndPartition, CommandError]]:
     """Return two maps by partition: the offsets of the requested timestamps, and the errors.
 
-    `timestamps` has a timestamp, EARLIEST or LATEST for each partition. For a timestamp, the offset is that of the
-    first record with this timestamp or a later one; it is -1 if there is no such record. With `committed`, LATEST means
-    the last stable offset.
+    `timestamps` has a timestamp, EARLIEST or LATEST for each partition. For a timestamp, the result is the offset of
+    the first record with this timestamp or a later one; it is -1 if there is no such record. With `committed`, LATEST
+    means the last stable offset.
     """
     from tidelog.client.operations import READ_COMMITTED, READ_UNCOMMITTED, ListedOffset
     from tidelog.model.ids import TopicPartition

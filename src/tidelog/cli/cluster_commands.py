@@ -30,7 +30,7 @@ Replicas = Annotated[
 ]
 Undo = Annotated[
     str,
-    typer.Option("--undo", metavar="FILE", show_default=False, help="Write the plan that goes back to this file."),
+    typer.Option("--undo", metavar="FILE", show_default=False, help="Write the plan that reverses the moves here."),
 ]
 
 
@@ -51,7 +51,7 @@ def cluster() -> None:
 @app.command()
 def status(
     all_partitions: Annotated[
-        bool, typer.Option("--all", help="List every partition with trouble, also the harmless.")
+        bool, typer.Option("--all", help="List all partitions with trouble, even harmless ones.")
     ] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
@@ -113,7 +113,7 @@ def elect(
     topics: Topics = None,
     unclean: Annotated[
         bool,
-        typer.Option("--unclean", help="Give offline partitions a leader that may lack records. They are lost."),
+        typer.Option("--unclean", help="Elect leaders that may lack records; such records are lost."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: AsJson = False,
@@ -200,7 +200,7 @@ def reassign(
     to_brokers: Annotated[
         str,
         typer.Option(
-            "--brokers", metavar="N,N...", show_default=False, help="The brokers that shall have the replicas."
+            "--brokers", metavar="N,N...", show_default=False, help="The brokers that will have the replicas."
         ),
     ] = "",
     topics: Annotated[
@@ -314,9 +314,9 @@ def upgrade(
     """Show the levels of the cluster's features; finalize the newest ones.
 
     A new version of Tidelog may store metadata that older versions cannot
-    read. It does so only after its level is finalized. Finalize the levels
-    when all brokers have the new version, and after a single broker was
-    extended to a cluster. A level cannot be lowered again.
+    read. It stores such metadata only after its level is finalized. Finalize
+    the levels when all brokers have the new version, and after a single
+    broker was extended to a cluster. A level cannot be lowered again.
 
     Examples:
 

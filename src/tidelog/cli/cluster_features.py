@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from tidelog.client.blocking import Client
 
 UPGRADE = 1
+METADATA_VERSION = "metadata.version"
+"""End of the name of the feature that every cluster has, of Tidelog and of Kafka."""
+ALONE = (
+    "This broker is alone: it does not share its metadata store with others, so it has no levels of a cluster. "
+    "To grow it into a cluster, see docs/cluster.md."
+)
 
 
 class FeatureLevel(NamedTuple):
@@ -50,7 +56,9 @@ def upgrade(client: "Client", *, execute: bool, json: bool) -> int:
         return 0
     columns = [Column("Feature"), Column("Level", True), Column("Newest", True)]
     print_table(Table(columns, [[each.feature, str(each.level), str(each.newest)] for each in levels]))
-    if not behind:
+    if not any(each.feature.endswith(METADATA_VERSION) for each in levels):
+        print(f"\n{ALONE}")
+    elif not behind:
         print("\nAll levels are the newest.")
     elif execute:
         print("\nUpgraded: " + ", ".join(each.feature for each in behind) + ".")
@@ -66,7 +74,7 @@ def _finalize(client: "Client", features: list[FeatureLevel]) -> None:
     from tidelog.wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
 
     # The level of the cluster's metadata is finalized first, because other features need it.
-    for feature in sorted(features, key=lambda each: (not each.feature.endswith("metadata.version"), each.feature)):
+    for feature in sorted(features, key=lambda each: (not each.feature.endswith(METADATA_VERSION), each.feature)):
         update = FeatureUpdateKey(feature=feature.feature, max_version_level=feature.newest, upgrade_type=UPGRADE)
         request = UpdateFeaturesRequest(timeout_ms=ANSWER_MS, feature_updates=[update])
         answer = ask_controller(client, request, UpdateFeaturesResponse)

@@ -137,8 +137,7 @@ def _quorum_leader(client: "Client") -> int:
     """Return the controller's number; -1 if the brokers do not report it.
 
     In DescribeCluster, brokers of Kafka name any broker as the controller. Only DescribeQuorum names the real one.
-    Tidelog's brokers name themselves, because each of them forwards requests to the controller. They do not support
-    DescribeQuorum.
+    Tidelog's brokers name themselves, because each of them forwards requests to the controller.
     """
     from tidelog.client.errors import ClientError
     from tidelog.metadata.image import CLUSTER_METADATA

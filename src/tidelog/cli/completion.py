@@ -25,7 +25,7 @@ class Shell(StrEnum):
 
 @app.command()
 def completion(
-    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", show_default=False, help="Which shell.")],
+    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", show_default=False, help="The shell.")],
 ) -> None:
     """Print a script that makes a shell complete commands and options.
 

@@ -181,7 +181,7 @@ class Sink:
             raise BrokenPipeError
 
     def write(self, records: Sequence[IncomingRecord]) -> None:
-        """Write one line per record and flush, so that the reader of a pipe sees records at once.
+        """Write one line per record and flush, so that the reader of a pipe sees records immediately.
 
         Raises BrokenPipeError.
         """

@@ -108,7 +108,7 @@ def list_all(
 
 
 def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
-    """Print state, members and lag of each group, and notes about everything that is not known."""
+    """Print state, members and lag of each group, and notes about all unknown properties."""
     described = describe_groups(client, groups.listed)
     listed = [group for group in groups.listed if group.group_id not in described.vanished]
     measured = all_lags(client, [group.group_id for group in listed], described.groups)
@@ -308,7 +308,7 @@ class LagQuery:
 
     def __call__(self) -> list[Lag]:
         if self.last_call_failed:
-            # Raises at once if nothing listens there; the client would retry.
+            # Raises immediately if no broker listens there. The client alone would retry.
             check_reachable(self.connection.bootstrap)
         self.last_call_failed = True
         groups = list_groups(self.client)

@@ -45,7 +45,7 @@ Topics = Annotated[
         "-t",
         metavar="TOPIC[:PARTITIONS]",
         show_default=False,
-        help="Only these, e.g. orders:0,3-5; repeatable.",
+        help="Only these partitions, e.g. orders:0,3-5; repeatable.",
     ),
 ]
 Execute = Annotated[bool, typer.Option("--execute", help="Make the changes; without this, only show them.")]

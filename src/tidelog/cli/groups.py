@@ -125,7 +125,7 @@ def group_error(failure: "Failure", name: str) -> CommandError:
 
 
 def foreign_protocol_type(protocol_type: str) -> str:
-    """Return the protocol type if it is not that of consumers, else "".
+    """Return the protocol type if it is not "consumer", else "".
 
     Members of groups with other protocol types, such as `connect`, are not assigned partitions.
     """

@@ -150,7 +150,7 @@ def set_quotas(
 @app.command()
 def remove(
     keys: Annotated[
-        list[str], typer.Argument(metavar="[QUOTA...]", show_default=False, help="Which quotas; default: all.")
+        list[str], typer.Argument(metavar="[QUOTA...]", show_default=False, help="The quotas to remove; default: all.")
     ] = [],  # noqa: B006 - typer copies it
     user: User = None,
     client_id: ClientId = None,
@@ -243,8 +243,8 @@ def parse_quota(text: str) -> tuple[str, float]:
 def describe_quotas(client: "Client", wanted: "Entity", *, strict: bool) -> list[Quota]:
     """Request the quotas of the entity and return them, sorted.
 
-    Without `strict`, the quotas of entities that have more parts are returned too: for a user, those of the user's
-    client ids.
+    Without `strict`, the quotas of entities that have more parts are also returned: for a user, the quotas of the
+    user's client ids.
     """
     from tidelog.wire.messages.describe_client_quotas import (
         ComponentData,

@@ -121,7 +121,7 @@ def time_text(record: IncomingRecord) -> str:
 def to_json(record: IncomingRecord) -> bytes:
     """Return the record as one line of JSON.
 
-    Keys and values that are not UTF-8, also those of headers, are base64 in the fields `key_base64` and `value_base64`.
+    Keys and values of records and headers that are not UTF-8 are base64 in the fields `key_base64` and `value_base64`.
     """
     document: dict[str, Any] = {
         **text_or_base64("topic", name_bytes(record.topic)),

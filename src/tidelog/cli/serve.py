@@ -101,7 +101,8 @@ async def run_broker(
 ) -> int:
     """Start the broker, print its address, wait for a signal, the end of the parent or a failure, and stop the broker.
 
-    Return the exit code. A second signal ends the process at once, as in a crash; the next start then recovers the log.
+    Return the exit code. A second signal ends the process immediately, as in a crash. The next start then recovers the
+    log.
     """
     loop = asyncio.get_running_loop()
     stop_requested = asyncio.Event()

@@ -13,7 +13,7 @@ from tidelog.cli.logs import LEVELS
 
 FAILED, WRONG_USAGE = 1, 2
 """Exit codes: the broker failed; the command line is malformed. 0 means that a signal or the end of the parent process
-stopped the broker. If a second signal ends it at once, the exit code is 128 + the signal's number.
+stopped the broker. If a second signal ends it immediately, the exit code is 128 + the signal's number.
 """
 
 FLAGS = {

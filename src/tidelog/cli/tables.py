@@ -38,15 +38,16 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     title: str = ""
     footer: Sequence[str] = ()
-    """The last row, for totals; empty if there is none."""
+    """The last row, for totals; empty if the table has no totals."""
     row_styles: Sequence[str] = ()
     """Styles of the rows at a terminal; empty if the rows have no styles."""
     shorten: bool = False
     """Whether names may be shortened in the middle so that every row is one line. Otherwise names stay whole."""
     json: bool = True
-    """Whether the command has the option --json, which the note about omitted columns then names."""
+    """Whether the command has the option --json. If so, the note about omitted columns names this option."""
     name_columns: int = 1
-    """Number of columns, from the left, that identify a row. If the rows are printed as blocks, these begin a block."""
+    """Number of columns, from the left, that identify a row. If the rows are printed as blocks, a block begins with
+    these columns."""
 
 
 def print_json(document: Any) -> None:
@@ -63,7 +64,7 @@ def json_line(document: Any, indent: int | None = None) -> str:
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """Return the document as JSON like `json_line`, but every string in it must be valid text."""
+    """Return the document as JSON in the form of `json_line`. Every string in the document must be valid text."""
     text = _encoder(indent, not stdout_is_utf8()).encode(document)
     return text if text.isprintable() else NOT_ASCII.sub(_printable_or_escape, text)
 
@@ -160,9 +161,10 @@ def console(stderr: bool = False) -> "Console":
 
 
 def rich_table(table: Table, width: int) -> "Group":
-    """Return the table, at most `width` cells wide, with a note about columns that are left out.
+    """Return the table, at most `width` cells wide, with a note about the omitted columns.
 
-    `room` describes how a table is fitted. If the rows are printed as blocks, a line with one long name may be wider.
+    The module `table_fit` describes how a table is fitted. If the rows are printed as blocks, a line with one long
+    name may be wider.
     """
     from rich import box
     from rich.console import Group

@@ -1,8 +1,9 @@
 """A client of Kafka's wire protocol: metadata, offsets, groups, producing and fetching whole record batches; TLS and
 SASL.
 
-`connection`, `cluster` and `operations` do no I/O: they turn calls into requests, and response frames into results
-and decisions. `blocking` runs them on ordinary sockets. `each`, `groups` and `partitions` return a result or an
-error for each of many items; `reader` reads partitions continuously. Read `operations` first, then `blocking`.
-`channel` is a lasting asynchronous connection over the network of a runtime, for brokers and simulated clients.
+`connection`, `cluster` and `operations` do no I/O: they convert calls into requests, and response frames into
+results and decisions. `blocking` runs them on ordinary sockets. `each`, `groups` and `partitions` work on many
+items, and return a result or an error for each item. `reader` reads partitions continuously. Read `operations`
+first, then `blocking`. `channel` is a lasting asynchronous connection over the network of a runtime, for brokers and
+simulated clients.
 """

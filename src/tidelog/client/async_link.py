@@ -1,4 +1,6 @@
-"""A connection to one broker over the network of any runtime. `channel` restores connections; this module does not."""
+"""A connection to one broker over the network of any runtime. It is not restored after a failure; `channel` does
+that.
+"""
 
 import asyncio
 import errno
@@ -21,14 +23,15 @@ M = TypeVar("M", bound=Message)
 logger = logging.getLogger("tidelog.channel")
 
 FRAME_BYTES_MAX = 512 << 20
-"""The largest response frame that is accepted, in bytes. A peer that states more does not speak Kafka's protocol."""
+"""Upper bound on an accepted response frame, in bytes. A peer that states a larger size does not speak Kafka's
+protocol."""
 
 
 class AsyncLink:
-    """One connection to one broker. `connect` opens it and learns the broker's versions.
+    """One connection to one broker. `connect` opens it and requests the broker's versions.
 
-    Several requests may wait for their responses at once. Nothing is retried. The error codes in the responses are
-    left to the caller.
+    Several requests may wait for their responses at the same time. This class never sends a request again. The
+    caller handles the error codes in the responses.
     """
 
     def __init__(
@@ -84,19 +87,19 @@ class AsyncLink:
             self._stream.abort()
 
     def post(self, request: Message, *, version_max: int = NEWEST) -> "asyncio.Future[Message]":
-        """Send a request now, and return a future of its response.
+        """Send a request immediately, and return a future of its response.
 
         The future fails with OSError if the connection ends before the response, and with BrokenProtocol if the peer
         violates the protocol. `records` fields of the response are views of the received bytes. Raises
-        ApiNotSupported; if the connection has ended, raises the error with which the futures failed.
+        ApiNotSupported. If the connection has already ended, raises the error with which the futures failed.
         """
         if not self.open:
             raise self._connection_error()
         return self._send(self._connection.request(request, version_max))
 
     async def ask(self, request: Message, kind: type[M], *, version_max: int = NEWEST) -> M:
-        """Send a request and wait for its response, which must be of the class `kind`. Raises like `post` and its
-        future.
+        """Send a request and wait for its response, which must be of the class `kind`. Raises the errors of `post`
+        and of its future.
         """
         response = await self.post(request, version_max=version_max)
         assert isinstance(response, kind)
@@ -144,7 +147,7 @@ class AsyncLink:
     def _process_frame(self, frame: Buffer) -> None:
         if not self._pending_responses:
             raise BrokenProtocol("the broker sent a response without a request")
-        # Decode the response even if the caller no longer waits for it, since the decoder checks the order of the
+        # Decode the response even if the caller no longer waits for it, because the decoder checks the order of the
         # correlation ids.
         response = frame if self._is_greeting else self._connection.answer(frame)
         pending = self._pending_responses.popleft()

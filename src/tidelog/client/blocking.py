@@ -1,7 +1,7 @@
-"""The client on ordinary blocking sockets: it carries out `operations`, for one thread at a time.
+"""The client on ordinary blocking sockets. It carries out `operations`, for one thread at a time.
 
-`start_fetch` and `start_produce` send the request and return, so that the caller can work while the broker does.
-After a throttled response, the client's next call to that broker waits for the time that the broker stated.
+`start_fetch` and `start_produce` send the request and return, so that the caller can work while the broker processes
+it. After a throttled response, the client's next call to that broker waits for the time that the broker stated.
 """
 
 import random
@@ -39,25 +39,26 @@ Ticket: TypeAlias = tuple[Link, int] | ClientError
 """A sent request (its link and number), or the reason why it could not be sent."""
 
 OUTAGE_NOTICE_AFTER_S = 5.0
-"""When a call has taken this many seconds and its last attempt reached no broker, the client reports that to its
-caller, and the call continues to try. It reports only once. The restart of a broker takes less time."""
+"""After a call has taken this many seconds and its last attempt reached no broker, the client reports this to its
+caller once, and the call continues to try. The restart of a broker takes less time."""
 JITTER = 0.2
-"""Pauses vary by this fraction in both directions, so that clients that failed together do not retry together."""
+"""Pauses vary randomly by this fraction in both directions, so that clients that failed at the same time do not
+retry at the same time."""
 
 
 class ClientConfig(NamedTuple):
-    """The client's settings. Names and defaults are those of Kafka's client settings, where Kafka has the setting."""
+    """The client's settings. If Kafka's client has the same setting, the name and the default are Kafka's."""
 
     client_id: str = "tidelog"
     request_timeout_ms: int = 30_000
     default_api_timeout_ms: int = 60_000
-    """Limit for one call with all its attempts, except produce."""
+    """Time limit of one call with all its attempts, except produce."""
     delivery_timeout_ms: int = 120_000
-    """Limit for one produce call with all its attempts."""
+    """Time limit of one produce call with all its attempts."""
     socket_connection_setup_timeout_ms: int = 10_000
     backoff: Backoff = Backoff()
     frame_bytes_max: int = 512 << 20
-    """The largest response frame that is accepted, in bytes. A peer that states more does not speak Kafka's
+    """Upper bound on an accepted response frame, in bytes. A peer that states a larger size does not speak Kafka's
     protocol."""
     security: Security = PLAINTEXT
 
@@ -76,7 +77,7 @@ def parse_bootstrap(servers: str) -> list[Address]:
 
 
 class StartedOperation(Generic[T]):
-    """An operation whose first `Ask` has been sent, or that ended before it sent one."""
+    """An operation that has sent its first `Ask`, or that ended before it sent one."""
 
     def __init__(self, client: "Client", operation: Operation[T], timeout_ms: int) -> None:
         self._client = client
@@ -87,9 +88,9 @@ class StartedOperation(Generic[T]):
         self._carry_out(None, self._deadline(), to_first_ask=True)
 
     def result(self) -> T:
-        """Wait for the responses, retry as needed, and return the result. Call it once.
+        """Wait for the responses, retry as needed, and return the result. It must be called only once.
 
-        The whole timeout begins again with this call. Raises like the methods of `Client`.
+        The whole timeout begins again with this call. Raises the errors of the methods of `Client`.
         """
         if not self._outcome:
             deadline = self._deadline()
@@ -127,7 +128,7 @@ class StartedOperation(Generic[T]):
 
 
 class Client:
-    """A client of one cluster. It must not be used by several threads at once, or after a fork.
+    """A client of one cluster. It must not be used by several threads at the same time, or after a fork.
 
     Methods raise `wire.errors.ApiError` for an error code in a response, and `client.errors.ClientError` for any
     other failure.
@@ -139,8 +140,8 @@ class Client:
         config: ClientConfig | None = None,
         report_outage: Callable[[str], None] | None = None,
     ) -> None:
-        """`report_outage` is called once with a text for users, when a call continues to try although no broker answers
-        (see OUTAGE_NOTICE_AFTER_S).
+        """`report_outage` is called once, with a text for users, when a call continues to try although no broker
+        answers (see OUTAGE_NOTICE_AFTER_S).
         """
         seeds = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else list(bootstrap)
         self.config = config or ClientConfig()
@@ -162,8 +163,8 @@ class Client:
         self._links.clear()
 
     def topics(self, names: Sequence[str], *, create: bool = False) -> dict[str, Topic]:
-        """Return the topics, newly requested from the cluster. Raises UnknownTopicOrPartition for one that does not
-        exist.
+        """Return the topics, as requested from the cluster now. Raises UnknownTopicOrPartition for a topic that does
+        not exist.
 
         With `create`, a missing topic is created, if the broker creates topics on demand.
         """
@@ -179,16 +180,16 @@ class Client:
         return self._run(operations.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Fetched:
-        """Fetch record batches of one partition. The view `records` is valid until the client's next call other than
-        `start_fetch` and `start_produce`.
+        """Fetch record batches of one partition. The view `records` is valid until the client's next call, except
+        calls of `start_fetch` and `start_produce`.
 
         Returns `operations.THROTTLED` if the client is over its fetch quota. Raises OffsetOutOfRange.
         """
         return self.start_fetch(partition, offset, limits).result()
 
     def start_fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> StartedOperation[Fetched]:
-        """Send a fetch request. The response is read from the socket only by `result`. Until then, the view of an
-        earlier response remains valid.
+        """Send a fetch request. Only `result` reads the response from the socket. Until then, the view of an earlier
+        response remains valid.
         """
         return self._start(operations.fetch(self.cluster, self.config.backoff, partition, offset, limits))
 
@@ -230,7 +231,7 @@ class Client:
     def list_offsets_each(
         self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED
     ) -> Results[TopicPartition, ListedOffset]:
-        """Like `list_offsets`, but a partition that fails has its failure in place of the offset."""
+        """Return the results of `list_offsets`. A partition that fails has its failure in place of the offset."""
         return self._run(partitions.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch_each(
@@ -252,8 +253,8 @@ class Client:
     def ask_any(self, request: Message, deadline: float) -> Message:
         """Send a request to the first broker that responds to it, and return the response. See `operations.AskAny`.
 
-        If no broker responds, raises the first failure other than Unreachable; if there is none, NoBrokerReachable.
-        After a failed authentication no other broker is tried.
+        If no broker responds, raises the first failure that is not Unreachable; if all failures are Unreachable,
+        NoBrokerReachable. After a failed authentication no other broker is tried.
         """
         failures: list[ClientError] = []
         for address in self.cluster.contacts():
@@ -291,7 +292,9 @@ class Client:
         return tickets
 
     def collect(self, tickets: list[Ticket], deadline: float) -> list[Message | ClientError]:
-        """Return the response, or the reason why there is none, for each ticket, in their order."""
+        """For each ticket, return the response, or the reason why there is no response. The results are in the order
+        of the tickets.
+        """
         answers: list[Message | ClientError] = []
         for ticket in tickets:
             if isinstance(ticket, ClientError):
@@ -325,7 +328,7 @@ class Client:
         time.sleep(delay)
 
     def _link(self, address: Address, deadline: float) -> Link:
-        """Return the connection to the broker. Open one if there is none."""
+        """Return the connection to the broker. If it does not exist, open it."""
         link = self._links.get(address)
         if link is None or link.closed:
             config = self.config

@@ -1,7 +1,7 @@
 """A lasting connection to one broker, for followers, forwarded requests and simulated clients.
 
-It is opened when a request needs it and opened again after a failure, at growing intervals. Several requests may be in
-flight at once. It runs over the network of any runtime, so it works in the simulator, too.
+The connection is opened when a request needs it, and opened again after a failure, at growing intervals. Several
+requests may be in flight at the same time. It uses the network of any runtime, so it also works in the simulator.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ M = TypeVar("M", bound=Message)
 logger = logging.getLogger("tidelog.channel")
 
 JITTER = 0.2
-"""Pauses before a new connection vary by this fraction in both directions, so that brokers that lost their connections
-together do not connect together."""
+"""Pauses before a new connection vary randomly by this fraction in both directions, so that brokers that lost their
+connections at the same time do not connect at the same time."""
 NO_BACKOFF = Backoff(0, 0)
 
 
 class ChannelConfig(NamedTuple):
-    """The settings of a channel. Defaults are those of Kafka's client settings, where Kafka has the setting."""
+    """The settings of a channel. If Kafka's client has the same setting, the default is Kafka's."""
 
     client_id: str = "tidelog"
     request_timeout_ms: int = 30_000
-    """Limit for one request, from the call to the response. It includes the time to connect."""
+    """Time limit of one request, from the call to the response, in milliseconds. It includes the time to connect."""
     connection_setup_timeout_ms: int = 10_000
     backoff: Backoff = Backoff(50, 1_000)
     """Pauses between attempts to connect (`reconnect.backoff.ms`, `reconnect.backoff.max.ms`)."""
     in_flight_max: int = 5
     """Upper bound on the requests that wait for their responses. Further requests wait before they are sent."""
     requests_max: int = 1_000
-    """Upper bound on all requests in progress. Further requests fail at once."""
+    """Upper bound on all requests in progress. Further requests fail immediately."""
     frame_bytes_max: int = FRAME_BYTES_MAX
-    """The largest response that is accepted, in bytes."""
+    """Upper bound on an accepted response, in bytes."""
 
 
 class ChannelState(enum.Enum):
@@ -58,7 +58,7 @@ class ChannelState(enum.Enum):
 
 
 class Channel:
-    """The connection to the broker at `address`. It is not closed by failures, only by `close`."""
+    """The connection to the broker at `address`. A failure does not close the channel; only `close` does."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Channel:
         on_connected: Callable[[AsyncLink], Awaitable[None]] | None = None,
     ) -> None:
         """`on_connected` is called with each new connection, before the first request is sent on it. If it raises
-        OSError, BrokenProtocol or ApiError, the attempt to connect has failed.
+        OSError, BrokenProtocol or ApiError, the attempt to connect counts as failed.
         """
         self.address = address
         self.state = ChannelState.IDLE
@@ -78,10 +78,10 @@ class Channel:
         self._on_connected = on_connected
         self._link: AsyncLink | None = None
         self._connecting: asyncio.Future[Exception | None] | None = None
-        """The attempt to connect that is running: its result is None, or the reason of the failure."""
+        """The running attempt to connect. Its result is None, or the reason of the failure."""
         self._attempt: asyncio.Task[None] | None = None
         self._failures = 0
-        """Failed attempts and lost connections since the last response."""
+        """Number of failed attempts and lost connections since the last response."""
         self._retry_at_s = 0.0
         """The earliest time of the next attempt, on the monotonic clock."""
         self._slots = asyncio.Semaphore(self._config.in_flight_max)
@@ -94,8 +94,8 @@ class Channel:
 
         `records` fields of the response are views of the received bytes. `timeout_ms` replaces `request_timeout_ms`.
         If the time passes after the request was sent, the connection is closed, because later responses would wait
-        behind the missing one. Raises BrokerUnreachable, BrokenProtocol and ApiNotSupported. The broker may have
-        executed the request after BrokenProtocol, and after BrokerUnreachable if its `was_sent` is true.
+        behind the missing one. Raises BrokerUnreachable, BrokenProtocol and ApiNotSupported. After BrokenProtocol,
+        and after BrokerUnreachable if its `was_sent` is true, the broker may have executed the request.
         """
         if self._requests >= self._config.requests_max:
             raise BrokerUnreachable(self.address, f"{self._requests} requests wait for it already", was_sent=False)
@@ -109,7 +109,7 @@ class Channel:
                 answered = link.post(request, version_max=version_max)
                 was_sent = True
                 response = await answered
-        except OSError as error:  # among them TimeoutError
+        except OSError as error:  # TimeoutError is an OSError, too
             if link is not None:
                 link.close()
             raise BrokerUnreachable(self.address, failure_reason(error), was_sent=was_sent) from error
@@ -141,7 +141,9 @@ class Channel:
             self._link.close()
 
     async def _open_link(self) -> AsyncLink:
-        """Return the open connection. If there is none, wait for an attempt to open one, which all requests share."""
+        """Return the open connection. If no connection is open, wait for the attempt to open one. All requests share
+        this attempt.
+        """
         while True:
             if self.state is ChannelState.CLOSED:
                 raise ConnectionAbortedError("the channel is closed")
@@ -203,7 +205,7 @@ class Channel:
         self._retry_at_s = self._runtime.clock.monotonic() + pause_s
 
     def _change_state(self, state: ChannelState, reason: str = "") -> None:
-        """Set the state, and log it if it has changed: once, not for each attempt."""
+        """Set the state. Log it only if it has changed, and not for each attempt."""
         if state is self.state:
             return
         self.state = state

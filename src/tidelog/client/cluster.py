@@ -1,4 +1,4 @@
-"""The client's cache of cluster metadata: brokers, topics and leaders. Pure: it is filled from Metadata responses."""
+"""The client's cache of cluster metadata: brokers, topics and leaders. It is filled from Metadata responses. Pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -48,8 +48,8 @@ class Cluster:
         self.topics: dict[str, Topic] = {}
 
     def update(self, response: MetadataResponse) -> dict[str, ApiError]:
-        """Store a Metadata response. Return the error of each topic for which the broker answered with an error;
-        these topics are removed from the cache.
+        """Store a Metadata response. Return the error of each topic for which the broker answered with an error.
+        These topics are removed from the cache.
         """
         self.brokers = {b.node_id: Address(b.host, b.port) for b in response.brokers}
         topic_errors: dict[str, ApiError] = {}
@@ -63,13 +63,15 @@ class Cluster:
         return topic_errors
 
     def contacts(self) -> list[Address]:
-        """Return the addresses for requests that any broker can answer: the known brokers, then the seeds, each
-        once.
+        """Return the addresses for requests that any broker can answer: first the known brokers, then the seeds.
+        Each address is returned only once.
         """
         return list(dict.fromkeys([*self.brokers.values(), *self.seeds]))
 
     def leader(self, partition: TopicPartition) -> tuple[Address, PartitionLeader] | None:
-        """Return the leader and its address; None if it is unknown, or if the partition has no leader at present."""
+        """Return the leader and its address; None if the leader is unknown, or if the partition has no leader at
+        present.
+        """
         topic = self.topics.get(partition.topic)
         leader = topic and topic.leaders.get(partition.partition)
         address = leader and self.brokers.get(leader.broker_id)

@@ -1,8 +1,8 @@
-"""The client's side of one connection: encodes requests into frames, and decodes response frames in the requests'
-order.
+"""The client's side of one connection. It encodes requests into frames, and decodes response frames in the order of
+the requests.
 
 Pure: the owner of the socket sends and receives the bytes. The first exchange on a connection is the greeting, an
-ApiVersions request that learns the broker's versions (KIP-35, KIP-511).
+ApiVersions request that asks for the broker's versions (KIP-35, KIP-511).
 """
 
 from collections import deque
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 SIZE_BYTES = 4
 BETWEEN_BROKERS = (58,)
-"""The keys of the APIs (Envelope) that brokers serve to other brokers only, and do not offer to clients."""
+"""The keys of the APIs (Envelope) that brokers serve only to other brokers, and do not offer to clients."""
 NEWEST = 32767
-"""As a `version_max`: no limit below the newest version that both sides support."""
+"""Value of `version_max` that sets no limit: the newest version is used that both sides support."""
 
 
 class VersionRange(NamedTuple):
@@ -43,8 +43,8 @@ class _ExpectedResponse(NamedTuple):
 
 
 class ClientConnection:
-    """One connection. Its owner first calls `begin_greeting` and `continue_greeting`, and then `request` and `answer`
-    any number of times. Several requests may wait for their responses at once.
+    """One connection. Its owner first calls `begin_greeting` and `continue_greeting`, and then `request` and
+    `answer` any number of times. Several requests may wait for their responses at the same time.
     """
 
     def __init__(self, client_id: str) -> None:
@@ -59,8 +59,8 @@ class ClientConnection:
         return self._greeting(ApiVersionsRequest.max_version)
 
     def continue_greeting(self, frame: Buffer) -> "list[Piece] | None":
-        """Process the response to the greeting. Return None if the versions are known now; else the frame of another
-        greeting, whose response is processed by this method again.
+        """Process the response to the greeting. Return None if the versions are known now. Otherwise return the
+        frame of another greeting; the caller passes the response to it to this method again.
 
         Raises ApiError if the broker rejects the greeting, and BrokenProtocol.
         """
@@ -75,8 +75,8 @@ class ClientConnection:
         return None
 
     def version_for(self, request: type[Message], version_max: int = NEWEST) -> int:
-        """Return the highest version of this API that both sides support. Raises ApiNotSupported, which states both
-        ranges.
+        """Return the highest version of this API that both sides support. Raises ApiNotSupported; its message states
+        both ranges.
         """
         ours = VersionRange(request.min_version, min(request.max_version, version_max))
         theirs = self.versions.get(request.api_key)
@@ -125,8 +125,8 @@ class ClientConnection:
         return self._frame(request, version)
 
     def _decode_greeting(self, frame: Buffer) -> Message:
-        """Decode the response. A broker that does not know the request's version answers in version 0, which begins
-        with the error code.
+        """Decode the response. A broker that does not know the request's version answers in version 0. All versions
+        begin with the error code.
         """
         if frame[SIZE_BYTES : SIZE_BYTES + 2] == ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big"):
             self._expected[0] = self._expected[0]._replace(version=0)
@@ -168,7 +168,7 @@ def decoder(message: type[Message], version: int) -> Decoder:
 
 
 def pieces_encoder(message: type[Message], version: int) -> PiecesEncoder:
-    """Return an encoder of requests. Names that were not UTF-8 are encoded as the bytes that a broker sent for them."""
+    """Return an encoder of requests. A name that is not UTF-8 is encoded as the bytes that a broker sent for it."""
     cached = _encoders.get((message, version))
     if cached is None:
         from tidelog.wire.encoding import build_encoders

@@ -1,7 +1,8 @@
 """Operations on many items that fail independently: each item has its own result, or its own failure.
 
-The operations of `operations` succeed or fail as a whole. Commands that list groups, partitions or brokers use the
-operations that are built on this module, because one item that fails must not hide the results of the other items.
+The operations of `operations` succeed or fail as a whole. Commands that list groups, partitions or brokers need
+operations on single items, because the failure of one item must not hide the results of the other items. This module
+is the base of these operations.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,13 +19,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 Failure: TypeAlias = ApiError | ClientError
-"""Why an item has no result."""
+"""The reason why an item has no result."""
 Results: TypeAlias = dict[K, V | Failure]
 """A result or a failure for each item."""
 
 ATTEMPTS_MAX = 5
-"""Upper bound on the attempts for an item whose failure is usually temporary, such as a change of the leader. After the
-last attempt the failure is returned."""
+"""Upper bound on the attempts for an item whose failure is usually temporary, such as a change of the leader. The
+failure of the last attempt is returned."""
 TEMPORARY_CODES = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -45,7 +46,7 @@ def retry_temporary_failures(
     backoff: Backoff, keys: Iterable[K], attempt: Callable[[list[K]], Operation[Results[K, V]]]
 ) -> Operation[Results[K, V]]:
     """Return the result of `attempt` for each key. Keys with a temporary failure are attempted again, up to
-    ATTEMPTS_MAX times in all and until the call would time out. Their last failure is then their result.
+    ATTEMPTS_MAX times in total and until the call would time out. The result of such a key is then its last failure.
     """
     results: Results[K, V] = {}
     remaining = list(dict.fromkeys(keys))
@@ -67,8 +68,8 @@ def retry_temporary_failures(
 def ask_each(
     requests: Sequence[tuple[Address, Message]], response_class: type[M], version_max: int
 ) -> Operation[list[M | ClientError]]:
-    """Return one response or failure for each request, in their order. All requests are sent before the first response
-    is awaited.
+    """Return one response or failure for each request, in the order of the requests. All requests are sent before
+    the first response is awaited.
     """
     if not requests:
         return []
@@ -82,7 +83,9 @@ def ask_each(
 
 
 def brokers(cluster: Cluster, backoff: Backoff) -> Operation[Mapping[int, Address]]:
-    """Return every broker's address by its id, newly requested. Raises GaveUp when no broker answers in time."""
+    """Return every broker's address by its id, as requested from the cluster now. Raises GaveUp when no broker
+    answers in time.
+    """
     attempt = 0
     while True:
         try:

@@ -4,9 +4,7 @@ from tidelog.wire.errors import ErrorCode
 
 
 def error_name(code: int) -> str:
-    """Return Kafka's name of an error code, or "error code N" if this release does not know the code: a newer broker
-    may send it.
-    """
+    """Return Kafka's name of an error code, or "error code N" for an unknown code, which a newer broker may send."""
     try:
         return ErrorCode(code).name
     except ValueError:

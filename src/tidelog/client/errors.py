@@ -1,4 +1,4 @@
-"""Errors between a client and its brokers, other than error codes.
+"""Errors between a client and its brokers. Error codes are not among them.
 
 An error code in a broker's response is a `tidelog.wire.errors.ApiError`.
 """
@@ -14,7 +14,7 @@ class Unreachable(ClientError):
     """No broker answers at present. Another attempt may succeed, because brokers restart."""
 
     remedy = ""
-    """Advice for the user that fits the failure, usually a setting to change; empty if there is none. The error's
+    """Advice for the user about this failure, usually a setting to change; empty if there is no advice. The error's
     text contains it."""
 
 
@@ -32,7 +32,7 @@ class BrokerUnreachable(Unreachable):
 
 
 class NoBrokerReachable(Unreachable):
-    """Neither the bootstrap servers nor any broker learnt from them can be reached."""
+    """The client can reach neither the bootstrap servers nor any other broker that it knows."""
 
 
 class BrokenProtocol(ClientError):
@@ -53,6 +53,6 @@ def failure_reason(error: OSError) -> str:
     """Return the reason of a failed connection, for messages."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if "EOF occurred" in str(error):  # ssl.SSLEOFError, whose text says no more
+    if "EOF occurred" in str(error):  # ssl.SSLEOFError; its text contains no further information
         return "the broker closed the connection during the TLS handshake"
     return error.strerror or str(error)

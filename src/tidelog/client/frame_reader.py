@@ -1,7 +1,7 @@
-"""Splits the bytes that arrive on a connection into frames. Pure: the owner of the connection receives the bytes.
+"""Split the bytes that arrive on a connection into frames. Pure: the owner of the connection receives the bytes.
 
-Bytes are received into one small buffer that all frames share. A frame that does not fit into it gets memory of its
-own, and the rest of the frame is received directly into that memory.
+Bytes are received into one small buffer that all frames share. A frame that does not fit into this buffer gets
+memory of its own, and the rest of the frame is received directly into that memory.
 """
 
 from tidelog.client.connection import SIZE_BYTES
@@ -12,12 +12,14 @@ SHARED_BYTES = 64 << 10
 """Size of the buffer that all small frames share, in bytes. One read from the network returns at most this many
 bytes of small frames."""
 FIRST_BYTES_MAX = 16 << 20
-"""Upper bound on the memory that is allocated for a frame before its bytes have arrived, in bytes. The peer states the
-size of a frame, so memory beyond this bound is allocated only as the bytes arrive."""
+"""Upper bound on the memory that is allocated for a frame before its bytes have arrived, in bytes. The size comes
+from the peer, so memory beyond this bound is allocated only when the bytes arrive."""
 
 
 class FrameReader:
-    """The frames of one connection. The caller stores incoming bytes in `get_buffer` and then calls `received`."""
+    """Collects the frames of one connection. The caller stores incoming bytes in `get_buffer` and then calls
+    `received`.
+    """
 
     __slots__ = ("_filled_bytes", "_frame_bytes_max", "_large", "_large_bytes", "_shared", "_spare")
 
@@ -86,7 +88,7 @@ class FrameReader:
             return []
         frame = memoryview(memory)[: self._large_bytes]
         if len(memory) <= FIRST_BYTES_MAX:
-            self._spare = memory  # to allocate memory for each frame costs more than to receive into existing memory
+            self._spare = memory  # allocating memory for each frame costs more than receiving into existing memory
         self._large = None
         self._filled_bytes = 0
         return [frame]

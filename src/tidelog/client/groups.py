@@ -48,9 +48,9 @@ V = TypeVar("V")
 CONSUMER_PROTOCOL = "consumer"
 """The protocol type of groups whose members divide the partitions of topics among themselves."""
 CLASSIC, CONSUMER = "Classic", "Consumer"
-"""Group types (KIP-848), as brokers spell them. Share and Streams exist too."""
+"""Group types (KIP-848), in the spelling of brokers. There are also the types Share and Streams."""
 OFFSETS_BY_NAME_MAX = 9
-"""The last version of OffsetFetch and OffsetCommit that names topics. Later versions use topic ids."""
+"""The last version of OffsetFetch and OffsetCommit that identifies topics by name. Later versions use topic ids."""
 DEAD = "Dead"
 """The state that DescribeGroups before version 6 returns for a group that does not exist."""
 
@@ -58,7 +58,7 @@ DEAD = "Dead"
 class ListedGroup(NamedTuple):
     group_id: str
     protocol_type: str
-    """Empty for a group that has no members and only committed offsets."""
+    """Empty for a group that has only committed offsets and no members."""
     state: str
     """Empty if the broker's version does not send the state."""
     type: str
@@ -68,7 +68,7 @@ class ListedGroup(NamedTuple):
 class GroupListing(NamedTuple):
     groups: list[ListedGroup]
     failures: dict[Address, Failure]
-    """The brokers that did not list their groups, and why."""
+    """The brokers that did not list their groups, each with the reason."""
 
 
 class Member(NamedTuple):
@@ -78,7 +78,7 @@ class Member(NamedTuple):
     host: str
     partitions: list[TopicPartition]
     problem: str = ""
-    """Why the member's partitions are not known; empty if they are known."""
+    """The reason why the member's partitions are not known; empty if they are known."""
 
 
 class Group(NamedTuple):
@@ -229,7 +229,9 @@ def _consumer_group(group: DescribedConsumerGroup, coordinator: int) -> Group:
 def committed_offsets(
     cluster: Cluster, backoff: Backoff, groups: Iterable[str]
 ) -> Operation[Results[str, Results[TopicPartition, int]]]:
-    """Return the committed offsets of each group by partition. A single partition may have a failure."""
+    """Return the committed offsets of each group, by partition. In place of an offset, a partition may have a
+    failure.
+    """
 
     def attempt(names: list[str]) -> Operation[Results[str, Results[TopicPartition, int]]]:
         return (
@@ -281,7 +283,7 @@ def commit(
             }
             retriable_code = next((code for code in codes.values() if code and error_for(code).retriable), None)
             if retriable_code is not None and set(codes.values()) == {retriable_code}:
-                # All partitions have the same error, so it is the group's failure. Another attempt may succeed.
+                # All partitions have the same error, so it concerns the whole group. Another attempt may succeed.
                 return {group_id: error_for(retriable_code, error_name(retriable_code))}
             return {group_id: {tp: _failure(code, None) or offsets[tp] for tp, code in codes.items()}}
 
@@ -366,7 +368,8 @@ def _ask_coordinators(
 ) -> Operation[Results[str, V]]:
     """Send each coordinator one request about its groups, and return the result of each group.
 
-    `request` makes the request for some groups. `read` converts a response and the coordinator's broker id to results.
+    `request` creates the request for some groups. `read` converts a response and the coordinator's broker id to
+    results.
     """
     if not groups:
         return {}

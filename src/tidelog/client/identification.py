@@ -1,12 +1,13 @@
-"""A broker proves on a connection that it is a broker of the cluster, and learns that its peer is the broker it wants.
+"""Both brokers of a connection prove who they are: the sender that it is a broker of the cluster, and the receiver
+that it is the broker that the sender wants.
 
-Both sides know the incarnations of brokers, which are random and are in the journal. Only processes that can use the
-metadata store can read it. The incarnations are never sent: each side sends a random number, and both sides send a MAC
-of both numbers (HMAC, RFC 2104). Its key is made of the incarnations of the two brokers. So a recorded exchange proves
-nothing on another connection.
+Both sides know the incarnations of brokers. These are random texts in the metadata journal, and only processes that
+can use the metadata store can read them. The incarnations are never sent. Instead, each side sends a random number,
+and both sides send a MAC of both numbers (HMAC, RFC 2104). The key of the MAC is made of the incarnations of the two
+brokers. Therefore a recorded exchange proves nothing on another connection.
 
-A broker that is not registered yet proves only that it can use the store: the key is made of the receiver's incarnation
-alone. Such a connection only carries the broker's registration.
+A broker that is not registered yet proves only that it can use the store: the key is made only of the receiver's
+incarnation. Such a connection is used only to register the broker.
 
 The messages are the data of Envelope requests (KIP-590) and of their responses:
 
@@ -35,7 +36,7 @@ MAGIC: Final = b"TLID"
 FORMAT_VERSION: Final = 1
 CLAIM, PROOF = 1, 2
 REGISTERED: Final = 1
-"""The flag of a sender that is registered. Its incarnation is part of the key."""
+"""The flag of a registered sender. Its incarnation is part of the key."""
 NUMBER_BYTES: Final = 16
 MAC_BYTES: Final = 32
 CLUSTER_ID_BYTES_MAX: Final = 255
@@ -87,7 +88,9 @@ class MalformedIdentification(ValueError):
 
 
 class Identity(NamedTuple):
-    """The facts that a broker proves its identity with, from its image of the metadata when the connection opens."""
+    """The facts with which a broker proves its identity. They come from its metadata image at the time when the
+    connection opens.
+    """
 
     broker_id: int
     incarnation: str
@@ -131,7 +134,7 @@ def make_macs(claim: Claim, receiver_number: bytes, receiver_incarnation: str, i
 
 
 def is_same_mac(one: bytes, other: bytes) -> bool:
-    """Compare two MACs in a time that does not depend on where they differ."""
+    """Return whether two MACs are equal. The time of the comparison does not depend on the position of a difference."""
     return hmac.compare_digest(one, other)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
 SHARED_BUFFER_BYTES = 64 << 10
-"""Initial size of the buffer that the responses read with `reuse` share, in bytes."""
+"""Initial size, in bytes, of the buffer that is shared by the responses read with `reuse`."""
 PIECES_MAX = 64
 """Upper bound on the buffers in one sendmsg call. Linux and macOS accept 1024 (IOV_MAX)."""
 
@@ -39,7 +39,7 @@ class Link:
     """One connection to a broker. The constructor opens it, and authenticates the client.
 
     The constructor, `send` and `answer` raise BrokerUnreachable when the connection fails or the deadline passes,
-    and BrokenProtocol when the peer violates the protocol; both close the link. Deadlines are seconds of
+    and BrokenProtocol when the peer violates the protocol. Both errors close the link. Deadlines are in seconds of
     `time.monotonic`.
     """
 
@@ -101,14 +101,16 @@ class Link:
         self._socket.close()
 
     def wait_out_throttle(self, deadline: float) -> None:
-        """Wait until the broker reads this connection again after throttling it (KIP-219), or until the deadline."""
+        """Wait until the broker reads this connection again after it has throttled it (KIP-219), or until the
+        deadline.
+        """
         remaining_s = min(self._throttled_until, deadline) - time.monotonic()
         if remaining_s > 0:
             time.sleep(remaining_s)
 
     def send(self, message: Message, deadline: float, version_max: int = NEWEST) -> int:
-        """Send a request. Return its number, for `answer`. Also raises ApiNotSupported, which does not close the
-        link.
+        """Send a request. Return its number, for `answer`. Also raises ApiNotSupported; this error does not close
+        the link.
         """
         pieces = self._connection.request(message, version_max)
         with _Guard(self):
@@ -117,11 +119,11 @@ class Link:
         return self._sent_count
 
     def answer(self, number: int, deadline: float, *, reuse: bool = False) -> Message:
-        """Return the response to the request with this number. Each response can be read once.
+        """Return the response to the request with this number. Each response can be read only once.
 
-        With `reuse`, the response may be in a buffer that the next call with `reuse` overwrites. This is for large
-        responses, whose `records` are views of the buffer: to allocate new memory costs more than to read into
-        existing memory.
+        With `reuse`, the response may be in a buffer that the next call with `reuse` overwrites. It is meant for
+        large responses, whose `records` are views of the buffer, because allocating new memory costs more than
+        reading into existing memory.
         """
         assert 0 < number <= self._sent_count
         with _Guard(self):
@@ -236,20 +238,20 @@ class _Guard:
         if error is not None:
             self._link.close()
         if isinstance(error, OSError):
-            if "CERTIFICATE_REQUIRED" in str(error):  # with TLS 1.3, the broker says so only after the handshake
+            if "CERTIFICATE_REQUIRED" in str(error):  # with TLS 1.3, the broker reports this only after the handshake
                 raise AuthenticationFailed(tls_failure(self._link.address.host, error)) from error
             remedy = "" if isinstance(error, TimeoutError) else self._link.remedy
             raise BrokerUnreachable(self._link.address, failure_reason(error), remedy) from error
 
 
-def begin_tls(plain: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
-    """Do a client's TLS handshake. Raises AuthenticationFailed if either side rejects the handshake, OSError if the
-    connection breaks.
+def begin_tls(tcp_socket: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
+    """Perform a client's TLS handshake. Raises AuthenticationFailed if either side rejects the handshake, and
+    OSError if the connection breaks.
     """
     import ssl
 
     try:
-        return context.wrap_socket(plain, server_hostname=host)
+        return context.wrap_socket(tcp_socket, server_hostname=host)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
         raise
     except ssl.SSLError as error:

@@ -1,9 +1,9 @@
-"""The client's operations as plans for the owner of the sockets: which request to send to which broker, when to pause,
-when to stop.
+"""The client's operations as plans for the owner of the sockets. A plan says which request to send to which broker,
+when to pause, and when to stop.
 
 An operation is a generator: it yields `AskAny`, `Ask` and `Pause`, receives the responses, and returns its result.
-It does no I/O. A test can therefore take the place of the brokers, and blocking and asynchronous programs share every
-decision (metadata, leaders, retries).
+It does no I/O. Therefore a test can simulate the brokers, and blocking and asynchronous programs use the same
+decisions (metadata, leaders, retries).
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -52,11 +52,11 @@ ACKS_ALL = -1
 
 FETCH_BY_NAME = 12
 PRODUCE_BY_NAME = 12
-"""The last versions of Fetch and Produce that name topics. Later versions use topic ids (KIP-516)."""
+"""The last versions of Fetch and Produce that identify topics by name. Later versions use topic ids (KIP-516)."""
 
 UNKNOWN_TOPIC_ATTEMPTS = 5
-"""Attempts while a topic is unknown. Not every broker knows a new topic at once, so the first attempts may fail. After
-the last attempt the topic is assumed not to exist."""
+"""Number of attempts while a topic is unknown. The first attempts may fail, because not every broker knows a new
+topic immediately. After the last attempt the topic is assumed not to exist."""
 
 
 class AskAny(NamedTuple):
@@ -77,8 +77,8 @@ class Request(NamedTuple):
 class Ask(NamedTuple):
     """Send each request to its broker. All requests are sent before the first response is awaited.
 
-    A list is sent into the generator. It contains, in the order of the requests, either the response or the ClientError
-    that is the reason why there is none.
+    A list is sent into the generator. It is in the order of the requests. Each element is the response, or the
+    ClientError that explains why there is no response.
     """
 
     requests: list[Request]
@@ -86,7 +86,7 @@ class Ask(NamedTuple):
 
 class Pause(NamedTuple):
     """Wait before the next attempt. If the call would time out during the pause, GaveUp is thrown into the generator
-    instead, with `because` as its cause.
+    instead. Its cause is `because`.
     """
 
     delay_ms: int
@@ -114,7 +114,7 @@ class Backoff(NamedTuple):
 
 
 class FetchLimits(NamedTuple):
-    """Names and meanings are those of Kafka's consumer settings."""
+    """The limits of a fetch, with the names and meanings of Kafka's consumer settings."""
 
     max_wait_ms: int = 500
     min_bytes: int = 1
@@ -130,8 +130,8 @@ class Fetched(NamedTuple):
     """Record batches, beginning with the batch that contains the requested offset; the last batch may be truncated.
     Empty if the broker had no new records within `max_wait_ms`."""
     high_watermark: int
-    """-1 if the client is over its quota, because the response then omits the partition. The same holds for the other
-    offsets."""
+    """-1 if the client is over its quota, because the response then omits the partition. In this case the other
+    offsets are -1, too."""
     last_stable_offset: int
     log_start_offset: int
     aborted: list[tuple[int, int]]
@@ -144,7 +144,9 @@ THROTTLED = Fetched(memoryview(b""), -1, -1, -1, [])
 
 
 class ListedOffset(NamedTuple):
-    """The result of ListOffsets. `offset` is -1 if no record of the partition has such a timestamp."""
+    """The result of ListOffsets. `offset` is -1 if no record of the partition has the requested timestamp or a later
+    one.
+    """
 
     offset: int
     timestamp_ms: int
@@ -185,8 +187,8 @@ def topics(cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: 
     """Request the metadata of these topics from the cluster, and return it.
 
     Raises UnknownTopicOrPartition only after UNKNOWN_TOPIC_ATTEMPTS attempts, because not every broker knows a new
-    topic at once; raises any other final error immediately. With `create`, missing topics are created, if the broker
-    creates topics on demand.
+    topic immediately. Raises any other final error at the first attempt. With `create`, missing topics are created,
+    if the broker creates topics on demand.
     """
     retries = Retries(cluster, backoff, names)
     while True:
@@ -216,8 +218,8 @@ def all_topics(cluster: Cluster, backoff: Backoff) -> Operation[dict[str, Topic]
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[dict[TopicPartition, ListedOffset]]:
-    """Return one offset for each partition: the first offset whose timestamp is at least the requested one (in ms), or
-    the offset that EARLIEST or LATEST stands for.
+    """Return one offset for each partition: the first offset whose timestamp is at least the requested one (in ms),
+    or the offset that EARLIEST or LATEST means.
     """
     offsets: dict[TopicPartition, ListedOffset] = {}
 
@@ -306,7 +308,7 @@ def produce(
 
 
 class _Failures:
-    """Collects the errors of one round of responses; a final error is raised in preference to a retriable one."""
+    """Collects the errors of one round of responses. If there are final and retriable errors, a final one is raised."""
 
     def __init__(self) -> None:
         self._errors: list[ApiError | ClientError] = []
@@ -330,7 +332,7 @@ class _Failures:
 
 
 def _first_final(errors: Iterable[E]) -> E:
-    """Return the first error that another attempt cannot solve; if there is none, the first error."""
+    """Return the first error that another attempt cannot solve. If there is no such error, return the first error."""
     ranked = sorted(errors, key=lambda e: e.retriable if isinstance(e, ApiError) else isinstance(e, Unreachable))
     return ranked[0]
 

@@ -32,7 +32,9 @@ V = TypeVar("V")
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[Results[TopicPartition, ListedOffset]]:
-    """Like `operations.list_offsets`, but a partition that fails has its failure in place of the offset."""
+    """Return the results of `operations.list_offsets`. A partition that fails has its failure in place of the
+    offset.
+    """
 
     def attempt(remaining: list[TopicPartition]) -> Operation[Results[TopicPartition, ListedOffset]]:
         results: Results[TopicPartition, ListedOffset] = {}
@@ -110,8 +112,8 @@ def _complete(
 def _leaders(
     cluster: Cluster, partitions: Iterable[TopicPartition], failures: Results[TopicPartition, V]
 ) -> Operation[dict[Address, list[TopicPartition]]]:
-    """Return the partitions grouped by their leaders' addresses. The failures of partitions that have no leader, and of
-    topics for which a broker answered with an error, are added to `failures`.
+    """Return the partitions grouped by their leaders' addresses. Some partitions have no leader, and a broker may
+    answer with an error for a topic. Their failures are added to `failures`.
     """
     requested = list(partitions)
     unknown = list(dict.fromkeys(tp.topic for tp in requested if cluster.leader(tp) is None))

@@ -1,5 +1,5 @@
-"""Read many partitions continuously: decide which partitions to fetch next, from which offsets, and what to do after a
-failure.
+"""Read many partitions continuously. The reader decides which partitions to fetch next, from which offsets, and how
+to handle a failure.
 
 A partition that fails does not stop the other partitions. The caller supplies the time and the client.
 """
@@ -34,12 +34,12 @@ class Chunk(NamedTuple):
     records: list[Record]
     next_offset: int
     end_offset: int
-    """The exclusive end of the partition at present, for the reader's isolation level."""
+    """The current end of the partition (exclusive) for the reader's isolation level."""
 
 
 class Skipped(NamedTuple):
-    """Offsets that cannot be read, from `first` to before `next_offset`. Reading continues at `next_offset`, or at
-    `first` if the log ends there.
+    """Offsets that cannot be read: from `first` up to `next_offset` (exclusive). Reading continues at `next_offset`,
+    or at `first` if the log ends there.
     """
 
     partition: TopicPartition
@@ -71,7 +71,7 @@ class PartitionsClient(Protocol):
 
 
 class Reader:
-    """Reads the partitions in `positions`, which the caller may change between two polls."""
+    """Reads the partitions in `positions`. The caller may change `positions` between two polls."""
 
     def __init__(self, client: PartitionsClient, limits: FetchLimits, backoff: Backoff, *, check_crcs: bool) -> None:
         self._client = client
@@ -81,7 +81,7 @@ class Reader:
         self.positions: dict[TopicPartition, int] = {}
         """Offset of the next record to read, by partition."""
         self.failures: dict[TopicPartition, Failure] = {}
-        """The failures of partitions whose last fetch failed and will be repeated."""
+        """The failures of partitions whose last fetch failed and will be repeated, by partition."""
         self._attempts: dict[TopicPartition, int] = {}
         self._not_before_s: dict[TopicPartition, float] = {}
 
@@ -90,8 +90,8 @@ class Reader:
         return bool(self.positions) and all(isinstance(self.failures.get(tp), Unreachable) for tp in self.positions)
 
     def due_in_s(self, now_s: float) -> float:
-        """Return the seconds until `poll` may fetch a partition again. It is 0 unless every partition waits after a
-        failure.
+        """Return the seconds until `poll` may fetch a partition again. The result is 0 unless every partition waits
+        after a failure.
         """
         return max(0.0, min((self._not_before_s.get(tp, now_s) for tp in self.positions), default=now_s) - now_s)
 
@@ -118,7 +118,7 @@ class Reader:
                 events += self._reset_position(tp, now_s)
             else:
                 events += self._record_failure(tp, answer, now_s)
-        # Brokers serve the partitions that a request lists first, so the next poll lists another partition first.
+        # Brokers prefer the partitions that a request lists first. Therefore the next poll lists another one first.
         for tp in due:
             if tp in self.positions:
                 self.positions[tp] = self.positions.pop(tp)
@@ -153,10 +153,10 @@ class Reader:
 
     def _reset_position(self, tp: TopicPartition, now_s: float) -> list[Event]:
         """Set a position that is out of range to the nearest offset of the log, and return the event. If the log's
-        offsets cannot be listed, record that as the partition's failure.
+        offsets cannot be listed, store this as the partition's failure.
 
-        Either the log starts after the position, because old records were deleted; or the log ends before the
-        position, because records were lost in an unclean leader election.
+        There are two cases. The log starts after the position, because old records were deleted. Or the log ends
+        before the position, because records were lost in an unclean leader election.
         """
         position = self.positions[tp]
         target = position
@@ -173,7 +173,9 @@ class Reader:
         return []
 
     def _record_failure(self, tp: TopicPartition, failure: Failure, now_s: float) -> list[Event]:
-        """Store a failure that may pass, and the time of the next attempt. Stop reading after any other failure."""
+        """Store a temporary failure, and the time of the next attempt. After any other failure, stop reading the
+        partition.
+        """
         attempts = self._attempts[tp] = self._attempts.get(tp, 0) + 1
         is_retriable = isinstance(failure, Unreachable) or (isinstance(failure, ApiError) and failure.retriable)
         is_unknown = isinstance(failure, ApiError) and failure.code in (
@@ -191,16 +193,17 @@ class Reader:
         return Stopped(tp, self.positions.pop(tp), reason)
 
     def _forget_failure(self, tp: TopicPartition) -> None:
-        """Remove the state after a failure of a partition that has been read, or that is no longer read."""
+        """Remove the failure of a partition that was read again, or that is no longer read."""
         for state in (self.failures, self._attempts, self._not_before_s):
             state.pop(tp, None)
 
 
 def whole_batches(records: memoryview, check_crcs: bool) -> tuple[list[BatchHeader], MalformedMessage | None]:
-    """Return the headers of the complete batches up to the first damage, and the damage, which names the offset.
+    """Return the headers of the complete batches up to the first damage, and an error for the damage, whose text
+    contains the offset.
 
-    The last batch of a fetch may be truncated; it is then omitted. It is damage if the bytes are not a sequence of
-    batches, or if a checksum is wrong.
+    The last batch of a fetch may be truncated. It is then omitted. There is damage if the bytes are not a sequence
+    of batches, or if a checksum is wrong.
     """
     headers: list[BatchHeader] = []
     position = expected_offset = 0

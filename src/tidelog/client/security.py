@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISMS = ("PLAIN", *SCRAM_HASHES)
 SCRAM_ITERATIONS_MAX = 1_000_000
-"""Upper bound on the SCRAM iterations that a server may request, because each of them costs this client computing
-time."""
+"""Upper bound on the SCRAM iterations that a server may request. Each iteration costs computing time of this client."""
 
 
 class AuthenticationFailed(ClientError):
-    """One side rejected the other's certificate, credentials or mechanism.
+    """One side rejected the certificate, credentials or mechanism of the other side.
 
-    The client does not retry after this error, because another attempt would fail too (KIP-152).
+    The client does not retry after this error, because another attempt would also fail (KIP-152).
     """
 
 
@@ -40,7 +39,7 @@ class Sasl(NamedTuple):
 
 
 class Security(NamedTuple):
-    """The protection of a connection: PLAINTEXT unless a field is set."""
+    """The protection of a connection. If no field is set, the protocol is PLAINTEXT."""
 
     tls: "ssl.SSLContext | None" = None
     sasl: Sasl | None = None
@@ -61,9 +60,9 @@ _NO_TLS_REASONS = (
     "RECORD_LAYER_FAILURE",
     "UNEXPECTED_MESSAGE",
 )
-"""Parts of OpenSSL's reasons for an error which suggest that the peer does not use TLS."""
+"""Parts of OpenSSL's error texts. Each of them suggests that the peer does not use TLS."""
 _HOST_NAME_MISMATCH, _ADDRESS_MISMATCH = 62, 64
-"""OpenSSL's codes of certificates that are for another host."""
+"""OpenSSL's codes of errors for a certificate that belongs to another host."""
 
 
 def tls_failure(host: str, error: OSError) -> str:
@@ -124,8 +123,8 @@ def tls_context(files: TlsFiles, *, verify: bool, check_host_name: bool) -> "ssl
 def credentials_refusal(sasl: Sasl) -> str | None:
     """Return the reason why no Kafka broker can accept these credentials; None if a broker may accept them.
 
-    PLAIN separates its fields by NUL (RFC 4616). Kafka's SCRAM accepts only ASCII without NUL in a user name. It
-    does not prepare names and passwords by SASLprep: both sides use the UTF-8 bytes as they are.
+    PLAIN separates its fields by NUL (RFC 4616). Kafka's SCRAM accepts only ASCII without NUL in a user name. Kafka
+    does not prepare names and passwords by SASLprep: both sides use the UTF-8 bytes unchanged.
     """
     if not sasl.username:
         return "sasl.username is empty: a broker refuses an empty name"

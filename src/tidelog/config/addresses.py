@@ -6,7 +6,7 @@ from functools import lru_cache
 from tidelog.config.java_text import parse_integer, trim
 
 COUNT_MAX = (1 << 31) - 1
-"""Largest count in `counts_by_address`: Kafka reads it as an integer of 32 bits."""
+"""Largest count in `counts_by_address`, because Kafka reads it as a 32-bit integer."""
 
 
 def normal_ip(text: str) -> str | None:
@@ -26,7 +26,7 @@ def normal_ip(text: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def counts_by_address(text: str) -> Mapping[str, int]:
-    """Parse a text like `127.0.0.1:100,::1:5` into counts by normal address. Raises ValueError, which says why."""
+    """Parse a text like `127.0.0.1:100,::1:5` into counts by normal address. Raises ValueError with the reason."""
     counts: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         address, _, count = item.rpartition(":")

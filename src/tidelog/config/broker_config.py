@@ -28,7 +28,7 @@ from tidelog.config.properties import parse_properties
 from tidelog.config.retired_keys import retirement_reason
 
 OTHER_VARIABLES = ("TIDELOG_BOOTSTRAP",)
-"""Environment variables of other parts of Tidelog, which are not settings of the broker."""
+"""Environment variables that other parts of Tidelog use. They are not settings of the broker."""
 FLAG_VARIABLES = {
     "TIDELOG_BROKERS": "the flag --brokers N",
     "TIDELOG_CONFIG": "the flag --config FILE",
@@ -38,8 +38,8 @@ FLAG_VARIABLES = {
     "TIDELOG_LOG_LEVEL": "the flag --log-level LEVEL",
     "TIDELOG_SET": "a variable for each setting, or the flag --set KEY=VALUE",
 }
-"""Variables that do not exist but that users may expect, because `tidelog start` has such flags; and what to use
-instead."""
+"""Variables that do not exist, although users may expect them because `tidelog start` has such flags. The value says
+what to use instead."""
 SERVICE_LINK = re.compile(
     r"TIDELOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -47,8 +47,8 @@ SERVICE_LINK = re.compile(
 
 
 LEASE_MS_MIN = 2000
-"""Shortest term of a lease. A holder stops to rely on its lease some time before the end, and must be able to renew it
-more than once."""
+"""Shortest allowed term of a lease, in milliseconds. A holder stops relying on its lease some time before the end of
+the term, and must be able to renew it several times."""
 
 
 class ConfigError(Exception):
@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
     text: str
     origin: str
-    """Where the setting was set, as text for users: "server.properties:12"."""
+    """The place where the setting was set, as text for users: "server.properties:12"."""
 
 
 class IgnoredName(NamedTuple):
@@ -72,10 +72,10 @@ class IgnoredName(NamedTuple):
 
 
 class BrokerConfig:
-    """The settings of one broker. Those that are read most are typed attributes: `log.retention.ms` ->
+    """The settings of one broker. Those that are read most often are typed attributes: `log.retention.ms` is
     `log_retention_ms`.
 
-    An attribute always has the current value: `apply_dynamic` changes it in place, so callers read it each time they
+    An attribute always has the current value. `apply_dynamic` changes it in place, so callers read it each time they
     need it. `get` returns any setting.
     """
 
@@ -146,14 +146,15 @@ class BrokerConfig:
         self.static = {name: setting.text for name, setting in static.items()}
         """The texts of the settings that were set at the start, and the node id of `use_node_id`."""
         self.origins = {name: setting.origin for name, setting in static.items()}
-        """Where each of these settings was set, as text for users: for example a file and line, an environment variable
-        or the command line."""
+        """The place where each of these settings was set, as text for users: for example a file and line, an
+        environment variable or the command line."""
         self.ignored: list[IgnoredName] = []
         """Names in the file and the environment that `load` ignored. The broker warns about each at the start."""
         self.dynamic_cluster: Mapping[str, str] = {}
         self.dynamic_own: Mapping[str, str] = {}
         self.generation = 0
-        """Increases with every change by `apply_dynamic`; used to invalidate caches of derived values."""
+        """Number that increases with every change by `apply_dynamic`. Caches of derived values compare it to notice
+        a change."""
         self._static_values: dict[str, Value] = {}
         for name, setting in static.items():
             try:
@@ -180,9 +181,9 @@ class BrokerConfig:
         """Load settings from the file at `file` (read by `read`), TIDELOG_* variables, and `flags`, a mapping from
         names of settings to texts.
 
-        `flags_origin` says in error messages where the flags come from. The file, as in Kafka, and the environment may
-        contain unknown names. They are added to `ignored`, but a name that looks like a misspelt setting is an error,
-        and so is that of a topic setting. Raises ConfigError, and the errors of `read`.
+        `flags_origin` is the origin of the flags in error messages. The file (as in Kafka) and the environment may
+        contain unknown names, which are added to `ignored`. But a name that looks like a misspelt setting is an
+        error, and so is the name of a topic setting. Raises ConfigError, and the errors of `read`.
         """
         static: dict[str, Setting] = {}
         ignored: list[IgnoredName] = []
@@ -208,26 +209,26 @@ class BrokerConfig:
             if name in layer:
                 try:
                     return parse(key, layer[name])
-                except InvalidValue:  # stored by a version that accepted it
+                except InvalidValue:  # the value was stored by a version that accepted it
                     continue
         if name in self._static_values:
             return self._static_values[name]
         return default_value(key)
 
-    def apply_dynamic(self, cluster: Mapping[str, str], own: Mapping[str, str]) -> None:
-        """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`own`). `own` has precedence over
-        `cluster`, and both have precedence over the settings from the start.
+    def apply_dynamic(self, cluster: Mapping[str, str], broker_settings: Mapping[str, str]) -> None:
+        """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`broker_settings`). The latter
+        have precedence over the former, and both have precedence over the settings from the start.
         """
-        if cluster != self.dynamic_cluster or own != self.dynamic_own:
+        if cluster != self.dynamic_cluster or broker_settings != self.dynamic_own:
             self.dynamic_cluster = cluster
-            self.dynamic_own = own
+            self.dynamic_own = broker_settings
             self.generation += 1
             self._refresh()
 
-    def with_dynamic(self, cluster: Mapping[str, str], own: Mapping[str, str]) -> "BrokerConfig":
+    def with_dynamic(self, cluster: Mapping[str, str], broker_settings: Mapping[str, str]) -> "BrokerConfig":
         """Return a copy with these dynamic settings (see `apply_dynamic`)."""
         config = copy(self)
-        config.apply_dynamic(cluster, own)
+        config.apply_dynamic(cluster, broker_settings)
         return config
 
     def _refresh(self) -> None:
@@ -235,7 +236,7 @@ class BrokerConfig:
             setattr(self, attribute_name(name), self.get(name))
 
     def use_node_id(self, node_id: int) -> None:
-        """Use the node id of the data directory. It must not be called if a node id was set at the start."""
+        """Use the node id of the data directory. This method must not be called if a node id was set at the start."""
         assert "node.id" not in self.static
         for name in ("node.id", "broker.id"):
             self.static[name] = str(node_id)
@@ -290,14 +291,14 @@ class BrokerConfig:
 
     @property
     def inter_broker_listener(self) -> str:
-        """The name of the listener that the other brokers of the cluster connect to."""
+        """The name of the listener to which the other brokers of the cluster connect."""
         name: str | None = self.get("inter.broker.listener.name")
         return name.strip().upper() if name else self.endpoints[0].listener
 
     @property
     def controller_listeners(self) -> list[str]:
-        """The addresses in `listeners` that Tidelog does not open. A Kafka node that is both broker and controller has
-        them for its controller.
+        """The addresses in `listeners` that Tidelog does not open. In Kafka, a node that is both broker and
+        controller uses them for its controller.
         """
         return [text.strip() for text in self.get("listeners") if self._is_controller_listener(text)]
 
@@ -370,7 +371,7 @@ class BrokerConfig:
                 raise InvalidValue(name, ",".join(directories), f"the directory {repeated} is named twice")
         self.check_cordoned(self.get("cordoned.log.dirs"))
         if self.get("authorizer.class.name"):
-            # If the setting were ignored, data that its owner believes to be protected would be open to everyone.
+            # If the setting were ignored, everyone could read data that its owner considers protected.
             raise InvalidValue(
                 "authorizer.class.name", self.get("authorizer.class.name"), "access control is not supported yet"
             )
@@ -390,7 +391,7 @@ def _from_file(path: str, content: bytes) -> tuple[dict[str, Setting], list[Igno
         elif (reason := retirement_reason(entry.name)) is not None:
             ignored.append(IgnoredName(entry.name, origin, reason))
         elif entry.name in TOPIC_KEYS or nearest(entry.name, BROKER_KEYS, MISSPELLING_SIMILARITY_MIN) is not None:
-            # An error, because the user expects an effect, and a warning in the log is easily overlooked.
+            # This is an error, because the user expects an effect, and a warning in the log is easily overlooked.
             raise _unknown(entry.name, origin)
         else:
             # The name may be a setting of a plugin. Kafka also only warns about unknown names.
@@ -428,7 +429,8 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Setting
 
 
 def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
-    """Set both `broker.id` and `node.id` to the value of the one that is set: they are two names of one setting.
+    """Set both `broker.id` and `node.id` to the value of the one that is set, because they are two names of one
+    setting.
 
     A `broker.id` of -1 means that it is not set. Raises ConfigError if the two values differ.
     """
@@ -442,12 +444,14 @@ def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
 
 
 def _integer_value(setting: Setting) -> int | None:
-    """Return the setting as an integer, or None if it is not an integer; the later check of all values reports that."""
+    """Return the setting as an integer. Return None if it is not an integer; the later check of all values reports
+    that.
+    """
     return parse_integer(trim(setting.text), 32)
 
 
 def _check_known(name: str, origin: str) -> None:
-    """Raise ConfigError for an unknown name. Flags are typed by hand, so unknown names are never ignored there."""
+    """Raise ConfigError for an unknown name. Users type flags by hand, so unknown flags are never ignored."""
     if name not in BROKER_KEYS:
         raise _unknown(name, origin)
 

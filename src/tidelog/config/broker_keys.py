@@ -164,7 +164,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "15000",
         AtLeast(0),
-        doc="When no log needs compaction, time until the next check whether one does.",
+        doc="Time until the next check for logs to compact, if no log needs compaction at present.",
         effect=True,
     ),
     Key(

@@ -29,7 +29,7 @@ CLIENT_PROPERTIES = (
 )
 """The properties of a client that `match` can compare with a pattern."""
 PATTERN_LENGTH_MAX = 1000
-"""Longest pattern of `match`, in characters."""
+"""Upper bound on the length of a pattern of `match`, in characters."""
 
 
 def check_match(items: list[str]) -> None:

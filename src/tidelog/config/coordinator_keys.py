@@ -15,7 +15,7 @@ CONSUMER_ASSIGNORS = {
     "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
     "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
 }
-"""The assignor's name in the protocol, by accepted item of `group.consumer.assignors`."""
+"""The accepted items of `group.consumer.assignors`, each with the name of its assignor in the protocol."""
 
 KEYS: tuple[Key, ...] = (
     Key("add.partitions.to.txn.retry.backoff.max.ms", INT, "100", AtLeast(0), read_only=True),

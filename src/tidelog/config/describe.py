@@ -21,7 +21,7 @@ from tidelog.config.topic_config import default_text
 
 
 class Source(IntEnum):
-    """The source of a value; the numbers are those of `config_source` in DescribeConfigs."""
+    """The source of a value. The numbers are those of `config_source` in DescribeConfigs."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -49,7 +49,8 @@ class SettingDescription(NamedTuple):
     read_only: bool
     synonyms: list[Synonym]
     origin: str = ""
-    """Where a broker setting was set at the start, as text for users; empty if it was not."""
+    """The place where a broker setting was set at the start, as text for users; empty if it was not set at the
+    start."""
 
 
 def describe_topic(
@@ -76,7 +77,7 @@ def describe_topic(
 def describe_group(
     own: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None
 ) -> list[SettingDescription]:
-    """Describe a group's settings. `names` is as for `describe_topic`."""
+    """Describe a group's settings. For `names`, see `describe_topic`."""
     descriptions: list[SettingDescription] = []
     for key in _select_keys(GROUP_KEYS, names, [own]):
         if key.synonyms:
@@ -135,7 +136,9 @@ def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | 
 
 
 def _select_broker_keys(names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
-    """Like `_select_keys` for broker settings, including settings of single listeners that a layer sets."""
+    """Return the result of `_select_keys` for broker settings, including settings of single listeners that a layer
+    sets.
+    """
     if names is None:
         names = [*BROKER_KEYS, *(name for layer in layers for name in layer if name not in BROKER_KEYS)]
     keys_by_name = {name: key for name in names if (key := broker_key(name)) is not None}
@@ -143,7 +146,9 @@ def _select_broker_keys(names: Iterable[str] | None, layers: Sequence[Mapping[st
 
 
 def describe_created_topic(overrides: Mapping[str, str], config: BrokerConfig) -> list[SettingDescription]:
-    """Describe a new topic's settings for CreateTopics: sorted, own values as they were sent, no synonyms (KIP-525)."""
+    """Describe a new topic's settings for CreateTopics: sorted, own values as the client sent them, no synonyms
+    (KIP-525).
+    """
     descriptions: list[SettingDescription] = []
     for key in sorted(_select_keys(TOPIC_KEYS, None, [overrides])):
         if key.name in overrides:
@@ -183,7 +188,8 @@ def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
     """Return the values of `name` and its synonyms in all layers, as the texts that were set, in the order of
     precedence.
 
-    As in Kafka, the list begins with the first value of `name` itself: values of synonyms before it are left out.
+    As in Kafka, the list begins with the first value of `name` itself. Values of synonyms with a higher precedence
+    are left out.
     """
     base = strip_listener_prefix(name)
     names = broker_synonyms(name) if base is None else (name, base)
@@ -202,12 +208,14 @@ def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
 
 
 _NO_DEFAULT = ("node.id", "process.roles")
-"""Settings that must be set at the start in Kafka, which therefore lists no default for them. Here they are
+"""Settings that must be set at the start in Kafka. Therefore Kafka lists no default for them. In Tidelog they are
 optional, and their default is listed only if they were not set at the start."""
 
 
 def _shown_text(key: Key, text: str) -> str | None:
-    """Return the text to show for a value in the broker's layers: unchanged, as in Kafka, or None for a secret."""
+    """Return the text to show for a value in the broker's layers. The text is unchanged, as in Kafka. Return None
+    for a secret.
+    """
     return None if key.sensitive else text
 
 

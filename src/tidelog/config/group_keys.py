@@ -16,7 +16,7 @@ BY_DURATION = "by_duration:"
 
 
 def is_duration(text: str) -> bool:
-    """Return whether Java's `Duration.parse` accepts the text, and the duration is not negative."""
+    """Return whether Java's `Duration.parse` accepts the text and the duration is not negative."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return False
@@ -36,7 +36,9 @@ def is_duration(text: str) -> bool:
 
 
 class ShareOffsetReset(Validator):
-    """Where a share group begins to read: at the start or the end of the log, or a duration (ISO 8601) before now."""
+    """The position where a share group begins to read: the start or the end of the log, or a duration (ISO 8601)
+    before now.
+    """
 
     __slots__ = ()
 
@@ -193,7 +195,7 @@ _SETTINGS_WITHOUT_LIMITS = ("share.auto.offset.reset", "share.isolation.level", 
 def limits_of(name: str) -> tuple[str | None, str | None]:
     """Return the names of the broker settings that limit the group setting `name`: the minimum and the maximum.
 
-    None stands for a limit that does not exist.
+    None means that the limit does not exist.
     """
     group_type, _, setting = name.partition(".")
     if name in _SETTINGS_WITHOUT_LIMITS or setting == "initial.rebalance.delay.ms":

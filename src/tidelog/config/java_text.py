@@ -7,7 +7,7 @@ import re
 import unicodedata
 
 TRIMMED_CHARACTERS = "".join(map(chr, range(0x21)))
-"""The characters that `String.trim()` removes at both ends: all up to U+0020, and no other white space."""
+"""The characters that `String.trim()` removes at both ends: all characters up to U+0020, and no other white space."""
 _LIST_SPACE = " \t\n\x0b\f\r"
 r"""The characters that `\s` matches in Java's regular expressions."""
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -28,7 +28,8 @@ def trim(text: str) -> str:
 
 
 def parse_integer(text: str, bits: int) -> int | None:
-    """Parse a trimmed text like `parseShort`, `parseInt` or `parseLong`. Returns None for a text at which they throw.
+    """Parse a trimmed text like `parseShort`, `parseInt` or `parseLong`. Returns None where these throw an
+    exception.
 
     Java accepts the decimal digits of every script, but only digits that are one UTF-16 code unit.
     """
@@ -47,7 +48,7 @@ def parse_integer(text: str, bits: int) -> int | None:
 
 
 def parse_double(text: str) -> float | None:
-    """Parse a trimmed text like `Double.parseDouble`. Returns None for a text at which it throws."""
+    """Parse a trimmed text like `Double.parseDouble`. Returns None where it throws an exception."""
     match = _DOUBLE.fullmatch(text)
     if match is None:
         return None
@@ -84,7 +85,7 @@ def double_text(value: float) -> str:
     power = len(digits) - len(fraction) - 1 + int(exponent or 0)
     digits = digits.rstrip("0")
     if len(digits) == 1:
-        # Java writes at least two digits, and chooses those that are nearest to the value: 4.9E-324, not 5.0E-324.
+        # Java writes at least two digits, and chooses the digits that are nearest to the value: 4.9E-324, not 5.0E-324.
         two_digits = f"{abs(value):.1e}"
         if float(two_digits) == abs(value):
             return f"{sign}{two_digits[:3]}E{int(two_digits[4:])}"
@@ -109,7 +110,7 @@ def parse_list(text: str) -> list[str]:
 
 
 def is_class_name(text: str) -> bool:
-    """Return whether a Java class can have this name. It is not checked whether the class exists."""
+    """Return whether the text is a legal name of a Java class. It is not checked whether the class exists."""
     return _CLASS.fullmatch(text) is not None and text not in _PRIMITIVES
 
 

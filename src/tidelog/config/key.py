@@ -55,7 +55,7 @@ class Validator:
     __slots__ = ()
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
-        """Return None if the value is accepted, else the value to show and the reason."""
+        """Return None if the value is accepted. Otherwise return the value to show and the reason."""
         raise NotImplementedError
 
 
@@ -188,24 +188,24 @@ class Key(NamedTuple):
     name: str
     type: Type
     default: str | None
-    """The default, as text. None if the default is null, or if there is no default and the setting must be given."""
+    """The default, as text. None if the default is null, and for a setting that has no default and must be set."""
     validator: Validator | None = None
     doc: str = ""
     effect: bool = False
-    """Whether Tidelog uses the setting; a test compares this with the code. If not, the setting is only stored and
-    described."""
+    """Whether Tidelog uses the setting; a test compares this with the code. A setting that is not used is only
+    stored and described."""
     read_only: bool = False
     """Whether a change of this broker setting needs a restart."""
     hidden: bool = False
     """Whether the setting is described only if it is set, like Kafka's internal settings."""
     synonyms: tuple[tuple[str, int], ...] = ()
-    """Only for settings of topics and groups: the broker settings that supply the default; the first one that has a
-    value counts. Each has the factor that converts its value to the unit of this setting (for example hours to
+    """Only for settings of topics and groups: the broker settings that supply the default. The first one that has a
+    value is used. Each one has a factor that converts its value to the unit of this setting (for example hours to
     milliseconds)."""
 
     @property
     def sensitive(self) -> bool:
-        """Whether the value is secret: it is never shown, logged or stored in the journal."""
+        """Whether the value is secret. A secret is never shown, logged or stored in the journal."""
         return self.type is Type.PASSWORD
 
 
@@ -266,7 +266,7 @@ def default_value(key: Key) -> Value:
 
 
 def normal_text(value: Value) -> str | None:
-    """Return a value as the text that DescribeConfigs returns."""
+    """Return a value as text, in the form that DescribeConfigs returns."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):

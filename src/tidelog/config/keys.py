@@ -46,12 +46,12 @@ _MECHANISM_SETTINGS = (
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
 MISSPELLING_SIMILARITY_MIN = 0.8
-"""A name in a file or in the environment that is not a setting is refused as misspelt if its similarity (0 to 1) to
-a setting's name is at least this."""
+"""Similarity (0 to 1) to a setting's name from which an unknown name counts as misspelt. A misspelt name in a file
+or in the environment is refused."""
 
 
 class ChangeMode(Enum):
-    """How a broker setting can be changed, in the words of the documentation."""
+    """The way in which a broker setting can be changed, in the words of the documentation."""
 
     AT_RESTART = "restart"
     LIVE = "live"
@@ -79,7 +79,7 @@ _CLUSTER_WIDE_LISTENER_SETTINGS = ("max.connection.creation.rate", "max.connecti
 
 
 def change_mode(name: str) -> ChangeMode:
-    """Return how the broker setting `name`, which must be known, can be changed."""
+    """Return the way in which the broker setting `name` can be changed. The name must be known."""
     base = strip_listener_prefix(name)
     if base is not None:
         return ChangeMode.LIVE if base in _CLUSTER_WIDE_LISTENER_SETTINGS else ChangeMode.LIVE_FOR_ONE_BROKER
@@ -140,12 +140,13 @@ def check_topic_default(name: str, value: Value) -> None:
         raise InvalidValue(name, *refusal)
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+def nearest(name: str, known_names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known name that is most similar to `name`; None if no similarity (0 to 1) reaches `cutoff`."""
-    # Imported here, because the import takes longer than that of this whole package, and only wrong names need it.
+    # Imported here, because this import takes longer than the import of this whole package, and only wrong names need
+    # it.
     from difflib import get_close_matches
 
-    matches = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    matches = get_close_matches(name, list(known_names), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 

@@ -1,4 +1,4 @@
-"""Parse the setting `metadata.store`: where the brokers of a cluster keep their metadata."""
+"""Parse the setting `metadata.store`: the place where the brokers of a cluster store their metadata."""
 
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ class StoreAddress(NamedTuple):
     kind: str
     """"sqlite", "zookeeper" or "etcd"."""
     servers: tuple[tuple[str, int], ...]
-    """Hosts, without brackets, and ports; none for SQLite."""
+    """Hosts, without brackets, and ports; empty for SQLite."""
     path: str
-    """The root node, or the prefix of keys, or the absolute path of the file. For SQLite it may be empty: then the file
-    is in the first data directory."""
+    """The root node, or the prefix of keys, or the absolute path of the file. For SQLite it may be empty; the file
+    is then in the first data directory."""
 
     def __str__(self) -> str:
         if self.kind == "sqlite":
@@ -69,6 +69,6 @@ class MetadataStoreAddress(Validator):
         try:
             parse_store_address(value)
         except ValueError as error:
-            head, at, tail = value.rpartition("@")
-            return f"{head.partition('://')[0]}://{HIDDEN}@{tail}" if at else value, str(error)
+            scheme, at, tail = value.rpartition("@")
+            return f"{scheme.partition('://')[0]}://{HIDDEN}@{tail}" if at else value, str(error)
         return None

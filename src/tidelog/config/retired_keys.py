@@ -1,7 +1,7 @@
 """Broker settings that Apache Kafka had before version 4. Configuration files of old clusters still contain them.
 
-The list comes from the differences between the settings of Kafka 2.x, 3.x and 4.x. Kafka 4 warns about them as about
-any unknown name.
+The list was made from the differences between the settings of Kafka 2.x, 3.x and 4.x. Kafka 4 warns about these
+settings in the same way as about any unknown name.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,9 @@ RETIRED: Mapping[str, str] = {
 
 
 def retirement_reason(name: str) -> str | None:
-    """Return why Kafka 4 no longer has this setting, as text for users; None if this module does not list it."""
+    """Return the reason why Kafka 4 no longer has this setting, as text for users; None if this module does not list
+    the setting.
+    """
     if name.startswith(ZOOKEEPER):
         return "Kafka 4 no longer uses ZooKeeper"
     successor = RETIRED.get(name)

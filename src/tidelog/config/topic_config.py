@@ -1,4 +1,6 @@
-"""The values of a topic's settings: its own values, else the broker's defaults for topics, else built-in defaults."""
+"""The values of a topic's settings. The first one that is set is used: the topic's own value, the broker's default
+for topics, the built-in default.
+"""
 
 from collections.abc import Mapping
 
@@ -50,14 +52,14 @@ def topic_value(name: str, overrides: Mapping[str, str], config: BrokerConfig) -
     if name in overrides:
         try:
             return parse(key, overrides[name])
-        except InvalidValue:  # stored by a version that accepted it
+        except InvalidValue:  # the value was stored by a version that accepted it
             pass
     return default_for_topics(key, config)
 
 
 def default_for_topics(key: Key, config: BrokerConfig) -> Value:
-    """Return the value of `key` for a topic that does not set it: that of the first broker setting in its synonyms
-    that has a value, else the built-in default.
+    """Return the value of `key` for a topic that does not set it. This is the value of the first broker setting in
+    the key's synonyms that has a value; if none has one, the built-in default.
     """
     for name, factor in key.synonyms:
         value: Value = config.get(name)
@@ -75,11 +77,11 @@ def default_text(key: Key, config: BrokerConfig) -> str | None:
 
 
 class TopicSettings:
-    """The current settings of topics as mappings for their logs, by Kafka's names. Topics with equal own settings
-    share one mapping.
+    """The current settings of topics, as mappings by Kafka's names that their logs use. Topics with equal own
+    settings share one mapping.
 
-    A mapping also contains the broker's `producer.id.expiration.ms`. `internal.segment.bytes`, if it is set,
-    replaces `segment.bytes`. The items of lists are joined by commas.
+    A mapping also contains the broker's `producer.id.expiration.ms`. If `internal.segment.bytes` is set, it replaces
+    `segment.bytes`. The items of lists are joined by commas.
     """
 
     def __init__(self, config: BrokerConfig) -> None:

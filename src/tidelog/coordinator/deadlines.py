@@ -85,7 +85,7 @@ class Deadlines:
                 yield deadline
 
     def __len__(self) -> int:
-        """Number of heap entries, including those of cleared deadlines."""
+        """Number of heap entries, including entries of cleared deadlines."""
         return len(self._heap)
 
     def _push(self, deadline: Deadline, at_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Log lines about groups, at a limited rate, because the sessions of thousands of members may expire at once."""
+"""Log lines about groups, at a limited rate, because the sessions of thousands of members may expire together."""
 
 import logging
 from typing import TYPE_CHECKING

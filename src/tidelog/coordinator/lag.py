@@ -116,7 +116,7 @@ class GroupLags:
             seconds = self._clock.monotonic() - started
 
     async def run_round(self) -> None:
-        """Run one round: determine missing append times, discard those of positions that no group has any longer,
+        """Run one round: determine missing append times, discard the times of positions that no group has,
         and log warnings.
         """
         lag_round = LagRound(self._clock.now_ms(), self._high_watermarks)

@@ -1,10 +1,12 @@
-"""The checker reads topics, ledger and Parquet files itself, and compares them. It does not rely on the other parts.
+"""The checker reads topics, ledger and Parquet files itself, and compares them. It does not use results of the other
+parts.
 
-python -m tidelog.demo.checker BOOTSTRAP DIRECTORY    JSON on stdout; exit code 1 if the sources do not agree
+python -m tidelog.demo.checker BOOTSTRAP DIRECTORY JSON on stdout; exit code 1 if the sources do not agree
 """
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,19 +18,24 @@ from tidelog.demo.ledger import ACCEPTED, OUTCOMES, Ledger
 from tidelog.demo.orders import EVENTS, ORDERS, Order
 from tidelog.demo.readers import READERS, event_id, read_events_seen
 
+BATCH_S = 0.2
+"""Time, in seconds, that is spent to fill one batch of records."""
+SILENCE_S = 10
+"""Without a record for this time, in seconds, a topic is considered unreadable."""
+
 
 class Evidence(NamedTuple):
     """The data of each source."""
 
     orders: list[Order]
     outcomes: dict[str, tuple[str, int, str]]
-    """From the ledger: order id -> (product, quantity, outcome)."""
+    """(product, quantity, outcome) by order id, from the ledger."""
     stock: dict[str, tuple[int, int]]
-    """From the ledger: product -> (units at the start, units now)."""
+    """(units at the start, units now) by product, from the ledger."""
     events: list[tuple[int, dict[str, Any]]]
-    """(event id, event). An event that was published again is in the list again."""
+    """(event id, event) pairs. An event that was published again occurs again in the list."""
     sold: dict[str, int] | None
-    """From Parquet: product -> units. None if no pipeline ran."""
+    """Units by product, from Parquet. None if no pipeline ran."""
     readers: dict[str, int]
     """Number of distinct events that each reader group has processed."""
 
@@ -140,7 +147,7 @@ def _units_in_parquet(sales: Path) -> dict[str, int] | None:
 
 
 def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
-    """Yield every record that the topic holds now. Raises RuntimeError if the topic cannot be read."""
+    """Yield every record that is in the topic at present. Raises RuntimeError if the topic cannot be read."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -154,13 +161,16 @@ def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
         ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10) for p in partitions}
         remaining = {p: high for p, (low, high) in ends.items() if high > low}
         consumer.assign([TopicPartition(topic, p, ends[p][0]) for p in remaining])
+        last_arrival = time.monotonic()
         while remaining:
-            messages: list[Message | None] = list(consumer.consume(10_000, 10.0)) or [None]
+            messages = consumer.consume(10_000, BATCH_S)
+            if messages:
+                last_arrival = time.monotonic()
+            elif time.monotonic() - last_arrival > SILENCE_S:
+                raise RuntimeError(f"{topic} cannot be read: no record arrived in {SILENCE_S} s")
             for message in messages:
-                if message is None or message.error() is not None:
-                    raise RuntimeError(
-                        f"{topic} cannot be read: {message.error() if message else 'no record arrived in 10 s'}"
-                    )
+                if message.error() is not None:
+                    raise RuntimeError(f"{topic} cannot be read: {message.error()}")
                 partition, offset = message.partition(), message.offset()
                 assert partition is not None
                 assert offset is not None

@@ -43,16 +43,21 @@ def flash_sale(
         float, typer.Option("--expiry", min=0.1, metavar="SECONDS", help="Orders that waited longer expire.")
     ] = 15.0,
     bursts: Annotated[int, typer.Option("--bursts", min=1, metavar="N", help="Orders arrive in N bursts.")] = 3,
+    brokers: Annotated[
+        int, typer.Option("--brokers", min=1, max=9, metavar="N", help="Use N brokers; one is killed midway.")
+    ] = 1,
 ) -> None:
     """Run a flash sale: 24,697 real orders in bursts, one worker is killed.
 
-    Nothing is oversold or decided twice: a separate checker verifies this
-    from topics, ledger and Parquet files. The pipeline needs the extra spark.
+    No product is oversold, and no order is decided twice. A separate checker
+    verifies this from topics, ledger and Parquet files. The pipeline needs
+    the extra spark.
 
     Examples:
 
     $ tidelog demo flash-sale
     $ tidelog demo flash-sale --no-spark --expiry 5
+    $ tidelog demo flash-sale --no-spark --brokers 3
     """
     from rich.console import Console
 
@@ -72,14 +77,14 @@ def flash_sale(
     if target.exists() and any(target.iterdir()):
         raise CommandError(f"{target} is not empty: choose a new directory")
     console = Console()
-    plan = Plan(target.absolute(), spark, orders_per_s, round(expiry * 1000), bursts)
+    plan = Plan(target.absolute(), spark, orders_per_s, round(expiry * 1000), bursts, brokers=brokers)
     try:
         with LiveView(console) as view:
             result = run(plan, view)
     except SaleFailed as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
-        if directory is None:  # the user neither chose this directory nor saw its name
+        if directory is None:  # the directory is temporary, and the user does not know its name
             shutil.rmtree(target, ignore_errors=True)
         else:
             print(f"stopped; files: {plan.directory}", file=sys.stderr)

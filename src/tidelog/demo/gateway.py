@@ -3,6 +3,7 @@
 python -m tidelog.demo.gateway BOOTSTRAP EXPIRY_MS BURSTS PAUSE_S
 """
 
+import json
 import sys
 import time
 
@@ -12,18 +13,21 @@ from tidelog.demo.ledger import now_ms
 from tidelog.demo.orders import ORDERS, read_orders
 
 
-def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> int:
-    """Send every order. Return the number of acknowledged orders. Raises RuntimeError if the broker rejects one."""
+def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> float:
+    """Send every order. Return the longest time that one of them waited for its acknowledgement, in seconds.
+
+    Raises RuntimeError if the broker rejects one.
+    """
     producer = Producer(
         {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}
     )
-    acknowledged = 0
+    longest_wait_s = 0.0
     errors: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
-        nonlocal acknowledged
+        nonlocal longest_wait_s
         if error is None:
-            acknowledged += 1
+            longest_wait_s = max(longest_wait_s, message.latency() or 0.0)
         else:
             errors.append(error)
 
@@ -40,8 +44,9 @@ def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> in
             time.sleep(pause_s)
     if errors:
         raise RuntimeError(f"{len(errors)} orders were rejected: {errors[0]}")
-    return acknowledged
+    return longest_wait_s
 
 
 if __name__ == "__main__":
-    print(replay(sys.argv[1], expiry_ms=int(sys.argv[2]), bursts=int(sys.argv[3]), pause_s=float(sys.argv[4])))
+    longest = replay(sys.argv[1], expiry_ms=int(sys.argv[2]), bursts=int(sys.argv[3]), pause_s=float(sys.argv[4]))
+    print(json.dumps({"order": longest}))

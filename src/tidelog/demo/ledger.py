@@ -1,8 +1,8 @@
 """The ledger of stock and orders: one SQLite file that all workers share.
 
 The outcome of an order, its change of the stock and its event are written in one transaction. Therefore a worker may
-be killed at any point, and its orders may be delivered again: an order that has an outcome is not decided again. The
-events are in a table of the same file (the outbox) until a worker has published them, so that none is lost.
+be killed at any point, and its orders may be delivered again: an order that has an outcome is not decided again. An
+event is stored in a table of the same file (the outbox) until a worker has published it, so that no event is lost.
 """
 
 import sqlite3
@@ -16,8 +16,8 @@ from tidelog.demo.orders import Order
 ACCEPTED, SOLD_OUT, EXPIRED = "accepted", "sold out", "expired"
 OUTCOMES = (ACCEPTED, SOLD_OUT, EXPIRED)
 ORPHAN_MS = 2000
-"""Time after which any worker may publish an event that is still unpublished. Before, only the worker that decided
-the order publishes it."""
+"""Time in milliseconds after which any worker may publish an event that is still unpublished. Before that time, only
+the worker that decided the order may publish it."""
 
 SCHEMA = """
 CREATE TABLE stock (product TEXT PRIMARY KEY, opening INTEGER NOT NULL, units INTEGER NOT NULL CHECK (units >= 0));
@@ -58,13 +58,15 @@ class Ledger:
         return ledger
 
     def settle(self, orders: Iterable[Order], worker: str, now_ms: int) -> int:
-        """Decide every order that has no outcome yet, in one transaction. Return the number of orders that had one."""
+        """Decide every order that has no outcome yet, in one transaction. Return the number of orders that already
+        had one.
+        """
         repeats = 0
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for order in orders:
-                # Look up the id first: an order that was accepted in time and is delivered again late has not
-                # expired.
+                # Look up the id first. An order may be accepted in time and delivered again late; such an order has
+                # not expired.
                 if self._db.execute("SELECT 1 FROM outcomes WHERE order_id = ?", (order.order_id,)).fetchone():
                     repeats += 1
                     continue

@@ -15,7 +15,7 @@ REORDERS = "reorders"
 PARTITIONS = 12
 DATA = "online_retail_2010_12.csv.gz"
 STOCK_PERCENT = 70
-"""Opening stock of a product, in percent of the units ordered. Orders for the remaining units find it sold out."""
+"""Opening stock of a product, in percent of the ordered units. The remaining orders find the product sold out."""
 
 
 class Order(NamedTuple):

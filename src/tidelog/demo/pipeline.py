@@ -3,7 +3,7 @@ suggestions for reorders to the topic `reorders`.
 
     python -m tidelog.demo.pipeline BOOTSTRAP DIRECTORY
 
-It starts Spark, then waits for a line on stdin, then processes the events that the topic holds. It uses structured
+It starts Spark, waits for a line on stdin, and then processes the events that are in the topic. It uses structured
 streaming with a checkpoint: the next run continues where the previous one stopped. A micro-batch that is replayed
 overwrites its own Parquet files.
 """
@@ -23,7 +23,7 @@ EVENT = (
     "stock_left INT, decided_ms LONG"
 )
 REORDER_BELOW = 10
-"""Units of a product; a smaller stock causes a suggestion for a reorder."""
+"""If the stock of a product falls below this number of units, a reorder is suggested."""
 OFFSETS_PER_BATCH = 20_000
 
 
@@ -51,7 +51,7 @@ def events(spark: "SparkSession", bootstrap: str) -> "DataFrame":
 
 
 def run(spark: "SparkSession", bootstrap: str, directory: Path) -> None:
-    """Process the events that the topic holds now, and return."""
+    """Process the events that are in the topic at present, and return."""
 
     def write(batch: "DataFrame", batch_id: int) -> None:
         batch.persist()

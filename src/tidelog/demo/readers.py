@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Consumer, KafkaException, Message
 
 from tidelog.demo.orders import EVENTS
 
@@ -28,8 +28,8 @@ CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value INTEGER NOT NULL
 """
 
 Work = Callable[[dict[str, Any]], str]
-"""A function from an event to a key of the table `results`. The value of this key is increased by one. "" means no
-key."""
+"""A function that returns a key of the table `results` for an event. The value of this key is increased by one. ""
+means that no value is increased."""
 
 
 def message_to_customer(event: dict[str, Any]) -> str:
@@ -74,9 +74,16 @@ class Reader:
             messages = self._consumer.consume(1000, 0.5)
             if messages:
                 self._process(messages)
-                self._consumer.commit(asynchronous=False)
+                self._commit()
         self._consumer.close()
         self._db.close()
+
+    def _commit(self) -> None:
+        """Commit offsets. If this fails, the events may be delivered again, and are detected by their ids."""
+        try:
+            self._consumer.commit(asynchronous=False)
+        except KafkaException as error:
+            print(f"offsets not committed: {error}", file=sys.stderr)
 
     def _process(self, messages: list[Message]) -> None:
         self._db.execute("BEGIN")

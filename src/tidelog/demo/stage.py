@@ -1,4 +1,5 @@
-"""Run the flash sale. The broker and each part run in processes of their own; one worker is killed midway.
+"""Run the flash sale. The brokers and each part run in processes of their own; one worker is killed midway, and with
+several brokers also one of them.
 
 The stderr of each part is stored in `logs/` of the directory.
 """
@@ -12,24 +13,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Protocol, Self
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tidelog.demo.brokers import BrokerFault, Takeover, brokers_of
 from tidelog.demo.ledger import Ledger
 from tidelog.demo.orders import EVENTS, ORDERS, PARTITIONS, REORDERS, opening_stock, read_orders
 from tidelog.demo.readers import READERS, read_events_seen
 from tidelog.demo.worker import SESSION_MS
-from tidelog.testing import Broker
+from tidelog.testing import BrokerFailedError
 
-SETTINGS = {"offsets.topic.num.partitions": 3, "group.min.session.timeout.ms": SESSION_MS}
+SETTINGS: dict[str, object] = {"offsets.topic.num.partitions": 3, "group.min.session.timeout.ms": SESSION_MS}
 QUIET: dict[str, Any] = {"log_level": 0}
 """Settings of clients in this process. They disable librdkafka's own log lines, which would disturb the display."""
 SAMPLE_S = 0.25
 """Time between two samples, in seconds."""
 SALE_TIMEOUT_S = 100
-"""Time limit, in seconds, until every order is settled and its event processed. After it the sale has failed."""
+"""Time limit, in seconds, until every order is settled and every event is processed. After this time the sale has
+failed."""
 KILL_AT_PERCENT = 40
 """The first worker is killed when this percentage of the orders is settled."""
+REPLICAS_MAX = 3
 PART_TIMEOUT_S = 90
 """Time limit, in seconds, for the pipeline and for the checker."""
 
@@ -46,6 +50,7 @@ class Plan(NamedTuple):
     expiry_ms: int = 15_000
     bursts: int = 3
     pause_s: float = 2.0
+    brokers: int = 1
 
 
 class Sample(NamedTuple):
@@ -59,6 +64,8 @@ class Sample(NamedTuple):
     """Number of events that each reader group has processed."""
     workers: dict[str, str]
     """State of each worker by its name: "works" or "killed"."""
+    brokers: dict[str, str] = {}  # noqa: RUF012 - the default of a tuple, which is never changed
+    """State of each broker of a cluster by its number. Empty if there is one broker."""
 
     @property
     def settled(self) -> int:
@@ -75,6 +82,10 @@ class Result(NamedTuple):
     left_out: tuple[int, int]
     """Numbers of lines that are not sales; see `orders.SkippedLines`."""
     duration_s: float
+    takeover: Takeover | None = None
+    """With several brokers: what happened when one was killed."""
+    longest_waits_s: dict[str, float] = {}  # noqa: RUF012
+    """The longest time that an order or an event waited for its acknowledgement, in seconds."""
 
 
 class Display(Protocol):
@@ -83,18 +94,23 @@ class Display(Protocol):
     def show(self, sample: Sample, expected: int) -> None:
         """Show a sample; `expected` is the number of all orders."""
 
+    def event(self, text: str) -> None:
+        """Show a line that stays on the display."""
+
     def phase(self, name: str) -> None:
-        """Show the name of the present phase, for example "stopping workers". Called repeatedly while it lasts."""
+        """Show the name of the present phase, for example "stopping workers". Called repeatedly during the phase."""
 
 
 class Stage:
-    """The processes of one sale. Those that still run are killed at the end of the `with` block."""
+    """The processes of one sale. At the end of the `with` block, the processes that still run are killed."""
 
     def __init__(self, plan: Plan, bootstrap: str, display: Display) -> None:
         self.plan = plan
         self._display = display
         self.bootstrap = bootstrap
         self.workers: dict[str, str] = {}
+        self.longest_waits_s: dict[str, float] = {}
+        """By kind of record; see `Result`. Parts report it when they end."""
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._logs: list[IO[str]] = []
         (plan.directory / "logs").mkdir(exist_ok=True)
@@ -140,7 +156,14 @@ class Stage:
         for name in names:
             self._processes[name].send_signal(signal.SIGTERM)
         for name in names:
-            self.check_exit_code(name, self._processes[name].wait(30))
+            out, _ = self._processes[name].communicate(timeout=30)
+            self.check_exit_code(name, self._processes[name].returncode)
+            self.read_report(out)
+
+    def read_report(self, out: str) -> None:
+        """Read a part's stdout: one line of JSON with its longest waits, or nothing."""
+        for kind, seconds in (json.loads(out) if out else {}).items():
+            self.longest_waits_s[kind] = max(seconds, self.longest_waits_s.get(kind, 0.0))
 
     def check_exit_code(self, name: str, code: int | None) -> None:
         """Raise SaleFailed if the part ended with an error. A `code` of None means that it still runs."""
@@ -148,7 +171,8 @@ class Stage:
             raise SaleFailed(f"{name} ended with exit code {code}: see {self._log(name)}")
 
     def finish(self, name: str, phase: str, line: str = "", *, codes: tuple[int, ...] = (0,)) -> str:
-        """Write a line to the part's stdin, wait until the part ends, and return its stdout. Show `phase` meanwhile.
+        """Write a line to the part's stdin, wait until the part ends, and return its stdout. During the wait, show
+        `phase`.
 
         Raises SaleFailed if the exit code is not one of `codes`, or if the part takes longer than PART_TIMEOUT_S.
         """
@@ -172,7 +196,7 @@ class Stage:
         return self.plan.directory / "logs" / f"{name}.log"
 
     def check_all(self) -> None:
-        """Raise SaleFailed if a part ended with an error, other than a worker that was killed."""
+        """Raise SaleFailed if a part ended with an error, except a worker that was killed on purpose."""
         for name, process in self._processes.items():
             if self.workers.get(name) != "killed":
                 self.check_exit_code(name, process.poll())
@@ -188,18 +212,30 @@ class Observer:
         self._consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "observer"})
         self._ledger = Ledger(directory / "ledger.sqlite")
         self._directory = directory
+        self._ends = [0] * PARTITIONS
+        """The newest known end of each partition of the orders."""
 
-    def sample(self, at_s: float, workers: dict[str, str]) -> Sample:
-        ends = [self._consumer.get_watermark_offsets(TopicPartition(ORDERS, p), timeout=10) for p in range(PARTITIONS)]
+    def sample(self, at_s: float, workers: dict[str, str], brokers: dict[str, str]) -> Sample:
+        self._update_ends()
         files = {name: self._directory / f"{name}.sqlite" for name in READERS}
         return Sample(
             at_s=at_s,
-            sent=sum(end for _, end in ends),
+            sent=sum(self._ends),
             counts=self._ledger.counts(),
             unpublished=self._ledger.unpublished_count(),
             seen={name: _events_seen(file) for name, file in files.items()},
             workers=dict(workers),
+            brokers=brokers,
         )
+
+    def _update_ends(self) -> None:
+        """Read the ends of the partitions. A partition whose leader does not answer keeps the end that is known."""
+        for partition in range(PARTITIONS):
+            try:
+                _, end = self._consumer.get_watermark_offsets(TopicPartition(ORDERS, partition), timeout=10)
+            except KafkaException:
+                continue
+            self._ends[partition] = end
 
     def close(self) -> None:
         self._consumer.close()
@@ -218,15 +254,15 @@ def _events_seen(file: Path) -> int:
 def run(plan: Plan, display: Display) -> Result:
     """Run the whole sale. Raises SaleFailed."""
     began = time.monotonic()
-    display.phase("reading the orders and starting a broker")
+    display.phase(f"reading the orders and starting {'a broker' if plan.brokers == 1 else f'{plan.brokers} brokers'}")
     orders, left_out = read_orders()
     plan.directory.mkdir(parents=True, exist_ok=True)
     Ledger.create(plan.directory / "ledger.sqlite", opening_stock(orders)).close()
     with (
-        Broker(process=True, data=plan.directory / "broker", settings=SETTINGS) as broker,
-        Stage(plan, broker.bootstrap, display) as stage,
+        brokers_of(plan.brokers, plan.directory, SETTINGS) as brokers,
+        Stage(plan, brokers.bootstrap, display) as stage,
     ):
-        make_topics(broker.bootstrap)
+        make_topics(brokers.bootstrap, min(plan.brokers, REPLICAS_MAX))
         if plan.spark:
             stage.start("pipeline", "pipeline", plan.directory)
         for name in READERS:
@@ -234,26 +270,30 @@ def run(plan: Plan, display: Display) -> Result:
         stage.start_worker("worker-1")
         stage.start_worker("worker-2")
         stage.start("gateway", "gateway", plan.expiry_ms, plan.bursts, plan.pause_s)
-        samples = _watch(stage, len(orders), display)
-        display.phase("stopping workers and readers")
+        fault = BrokerFault(brokers, QUIET)
+        samples = _watch(stage, fault, len(orders), display)
+        stage.read_report(stage.finish("gateway", "stopping workers and readers"))
         stage.stop(*(name for name, state in stage.workers.items() if state == "works"), *READERS)
         if plan.spark:
             stage.finish("pipeline", "Spark writes the events to Parquet", "go\n")
         verdict = _run_checker(stage)
-    return Result(samples, verdict, left_out, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Result(samples, verdict, left_out, seconds, fault.takeover, dict(stage.longest_waits_s))
 
 
-def make_topics(bootstrap: str) -> None:
+def make_topics(bootstrap: str, replicas: int = 1) -> None:
     admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
-    topics = [NewTopic(ORDERS, PARTITIONS, 1), NewTopic(EVENTS, PARTITIONS, 1), NewTopic(REORDERS, 1, 1)]
+    sizes = {ORDERS: PARTITIONS, EVENTS: PARTITIONS, REORDERS: 1}
+    topics = [NewTopic(topic, partitions, replicas) for topic, partitions in sizes.items()]
     for future in admin.create_topics(topics).values():
         future.result(30)
 
 
-def _watch(stage: Stage, expected: int, display: Display) -> list[Sample]:
+def _watch(stage: Stage, fault: BrokerFault, expected: int, display: Display) -> list[Sample]:
     """Take samples until every order is settled and every reader has processed its event.
 
-    After KILL_AT_PERCENT of the orders, kill worker-1 and start another worker. Raises SaleFailed.
+    After KILL_AT_PERCENT of the orders, kill worker-1 and start another worker. `fault` kills a broker. Raises
+    SaleFailed.
     """
     observer = Observer(stage.bootstrap, stage.plan.directory)
     samples: list[Sample] = []
@@ -261,15 +301,17 @@ def _watch(stage: Stage, expected: int, display: Display) -> list[Sample]:
     try:
         while True:
             at_s = time.monotonic() - began
-            sample = observer.sample(at_s, stage.workers)
+            sample = observer.sample(at_s, stage.workers, fault.states())
             samples.append(sample)
             display.show(sample, expected)
             stage.check_all()
             if stage.workers["worker-1"] == "works" and sample.settled * 100 >= expected * KILL_AT_PERCENT:
                 stage.kill_worker("worker-1")
                 stage.start_worker("worker-3")
+            _step(fault, 100 * sample.settled / expected, display)
             all_readers_done = all(count == sample.settled for count in sample.seen.values())
-            if stage.has_ended("gateway") and sample.queue == 0 and sample.unpublished == 0 and all_readers_done:
+            is_settled = sample.queue == 0 and sample.unpublished == 0 and all_readers_done
+            if stage.has_ended("gateway") and is_settled and fault.is_over:
                 return samples
             if at_s > SALE_TIMEOUT_S:
                 raise SaleFailed(
@@ -278,6 +320,15 @@ def _watch(stage: Stage, expected: int, display: Display) -> list[Sample]:
             time.sleep(SAMPLE_S)
     finally:
         observer.close()
+
+
+def _step(fault: BrokerFault, settled_percent: float, display: Display) -> None:
+    try:
+        line = fault.step(settled_percent)
+    except (TimeoutError, BrokerFailedError) as error:
+        raise SaleFailed(str(error)) from None
+    if line:
+        display.event(line)
 
 
 def _run_checker(stage: Stage) -> dict[str, Any]:

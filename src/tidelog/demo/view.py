@@ -56,6 +56,10 @@ class LiveView:
             details = f"sent {sample.sent:,} of {expected:,}  settled {sample.settled:,}  queue {sample.queue:,}"
             self._print_line("selling", details)
 
+    def event(self, text: str) -> None:
+        at_s = time.monotonic() - self._began_s
+        self._console.print(f"{at_s:5.1f} s  {text}", highlight=False, soft_wrap=True)
+
     def phase(self, name: str) -> None:
         if self._live is None:
             last = self._samples[-1] if self._samples else None
@@ -75,7 +79,7 @@ class LiveView:
         sent_per_s, settled_per_s = self._rates(sample)
         bars = Grid.grid(padding=(0, 2))
         bars.add_column(width=7)
-        # the panel's width without the other columns
+        # The width of the panel minus the width of the other columns.
         bars.add_column(width=max(min(self._console.width, PANEL_WIDTH) - 37, 4))
         bars.add_column(justify="right", width=14)
         bars.add_row("sent", ProgressBar(expected, sample.sent, complete_style="cyan"), f"{sample.sent:,}")
@@ -86,10 +90,10 @@ class LiveView:
         details.add_row("rates", "   ".join(rates))
         details.add_row("outcomes", "   ".join(f"{name} {count:,}" for name, count in sample.counts.items()))
         details.add_row("lag", "   ".join(f"{name} {sample.settled - seen:,}" for name, seen in sample.seen.items()))
-        workers = Text("workers   ")
-        for name, state in sample.workers.items():
-            workers.append(f"{name} {state}   ", style="red" if state == "killed" else "green")
+        workers = _states("workers   ", sample.workers)
         content = Group(bars, Text(), details, Text(), workers)
+        if sample.brokers:
+            content.renderables.append(_states("brokers   ", sample.brokers))
         return Panel(content, title=f"flash sale  {sample.at_s:.0f} s", width=PANEL_WIDTH)
 
     def _rates(self, sample: Sample) -> tuple[float, float]:
@@ -97,6 +101,13 @@ class LiveView:
         earlier = next((s for s in reversed(self._samples) if sample.at_s - s.at_s >= RATE_WINDOW_S), self._samples[0])
         seconds = max(sample.at_s - earlier.at_s, 1e-9)
         return (sample.sent - earlier.sent) / seconds, (sample.settled - earlier.settled) / seconds
+
+
+def _states(title: str, states: dict[str, str]) -> Text:
+    text = Text(title)
+    for name, state in states.items():
+        text.append(f"{name} {state}   ", style="red" if state == "killed" else "green")
+    return text
 
 
 def summary(console: Console, result: Result, directory: Path, *, spark: bool) -> None:
@@ -110,6 +121,9 @@ def summary(console: Console, result: Result, directory: Path, *, spark: bool) -
     if spark:
         print_table(_best_sellers(directory / "sales"))
         console.print()
+    if result.takeover is not None:
+        waits = ", ".join(f"{seconds:.1f} s for an {kind}" for kind, seconds in result.longest_waits_s.items())
+        console.print(f"{result.takeover}. Longest wait for an acknowledgement: {waits}", highlight=False)
     killed = ", ".join(name for name, state in last.workers.items() if state == "killed")
     console.print(f"{result.duration_s:.0f} s; killed in the middle: {killed}. Files: {directory}", highlight=False)
 

@@ -4,9 +4,10 @@ outbox.
     python -m tidelog.demo.worker BOOTSTRAP LEDGER NAME ORDERS_PER_S
 
 Offsets are committed after the ledger's transaction. An order may therefore be delivered twice, but it is decided
-once.
+once. At its end, a worker prints the longest time that an event waited for its acknowledgement.
 """
 
+import json
 import signal
 import sys
 import time
@@ -50,6 +51,7 @@ class Worker:
         )
         self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2})
         self._stopping = False
+        self.longest_wait_s = 0.0
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -66,7 +68,7 @@ class Worker:
             self._publish()
             if messages:
                 self._commit()
-                # The demonstration limits the pace of a worker, even if the ledger is faster.
+                # The pace of a worker is limited on purpose, even if the ledger is faster.
                 time.sleep(max(0.0, began + len(messages) * self._pace_s - time.monotonic()))
         self._publish()
         self._consumer.close()
@@ -94,6 +96,7 @@ class Worker:
         def delivered(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 acknowledged.append(event.event_id)
+                self.longest_wait_s = max(self.longest_wait_s, message.latency() or 0.0)
 
         headers: list[tuple[str, str | bytes | None]] = [("event-id", str(event.event_id).encode())]
         self._producer.produce(EVENTS, event.body.encode(), event.product, headers=headers, on_delivery=delivered)
@@ -112,3 +115,4 @@ if __name__ == "__main__":
     worker = Worker(sys.argv[1], Path(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
     signal.signal(signal.SIGTERM, worker.stop)
     worker.run()
+    print(json.dumps({"event": worker.longest_wait_s}))

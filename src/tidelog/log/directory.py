@@ -86,7 +86,7 @@ class DataDirectory:
         if LOG_START_OFFSETS not in self._checkpoints:
             self._take_start_offsets_from_files()
         self._checkpoints[CLEANER_OFFSETS] = self._read_hints(CLEANER_OFFSETS, "logs are compacted from their start")
-        self._high_watermarks = self._read_hints(HIGH_WATERMARKS, "high watermarks are found out anew")
+        self._high_watermarks = self._read_hints(HIGH_WATERMARKS, "high watermarks are determined again")
         if self._high_watermarks:
             self._checkpoints[HIGH_WATERMARKS] = dict(self._high_watermarks)
         self._latest.update(self._checkpoints)

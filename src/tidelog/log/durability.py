@@ -182,7 +182,7 @@ class Durability:
                 segment.transactions.unsynced = True
             else:
                 segment.indexes_unsynced = True
-        # The active segment is included, since a snapshot inside it is written after its indexes.
+        # The active segment is included, because a snapshot inside it is written after its indexes.
         self._segments_to_sync = [
             *indexed_segments,
             *(segment for segment in self._segments_to_sync if segment not in indexed_segments),

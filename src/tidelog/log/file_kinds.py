@@ -90,7 +90,7 @@ def file_kind(name: str) -> FileKind:
 
 
 def partition_of(name: str) -> TopicPartition | None:
-    """Return the partition of a log directory TOPIC-INDEX, or None if the name is not that of a live partition."""
+    """Return the partition of a log directory TOPIC-INDEX, or None if no live partition has this name."""
     match = _PARTITION.fullmatch(name)
     return TopicPartition(match[1], int(match[2])) if match else None
 

@@ -82,7 +82,7 @@ def retire_log(disk: "Disk", source: str, partition: TopicPartition, random: byt
 
 
 def make_final(disk: "Disk", target: str, partition: TopicPartition) -> None:
-    """Mark the copy as the valid log, since the old log could not be renamed. Blocks. Raises OSError."""
+    """Mark the copy as the valid log, because the old log could not be renamed. Blocks. Raises OSError."""
     disk.write_atomic(f"{target}/{partition}/{TAKES_OVER}", FINAL)
 
 
@@ -103,7 +103,7 @@ def is_final(disk: "Disk", path: str) -> bool:
 
 
 def rename_back(disk: "Disk", target: str, partition: TopicPartition) -> str:
-    """Rename the copy back to the name of an unfinished copy, durably, since the old log is valid. Returns the new
+    """Rename the copy back to the name of an unfinished copy, durably, because the old log is valid. Returns the new
     path. Blocks. Raises OSError.
     """
     path = future_path(target, partition, bytes(16))

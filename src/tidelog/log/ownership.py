@@ -1,4 +1,4 @@
-"""Distinguish data directories of Tidelog from those of Kafka, for `tidelog log verify`.
+"""Distinguish Tidelog's data directories from Kafka's, for `tidelog log verify`.
 
 Tidelog persists the start offset of a log before it deletes files below it; Kafka does not. A gap before a log's
 first segment is therefore damage only in Tidelog's directories. Only one data directory of a broker contains the

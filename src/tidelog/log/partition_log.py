@@ -124,10 +124,9 @@ class PartitionLog:
         cache: IndexCache | None = None,
         may_have_holes: bool = False,
     ) -> "PartitionLog":
-        """Open the log in `directory` (TOPIC-PARTITION), which is created if it is missing. Blocks; thread-safe.
-        `clean`: the last process stopped in order. Otherwise all data after `recovery_point` (-1: unknown) is
-        scanned and made durable. All logs of a broker share one `cache`. `may_have_holes`: the log was compacted
-        before. Raises CorruptLog, OSError.
+        """Open the log in `directory`, which is created if missing. Blocks; thread-safe. `clean`: the last process
+        stopped in order. Otherwise all data after `recovery_point` (-1: unknown) is scanned and made durable.
+        `may_have_holes`: the log was compacted before. Raises CorruptLog, OSError.
         """
         opener = LogOpener(disk, directory, config, now_ms, may_have_holes=may_have_holes)
         opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
@@ -194,9 +193,7 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Return the exclusive end of the records for read_committed. A transaction counts as open until its marker
-        is below the high watermark.
-        """
+        """Return the end for read_committed. A transaction is open until its marker is below the high watermark."""
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(unstable, high_watermark)
 
@@ -205,11 +202,10 @@ class PartitionLog:
     def append(
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
-        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. If the batch
-        repeats one of its producer's last five batches, it is not appended, and the result of the first append is
-        returned. `limits`: how to check the topic's limits on clients (see `validation.Limits`). Raises the ApiError
-        for the response, StorageError when the log is or goes offline, and NotInline when the records must be passed
-        to `examine`. After an error, nothing was appended.
+        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. A batch that repeats
+        one of its producer's last five is not appended: the result of the first append is returned. `limits`: how to
+        check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response, StorageError
+        when the log is or goes offline, and NotInline when the records must be examined. Then nothing was appended.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -554,7 +550,9 @@ class PartitionLog:
             segment.retire()
 
     def segments_replaced(self, old: list[Segment], new: Segment, now_ms: int) -> None:
-        """Finish a replacement: the files of `new` have their final names, and those of `old` can be removed later."""
+        """Finish a replacement: the files of `new` have their final names, and the files of `old` can be removed
+        later.
+        """
         new.use_cache(self._cache)
         self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 

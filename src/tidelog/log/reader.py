@@ -66,7 +66,7 @@ class LogChanged(Exception):
 
 
 class ColdRead:
-    """Reads the bytes that the next read needs into the page cache. `run` blocks; thread-safe."""
+    """Reads the bytes that the next read needs, so that they are in the page cache. `run` blocks. It is thread-safe."""
 
     __slots__ = ("_file", "_position", "_size")
 

@@ -144,7 +144,7 @@ class LogOpener:
                 has_transactions=base_offset in files.transaction_indexes,
             )
             segment.created_ms = self._now_ms
-            # The directory entry of an empty file is possibly not durable, since an empty file was never synced.
+            # The directory entry of an empty file is possibly not durable, because an empty file was never synced.
             segment.entry_unsynced = not size
             segment.set_index_interval(self._config)
             self._segments.add(segment)

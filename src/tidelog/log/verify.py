@@ -297,7 +297,7 @@ class _Verifier:
                 self._verify_small_file(path, kind)
 
     def _verify_small_file(self, path: str, kind: Kind) -> None:
-        """Verify a file that is read at once."""
+        """Verify a file that is read as a whole."""
         data = self._read_counted(path)
         try:
             if kind is Kind.PRODUCERS:

@@ -23,7 +23,8 @@ GRACE_S: Final = 0.6
 """A new controller waits for this time, in seconds, before it fences the first broker. If all leases ended during an
 outage of the store, the brokers acquire their leases again within this time."""
 CHECK_S: Final = 0.25
-"""Interval at which the controller compares the brokers with their leases, in seconds."""
+"""Longest interval at which the controller compares the brokers with their leases, in seconds. A write to the store may
+shorten it: the supervisor may have ended the lease of a dead broker."""
 
 
 class ClusterUpkeep:
@@ -61,7 +62,7 @@ class ClusterUpkeep:
                 is_logged = True
             except Exception:
                 logger.exception("upkeep of the cluster failed")  # the next run tries again
-            await self._tasks.sleep(CHECK_S)
+            await self._store.wait_for_write(CHECK_S)
 
     async def _fence_brokers_without_lease(self) -> None:
         # A broker acquires its lease before it is registered. So the image must be read before the leases; otherwise a

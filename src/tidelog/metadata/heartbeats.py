@@ -3,13 +3,13 @@
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.quorum import QuorumState, quorum_state
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, heartbeat, registered_broker
 from tidelog.model.steps import Steps
 
 
 class Heartbeats:
-    """For each broker, the position up to which it has followed the journal, from its last heartbeat to this
-    controller.
+    """Stores how far each broker has followed the journal, as the broker's last heartbeat to this controller says.
 
     A new controller does not know the heartbeats that earlier controllers received. It soon receives the next heartbeat
     of each broker.
@@ -22,6 +22,9 @@ class Heartbeats:
         self._shutdown_positions: dict[tuple[int, int], int] = {}
         """For each broker in controlled shutdown, by id and epoch: a position after the entry that made other brokers
         the leaders of its partitions."""
+
+    def quorum_state(self, image: MetadataImage) -> QuorumState:
+        return quorum_state(image, self._followed_positions)
 
     def decide(self, image: MetadataImage, request: Heartbeat) -> Steps[JournalDecision[HeartbeatReply]]:
         """Store the position in the heartbeat, and return the decision of `registration.heartbeat`.
@@ -36,6 +39,6 @@ class Heartbeats:
             position = self._shutdown_positions.setdefault(key, image.position)
         return (
             yield from heartbeat(
-                image, request, self._config, shutdown_position=position, followed_by=self._followed_positions
+                image, request, self._config, shutdown_position=position, followed_positions=self._followed_positions
             )
         )

@@ -221,10 +221,10 @@ class ImageBuilder:
         self._broker_configs = image.broker_configs
         self._group_configs = image.group_configs
         self._client_quotas = image.client_quotas
-        self._own_quotas: dict[Entity, Mapping[str, float]] | None = None
+        self._copied_quotas: dict[Entity, Mapping[str, float]] | None = None
         self._client_metrics_configs = image.client_metrics_configs
         self._feature_levels = image.feature_levels
-        self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
+        self._copied_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
         self._changed_partitions: dict[TopicId, list[PartitionState]] = {}
         """The states of the partitions of changed topics. Since they are collected here, many changes of one topic copy
         the states only once. `_store_changed_partitions` writes them into the topics."""
@@ -243,8 +243,8 @@ class ImageBuilder:
 
     def build(self) -> MetadataImage:
         self._store_changed_partitions()
-        self._own_topics = None
-        self._own_quotas = None
+        self._copied_topics = None
+        self._copied_quotas = None
         return MetadataImage(
             position=self.position,
             cluster_id=self._cluster_id,
@@ -361,15 +361,15 @@ class ImageBuilder:
         self._group_configs = _with_setting_of(self._group_configs, record.group, record.setting, record.value)
 
     def _client_quota_changed(self, record: ClientQuotaChanged) -> None:
-        if self._own_quotas is None:
-            self._client_quotas = self._own_quotas = dict(self._client_quotas)
-        values = dict(self._own_quotas.pop(record.entity, {}))
+        if self._copied_quotas is None:
+            self._client_quotas = self._copied_quotas = dict(self._client_quotas)
+        values = dict(self._copied_quotas.pop(record.entity, {}))
         if record.value is None:
             values.pop(record.key, None)
         else:
             values[record.key] = record.value
         if values:
-            self._own_quotas[record.entity] = values
+            self._copied_quotas[record.entity] = values
 
     def _client_metrics_config_changed(self, record: ClientMetricsConfigChanged) -> None:
         self._client_metrics_configs = _with_setting_of(
@@ -399,10 +399,10 @@ class ImageBuilder:
         topics_by_id[topic.topic_id] = topic
 
     def _writable_topics(self) -> tuple[dict[str, TopicImage], dict[TopicId, TopicImage]]:
-        if self._own_topics is None:
-            self._own_topics = (dict(self._topics), dict(self._topics_by_id))
-            self._topics, self._topics_by_id = self._own_topics
-        return self._own_topics
+        if self._copied_topics is None:
+            self._copied_topics = (dict(self._topics), dict(self._topics_by_id))
+            self._topics, self._topics_by_id = self._copied_topics
+        return self._copied_topics
 
 
 _APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {

@@ -16,6 +16,7 @@ from tidelog.metadata.features import LevelChange
 from tidelog.metadata.image import BrokerRegistration
 from tidelog.metadata.isr_changes import IsrProposal, IsrResult
 from tidelog.metadata.publisher import MetadataCache, Publisher
+from tidelog.metadata.quorum import QuorumState
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult
 from tidelog.metadata.reassignment import Reassignment, ReassignmentResult
 from tidelog.metadata.registration import Heartbeat, HeartbeatReply, Registration
@@ -167,6 +168,12 @@ class UpdateFeatures(NamedTuple):
     timeout_ms: int | None = None
 
 
+class DescribeQuorum(NamedTuple):
+    """Describe the controller and how far the brokers have followed the journal. It changes nothing."""
+
+    timeout_ms: int | None = None
+
+
 class ReplicasOffline(NamedTuple):
     """Report that the logs of these replicas of the broker cannot be used. The controller removes the broker from their
     ISRs, and elects other leaders.
@@ -195,9 +202,10 @@ ControllerRequest: TypeAlias = (
     | UnregisterBroker
     | UpdateFeatures
     | ReplicasOffline
+    | DescribeQuorum
 )
 
-REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat)
+REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat, DescribeQuorum)
 """Requests that are sent again when their answer was lost. Executing such a request twice does no harm."""
 
 
@@ -257,6 +265,7 @@ class ControllerLink(Protocol):
     async def unregister_broker(self, request: UnregisterBroker) -> Answer[None]: ...
     async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
     async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
+    async def describe_quorum(self, request: DescribeQuorum) -> Answer[QuorumState]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -355,6 +364,9 @@ class ControllerRouter:
         return await self._ask(request)
 
     async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]:
+        return await self._ask(request)
+
+    async def describe_quorum(self, request: DescribeQuorum) -> Answer[QuorumState]:
         return await self._ask(request)
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:

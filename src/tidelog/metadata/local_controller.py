@@ -194,6 +194,8 @@ class LocalController:
                 return lambda image: change_feature_levels(image, changes, config, validate_only=validate_only)
             case link.ReplicasOffline(broker_id, broker_epoch, replicas):
                 return lambda image: end_replicas(image, broker_id, broker_epoch, replicas, config)
+            case link.DescribeQuorum():
+                return lambda image: JournalDecision([], self._heartbeats.quorum_state(image))
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
         """Make a change that the controller itself has initiated. It is decided from the image at that time."""

@@ -185,14 +185,14 @@ def heartbeat(
     config: BrokerConfig,
     *,
     shutdown_position: int = 0,
-    followed_by: Mapping[int, int] = {},
+    followed_positions: Mapping[int, int] = {},
 ) -> Steps[JournalDecision[HeartbeatReply]]:
     """Fence, unfence or shut down a broker according to its heartbeat.
 
     A broker in controlled shutdown may stop its process when two conditions are true: it leads no partition, and every
     active broker has followed the journal up to `shutdown_position`. This is the end of the journal after the entry
-    that made other brokers the leaders of its partitions. `followed_by` contains the positions from the last heartbeats
-    of the brokers. Fenced brokers are ignored, so a broker that does not run cannot delay the shutdown.
+    that made other brokers the leaders of its partitions. `followed_positions` contains the positions from the last
+    heartbeats of the brokers. Fenced brokers are ignored, so a broker that does not run cannot delay the shutdown.
 
     Raises ApiError (STALE_BROKER_EPOCH).
     """
@@ -214,7 +214,9 @@ def heartbeat(
     may_stop = False
     if broker.in_controlled_shutdown:
         may_stop = not leads_any(image, broker.broker_id) and all(
-            followed_by.get(other.broker_id, 0) >= shutdown_position for other in image.brokers.values() if other.active
+            followed_positions.get(other.broker_id, 0) >= shutdown_position
+            for other in image.brokers.values()
+            if other.active
         )
     elif request.wants_shutdown:
         records.append(BrokerStateChanged(broker.broker_id, broker.epoch, in_controlled_shutdown=True))

@@ -455,7 +455,7 @@ class MetadataService:
     async def _acquire_when_free(self, lease_ms: int) -> HeldLease:
         """Try to acquire the controller lease, at random intervals so that brokers do not try at the same moment."""
         while True:
-            await self._tasks.sleep(CANDIDACY_S * self._runtime.random.uniform(0.5, 1.5))
+            await self._store.wait_for_write(CANDIDACY_S * self._runtime.random.uniform(0.5, 1.5))
             try:
                 current_lease = await find_lease(self._store, CONTROLLER_LEASE)
                 if current_lease is not None and current_lease.holder != self._holder:

@@ -1,7 +1,7 @@
 """The default metadata store: one SQLite file in WAL mode, shared by the brokers of one host.
 
-All calls run in order on one thread. A commit is durable when it returns (synchronous=FULL). `wait` polls, since SQLite
-does not notify a process of another process's commit.
+All calls run in order on one thread. A commit is durable when it returns (synchronous=FULL). SQLite does not notify
+a process of another process's commit, so `wait` watches the write-ahead log (`runtime/file_watch.py`), and polls.
 
 The end of a lease is stored as a time of the monotonic clock. All processes on the machine share this clock until the
 machine is restarted. So the row also names the machine's boot: after a restart, every such lease has ended. The writers
@@ -25,10 +25,13 @@ from tidelog.metadata.store import (
     StoreUnavailable,
     lease_lost,
 )
+from tidelog.runtime.boot import read_boot_id
 from tidelog.runtime.interfaces import Clock, Disk, Tasks
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from tidelog.runtime.file_watch import FileWatch
 
 T = TypeVar("T")
 
@@ -40,8 +43,12 @@ BUSY_MS: Final = 5000
 """Longest time that a call waits for another process's commit, in milliseconds."""
 WAL_ATTEMPTS: Final = 20
 """Upper bound on the attempts to switch a file to WAL mode while other processes do the same."""
+COMMIT_S: Final = 0.01
+"""Usual time, in seconds, from the first write to the write-ahead log until the commit can be read."""
 POLL_MIN_S: Final = 0.01
 POLL_MAX_S: Final = 0.25
+WATCHED_POLL_MAX_S: Final = 1.0
+"""POLL_MAX_S while writes to the file are reported to this process."""
 NO_LIMIT: Final = -1
 """Means "no limit" in SQLite's LIMIT clause."""
 
@@ -57,8 +64,6 @@ CREATE TABLE IF NOT EXISTS lease_terms (name TEXT PRIMARY KEY, epoch INTEGER NOT
 """
 """Tables that do not exist in a file of an older Tidelog. `leases.expires_ms` only says whether the lease can expire;
 `lease_terms` contains its end, in milliseconds of the monotonic clock."""
-BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-"""The file from which Linux processes can read the id of the current boot."""
 
 
 class SqliteStore:
@@ -73,6 +78,8 @@ class SqliteStore:
         self._disk = disk
         self._connection: sqlite3.Connection | None = None
         self._boot_id: str | None = None
+        self._watch: FileWatch | None = None
+        self._can_watch = True
 
     async def inspect(self) -> StoredJournal | None:
         return await self._tasks.run_blocking(self._inspect, lane=LANE)
@@ -85,9 +92,42 @@ class SqliteStore:
 
     async def wait(self, position: int) -> None:
         delay_s = POLL_MIN_S
-        while await self._run(self._next_position) <= position:
-            await self._tasks.sleep(delay_s)
-            delay_s = min(2 * delay_s, POLL_MAX_S)
+        while True:
+            watch = self._watch_log()
+            seen = 0 if watch is None else watch.writes
+            if await self._run(self._next_position) > position:
+                return
+            # A commit is written to the log before other processes can read it, so the next reads follow soon.
+            is_written = await self._wait_for_write(watch, seen, delay_s)
+            delay_max_s = POLL_MAX_S if watch is None else WATCHED_POLL_MAX_S
+            delay_s = POLL_MIN_S if is_written else min(2 * delay_s, delay_max_s)
+
+    async def wait_for_write(self, limit_s: float) -> None:
+        watch = self._watch_log()
+        await self._wait_for_write(watch, 0 if watch is None else watch.writes, limit_s)
+
+    async def _wait_for_write(self, watch: "FileWatch | None", seen: int, limit_s: float) -> bool:
+        """Wait until the write-ahead log was written to since `watch.writes` was `seen` and the commit can usually be
+        read, at most for `limit_s`. Returns whether the log was written to.
+        """
+        if watch is None:
+            await self._tasks.sleep(limit_s)
+            return False
+        if not await watch.wait(seen, limit_s):
+            return False
+        await self._tasks.sleep(COMMIT_S)
+        return True
+
+    def _watch_log(self) -> "FileWatch | None":
+        """Return the watch of the write-ahead log. None if there is no such file yet, or no way to watch it."""
+        if self._watch is None and self._can_watch:
+            from tidelog.runtime.file_watch import open_watch  # imported late: a broker that is alone needs no watch
+
+            log_path = f"{self.path}-wal"
+            if self._disk.exists(log_path):
+                self._watch = open_watch(log_path)
+                self._can_watch = self._watch is not None
+        return self._watch
 
     async def snapshot(self) -> Snapshot | None:
         return await self._run(self._snapshot)
@@ -108,6 +148,9 @@ class SqliteStore:
         return await self._run(self._held_leases, prefix)
 
     async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch, self._can_watch = None, False
         await self._tasks.run_blocking(self._close, lane=LANE)
 
     # The methods below run on the store's thread
@@ -308,10 +351,7 @@ class SqliteStore:
     def _boot(self) -> str:
         """Return the id of the machine's current boot, or "" if the system has no boot ids."""
         if self._boot_id is None:
-            try:
-                self._boot_id = self._disk.read(BOOT_ID).decode().strip()
-            except OSError:
-                self._boot_id = ""
+            self._boot_id = read_boot_id(self._disk)
         return self._boot_id
 
     def _close(self) -> None:

@@ -36,7 +36,8 @@ def lease_lost(lease: "Lease") -> LeaseLost:
 class StoreUnavailable(Exception):
     """The store cannot be reached, its disk is full, or another process has locked it. A later call may succeed.
 
-    An append that raises this has changed nothing. Any other call may have been executed, and can safely be repeated.
+    An append that raises this error has changed nothing. Any other call that raises it may have been executed, and can
+    safely be repeated.
     """
 
 
@@ -152,6 +153,11 @@ class Store(Protocol):
         """Return the leases that have not ended and whose names begin with `prefix`, sorted by name.
 
         A lease that has expired may still be listed for some time. A lease that was released is not listed.
+        """
+
+    async def wait_for_write(self, limit_s: float) -> None:
+        """Wait until the store may have been written to, or for `limit_s`, whichever comes first. A store may always
+        wait for `limit_s`. Never raises because of the store.
         """
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The metadata store in ZooKeeper 3.6 or newer, for brokers on several hosts. Needs the package kazoo.
+"""The metadata store in ZooKeeper 3.6 or newer, for brokers on several hosts. It needs the package kazoo.
 
 Nodes below the root:
 
@@ -288,18 +288,25 @@ class ZooKeeperStore(RemoteStore):
         self._check_length(ttl_ms)
         node = _escaped(name)
         for _ in range(TRIES):
+            # The three requests are one round trip: the servers answer the requests of a session in order. The lease
+            # counts from here, so a long acquisition would leave little of its term.
             sent_s = self._clock.monotonic()
-            self._sync()
-            stored, stat = self._get_with_stat("leases", node)
+            client = self._session.client
+            sync = client.sync_async(self._root)
+            lease_request = client.get_async(self._path("leases", node))
+            epoch_request = client.get_async(self._path("epochs", node))
+            self._session.answer(sync)
+            stored, stat = self._value_with_stat(lease_request)
+            epoch, epoch_stat = self._value_with_stat(epoch_request)
+            epoch_version = -1 if epoch_stat is None else epoch_stat.version
             if (
                 stored is not None
                 and decode_lease(name, stored).holder != holder
                 and not self._is_over(name, stored, stat)
             ):
                 return None
-            epoch, epoch_version = self._get("epochs", node)
             lease = Lease(name, holder, int(epoch or 0) + 1)
-            transaction = self._session.client.transaction()
+            transaction = client.transaction()
             if epoch is None:
                 transaction.create(self._path("epochs", node), str(lease.epoch).encode())
             else:
@@ -361,17 +368,22 @@ class ZooKeeperStore(RemoteStore):
     def _held_leases(self, prefix: str) -> list[Lease]:
         from kazoo.exceptions import NoNodeError
 
-        self._sync()
+        client = self._session.client
+        sync, children = client.sync_async(self._root), client.get_children_async(self._path("leases"))
+        self._session.answer(sync)
         try:
-            nodes = self._session.answer(self._session.client.get_children_async(self._path("leases")))
+            nodes = self._session.answer(children)
         except NoNodeError:
             return []
+        names = sorted(unquote(node) for node in nodes)
+        requests = [
+            (name, client.get_async(self._path("leases", _escaped(name)))) for name in names if name.startswith(prefix)
+        ]
         held = []
-        for name in sorted(unquote(node) for node in nodes):
-            if name.startswith(prefix):
-                value, stat = self._get_with_stat("leases", _escaped(name))
-                if value is not None and not self._is_over(name, value, stat):
-                    held.append(decode_lease(name, value))
+        for name, request in requests:
+            value, stat = self._value_with_stat(request)
+            if value is not None and not self._is_over(name, value, stat):
+                held.append(decode_lease(name, value))
         return held
 
     def _is_over(self, name: str, value: bytes, stat: Any) -> bool:
@@ -397,10 +409,14 @@ class ZooKeeperStore(RemoteStore):
         return value, -1 if stat is None else stat.version
 
     def _get_with_stat(self, *names: str) -> tuple[bytes | None, Any]:
+        return self._value_with_stat(self._session.client.get_async(self._path(*names)))
+
+    def _value_with_stat(self, request: Any) -> tuple[bytes | None, Any]:
+        """Return the answer to a `get_async`: None and None if the node does not exist."""
         from kazoo.exceptions import NoNodeError
 
         try:
-            value, stat = self._session.answer(self._session.client.get_async(self._path(*names)))
+            value, stat = self._session.answer(request)
         except NoNodeError:
             return None, None
         return value, stat

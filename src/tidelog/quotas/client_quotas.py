@@ -60,7 +60,7 @@ class RateQuota(_Quota[Rate]):
         return throttle_ms if self._throttle_max_ms is None else min(throttle_ms, self._throttle_max_ms)
 
     def burst_max(self, user: str, client_id: str) -> float | None:
-        """Return the largest value that an idle client may use at once within its quota; None without a quota."""
+        """Return the largest value that an idle client may use in one burst within its quota; None without a quota."""
         limit = self._limits.of(user, client_id)
         if limit is None:
             return None
@@ -76,11 +76,12 @@ class MutationQuota(_Quota[TokenBucket]):
         super().__init__(TokenBucket, window)
 
     def take(self, user: str, client_id: str, count: int, now_ms: int, *, strict: bool) -> tuple[bool, int]:
-        """Take `count` partitions from the client's tokens. Return (allowed, throttle time in ms).
+        """Remove `count` tokens, one for each partition, from the client's bucket. Return (allowed, throttle time in
+        ms).
 
-        A client without debt may take more tokens than it has, which puts it into debt. A client in debt is refused
-        if `strict`. Otherwise its partitions are taken nevertheless, and its throttle time grows. A client without a
-        quota is always allowed.
+        A client without debt may use more tokens than it has, and is then in debt. A client in debt is refused if
+        `strict`. Otherwise its tokens are still removed, and its throttle time grows. A client without a quota is
+        always allowed.
         """
         limit = self._limits.of(user, client_id)
         if limit is None:
@@ -112,7 +113,7 @@ class ClientQuotas:
         self.mutations = MutationQuota(mutation_window)
 
     def set(self, quotas: Quotas) -> None:
-        """Replace all quotas. Recorded usage is retained, except that of a quota which no client has any more."""
+        """Replace all quotas. Recorded usage is retained, except for a quota that no client has any longer."""
         self.active = False
         self.generation += 1
         for quota, key in (

@@ -27,9 +27,10 @@ class ConnectionQuotas:
             self._addresses.clear()
 
     def broker_wait_ms(self, bound: float, now_ms: int) -> int:
-        """Count one connection and return for how many milliseconds the broker accepts no further one.
+        """Count one connection. Return the time in milliseconds during which the broker accepts no further
+        connection.
 
-        `bound` is in connections per second; 0 accepts none.
+        `bound` is in connections per second; 0 accepts no connections.
         """
         self._all.record(1, self._window, now_ms)
         if not bound:
@@ -39,8 +40,8 @@ class ConnectionQuotas:
     def close_delay_ms(self, address: str, now_ms: int) -> int:
         """Count a connection from `address`. Return 0 if it is within the limit, or if no limit applies.
 
-        Otherwise the connection is not counted, and the caller closes it after the returned number of milliseconds:
-        a client whose connection is closed immediately would reconnect immediately.
+        Otherwise the connection is not counted, and the caller closes it after the returned number of milliseconds.
+        If it were closed immediately, the client would also reconnect immediately.
         """
         if not self._limits:
             return 0

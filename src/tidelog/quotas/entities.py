@@ -18,8 +18,8 @@ CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 Entity = tuple[tuple[str, str | None], ...]
-"""Pairs of entity type and name: client-id and user, in this order; or ip alone. The name None is the default
-entity. It applies to every entity of the type that has no quota of its own."""
+"""Pairs of entity type and name: client-id and user, in this order, or only ip. The name None means the default
+entity, which applies to every entity of the type without a quota of its own."""
 
 Quotas = Mapping[Entity, Mapping[str, float]]
 """For each entity, the value of each of its quotas by key."""
@@ -27,7 +27,7 @@ Quotas = Mapping[Entity, Mapping[str, float]]
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
 _WHOLE_TOLERANCE: Final = 1e-6
-"""A value within this distance above a whole number counts as whole (as in Kafka)."""
+"""A value that is at most this much larger than a whole number counts as whole (as in Kafka)."""
 
 _CLIENT_KEYS: Final[Mapping[str, int | None]] = {
     PRODUCER_BYTE_RATE: _LONG_MAX,
@@ -35,7 +35,8 @@ _CLIENT_KEYS: Final[Mapping[str, int | None]] = {
     REQUEST_PERCENTAGE: None,
     CONTROLLER_MUTATION_RATE: None,
 }
-"""Quota keys of users and client ids. If the value must be a whole number, the largest value; otherwise None."""
+"""Quota keys of users and client ids. If the value must be a whole number, the largest allowed value; otherwise
+None."""
 _IP_KEYS: Final[Mapping[str, int | None]] = {CONNECTION_CREATION_RATE: _INT_MAX}
 
 MATCH_EXACT: Final = 0
@@ -78,7 +79,7 @@ def check_quota(entity: Entity, key: str, value: float) -> None:
 
 
 class Component(NamedTuple):
-    """One component of a filter: an entity type, and which names of it match."""
+    """One component of a filter: an entity type, and the names of this type that match."""
 
     kind: str
     match_type: int
@@ -86,7 +87,7 @@ class Component(NamedTuple):
 
 
 class Filter:
-    """Selects the entities that a DescribeClientQuotas request asks for."""
+    """Selects the entities that a DescribeClientQuotas request requests."""
 
     __slots__ = ("_any", "_exact", "_strict")
 

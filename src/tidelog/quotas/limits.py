@@ -1,4 +1,4 @@
-"""Find the quota that applies to a client, by Kafka's order of precedence, and the clients that share it."""
+"""Find the quota that applies to a client, by Kafka's order of precedence. Clients may share one quota."""
 
 from typing import Final, NamedTuple
 
@@ -13,9 +13,9 @@ class Limit(NamedTuple):
 
     bound: float
     user: str
-    """"" if all users with this client id share the quota."""
+    """The user; "" if all users with this client id share the quota."""
     client_id: str
-    """"" if all clients of the user share the quota."""
+    """The client id; "" if all clients of the user share the quota."""
 
 
 class Limits:
@@ -36,8 +36,8 @@ class Limits:
     def of(self, user: str, client_id: str) -> Limit | None:
         """Return the most specific quota of this client, or None if no quota applies.
 
-        The order of precedence is: the user with the client id, with the default client id, and alone; the default
-        user in the same order; the client id alone; the default client id alone.
+        The order of precedence is: the user with the client id, the user with the default client id, the user alone;
+        then the default user in the same three forms; then the client id alone; then the default client id alone.
         """
         bounds = self._bounds
         if not bounds:

@@ -8,13 +8,14 @@ from typing import Final, Generic, TypeVar
 S = TypeVar("S")
 
 SENSORS_MAX: Final = 10_000
-"""Upper bound on the sensors of one quota, which take about 15 MB when all are busy. If a further client needs a
-sensor, the least recently used one is dropped, and its client starts again with an empty one."""
+"""Upper bound on the sensors of one quota. They need about 15 MB when all are busy. If a further client needs a
+sensor, the least recently used sensor is dropped. The client of the dropped sensor later starts again with an empty
+one."""
 IDLE_MS: Final = 3_600_000
-"""When a further client needs a sensor, sensors that were not used for this long are dropped. The time is that of
-Kafka."""
+"""Sensors that were not used for this time, in milliseconds, are dropped when a further client needs a sensor. Kafka
+uses the same time."""
 _NAME_MAX: Final = 100
-"""Longest user or client id, in characters, that is stored unchanged; see `_short`."""
+"""Maximum length of a user or client id, in characters, that is stored unchanged; see `_short`."""
 _DIGEST_BYTES: Final = 16
 
 
@@ -51,7 +52,7 @@ class Sensors(Generic[S]):
 
 
 def _short(name: str) -> str:
-    """Return `name`, or a digest of it if it is long: clients choose their names, and the keys must stay small."""
+    """Return `name`, or a digest of it if it is long. Clients choose their names, but the keys must remain small."""
     if len(name) <= _NAME_MAX:
         return name
     return "#" + blake2b(name.encode(), digest_size=_DIGEST_BYTES).hexdigest()

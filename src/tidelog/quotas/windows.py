@@ -7,7 +7,7 @@ THROTTLE_MS_MAX: Final = 2**31 - 1
 
 
 class Window(NamedTuple):
-    """Number and length of the samples that a rate is computed over (`quota.window.num`,
+    """Number and length of the samples from which a rate is computed (`quota.window.num`,
     `quota.window.size.seconds`).
     """
 
@@ -28,11 +28,12 @@ class _Sample:
 
 
 class Rate:
-    """The sum of the recent samples, divided by the time that they span.
+    """The sum of the recent samples, divided by the time that they cover.
 
-    A sample collects the values that are recorded within `sample_ms` of its start. It expires `samples * sample_ms`
-    after its last value. At most `samples + 1` samples exist. If the span contains fewer than `samples - 1` full
-    samples, the length of the missing ones is added to it, so that the first value alone does not look like a burst.
+    A sample collects the values that are recorded within `sample_ms` after its start. It expires `samples *
+    sample_ms` after its last value. At most `samples + 1` samples exist. If the covered time contains fewer than
+    `samples - 1` full samples, the length of the missing samples is added to it, so that the first value alone does
+    not look like a burst.
     """
 
     __slots__ = ("_current", "_samples")
@@ -56,7 +57,7 @@ class Rate:
         sample.last_ms = now_ms
 
     def span_ms(self, window: Window, now_ms: int) -> int:
-        """Reset the expired samples, and return the time that the sum is divided by, in ms; at least 1."""
+        """Reset the expired samples, and return the time by which the sum is divided, in ms; at least 1."""
         self._reset_expired(window, now_ms)
         elapsed = now_ms - min(sample.began_ms for sample in self._samples)
         full = elapsed // window.sample_ms
@@ -68,8 +69,8 @@ class Rate:
         return sum(sample.sum for sample in self._samples) / (span_ms / 1000)
 
     def throttle_ms(self, bound: float, window: Window, now_ms: int) -> int:
-        """Return how long the client must be idle until its rate is down to `bound`; 0 if the rate does not exceed
-        `bound`.
+        """Return the time for which the client must be idle until its rate has fallen to `bound`; 0 if the rate does
+        not exceed `bound`.
         """
         rate = self.measure(window, now_ms)
         if rate <= bound:
@@ -77,8 +78,8 @@ class Rate:
         return _round_ms((rate - bound) / bound * self.span_ms(window, now_ms))
 
     def _reset_expired(self, window: Window, now_ms: int) -> None:
-        """Reset expired samples. A reset sample remains in the list, since its start time shows how long the client
-        was idle.
+        """Reset expired samples. A reset sample remains in the list, because its start time shows how long the
+        client was idle.
         """
         samples = self._samples
         if not samples:
@@ -95,7 +96,7 @@ class TokenBucket:
     __slots__ = ("_tokens", "_updated_ms")
 
     def __init__(self) -> None:
-        self._tokens: float | None = None  # None: full; the first use computes the capacity
+        self._tokens: float | None = None  # None means a full bucket; its first use computes the capacity
         self._updated_ms = 0
 
     def take(self, count: float, rate: float, window: Window, now_ms: int) -> None:
@@ -103,7 +104,7 @@ class TokenBucket:
         self._tokens = min(burst, self.tokens(rate, window, now_ms) - count)
 
     def tokens(self, rate: float, window: Window, now_ms: int) -> float:
-        """Refill the bucket up to now and return its tokens; a negative number is debt."""
+        """Refill the bucket for the time until now, and return its tokens. A negative number means debt."""
         burst = _burst(rate, window)
         if self._tokens is None:
             self._tokens = burst
@@ -113,7 +114,7 @@ class TokenBucket:
         return self._tokens
 
     def throttle_ms(self, rate: float, window: Window, now_ms: int) -> int:
-        """Return the time until the debt is paid off; 0 without debt."""
+        """Return the time until the debt is refilled; 0 without debt."""
         tokens = self.tokens(rate, window, now_ms)
         return _round_ms(-tokens / rate * 1000) if tokens < 0 else 0
 
@@ -124,5 +125,5 @@ def _burst(rate: float, window: Window) -> float:
 
 
 def _round_ms(value: float) -> int:
-    """Round to the nearest integer, halves up, capped at THROTTLE_MS_MAX."""
+    """Round to the nearest integer. Halves are rounded up, and the result is at most THROTTLE_MS_MAX."""
     return int(min(value, THROTTLE_MS_MAX) + 0.5)

@@ -92,7 +92,7 @@ class AppendQueue:
         self.fail(NotLeaderOrFollower("the broker stops"))
 
     def fail(self, error: ApiError) -> None:
-        """Fail all waiting batches: they must not be appended in a later leader epoch than they arrived in."""
+        """Fail all waiting batches. A batch must not be appended after its leader epoch has ended."""
         while self._entries:
             self._finish_entry(self._entries[0], error)
         self._partition.update_appends_directly()

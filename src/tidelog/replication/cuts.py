@@ -1,5 +1,5 @@
-"""Cut the logs of followers where they differ from the leader's log. A follower's log that ends before the leader's log
-begins is made empty instead.
+"""Cut the logs of followers where they differ from the leader's log. If the whole log of a follower is before the start
+of the leader's log, it is made empty instead.
 
 No flush, retention, compaction or move of the same log may run during a cut. Its steps are:
 

@@ -61,7 +61,7 @@ class Fetchers:
         self._followed: dict[Partition, tuple[Fetcher, FollowedReplica]] = {}
         self._waiting: dict[Partition, FetchFrom] = {}
         """Partitions to follow when `start` is called, or when the address of their leader becomes known."""
-        self._stops: dict[asyncio.Task[None], None] = {}
+        self._stop_tasks: dict[asyncio.Task[None], None] = {}
         self._started = False
         self._stopped = False
 
@@ -75,8 +75,8 @@ class Fetchers:
         self._stopped = True
         for key in list(self._fetchers):
             self._stop_fetcher(key)
-        while self._stops:
-            await asyncio.wait([*self._stops])
+        while self._stop_tasks:
+            await asyncio.wait([*self._stop_tasks])
 
     def follow(self, partition: "Partition", effect: FetchFrom) -> None:
         """Fetch the partition from its leader, in its leader epoch."""
@@ -123,8 +123,8 @@ class Fetchers:
 
     def _stop_fetcher(self, key: _FetcherKey) -> None:
         task = self._runtime.tasks.spawn(self._fetchers.pop(key).stop(), name="fetcher-stop")
-        self._stops[task] = None
-        task.add_done_callback(lambda ended: self._stops.pop(ended, None))
+        self._stop_tasks[task] = None
+        task.add_done_callback(lambda ended: self._stop_tasks.pop(ended, None))
 
     def stop_idle(self) -> None:
         """Stop the fetchers that have no partition."""

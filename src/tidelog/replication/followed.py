@@ -36,7 +36,7 @@ class FollowedPartition(Protocol):
 
     @property
     def must_sync(self) -> bool:
-        """Whether fetched records must be durable before a request names an offset behind them
+        """Whether fetched records must be durable before a request names an offset after them
         (`durability=fsync`).
         """
 
@@ -113,10 +113,8 @@ class FetchSettings(NamedTuple):
 
 def offset_within_batch(partition: FollowedPartition, data: "PartitionData") -> int | None:
     """Return the first offset of the leader's first batch, if the follower's log is empty and its start offset lies
-    within this batch. Return None otherwise.
-
-    This happens after DeleteRecords has moved the leader's log start offset into a batch, since the leader sends whole
-    batches.
+    within this batch. Return None otherwise. After DeleteRecords, the leader's log start offset may lie within a batch,
+    and the leader still sends this whole batch.
     """
     start: int = partition.log_start_offset
     records: Any = data.records

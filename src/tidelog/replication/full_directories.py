@@ -27,7 +27,7 @@ def lacks_space(error: Exception) -> bool:
 
 
 class FullDirectories:
-    """For each full directory, by path: the size of the smallest refused batch, and the error number."""
+    """The full directories by path, each with the size of the smallest refused batch and the error number."""
 
     __slots__ = ("_refused", "_without_descriptor", "no_descriptors")
 
@@ -60,7 +60,7 @@ class FullDirectories:
         """
         refused = self._refused.get(path)
         if refused is not None and size >= refused[0] and refused[1] not in NOT_OPENED:
-            self._end(path)
+            self._set_usable(path)
 
     def find_usable(self, disk: "Disk") -> list[str]:
         """Return the directories that have space again, or in which no batch was refused for lack of descriptors
@@ -82,11 +82,11 @@ class FullDirectories:
         self._without_descriptor.clear()
         for path in paths:
             if path in self._refused:
-                self._end(path)
+                self._set_usable(path)
 
     def __bool__(self) -> bool:
         return bool(self._refused)
 
-    def _end(self, path: str) -> None:
+    def _set_usable(self, path: str) -> None:
         del self._refused[path]
         logger.warning("appends go on path=%s", path)

@@ -60,27 +60,27 @@ PAUSE_MAX_S = 0.5
 
 
 class Move:
-    """The move of one partition. `future` is None until the copy exists."""
+    """The move of one partition. `future_log` is None until the copy exists."""
 
-    __slots__ = ("cancelled", "future", "partition", "path", "target", "task")
+    __slots__ = ("cancelled", "future_log", "partition", "path", "target", "task")
 
     def __init__(self, partition: "Partition", target: "DataDirectory") -> None:
         self.partition = partition
         self.target = target
         self.cancelled = False
-        self.future: PartitionLog | None = None
+        self.future_log: PartitionLog | None = None
         self.path = ""
         self.task: asyncio.Task[None] | None = None
 
     @property
     def offset_lag(self) -> int:
         """Number of offsets that the copy lacks."""
-        copied = self.future.log_end_offset if self.future is not None else self.partition.log_start_offset
+        copied = self.future_log.log_end_offset if self.future_log is not None else self.partition.log_start_offset
         return max(self.partition.log_end_offset - copied, 0)
 
     @property
     def size_bytes(self) -> int:
-        return self.future.size_bytes if self.future is not None else 0
+        return self.future_log.size_bytes if self.future_log is not None else 0
 
 
 class MoveAbandoned(Exception):
@@ -222,12 +222,12 @@ class Moves:
 
     async def _discard(self, move: Move) -> None:
         """Remove the copy, unless the next start will restart the move."""
-        future, move.future = move.future, None
+        future_log, move.future_log = move.future_log, None
         path, move.path = move.path, ""
         if not path or (self._stopped and not move.partition.deleted):
             return
         key, random = move.partition.log.topic_partition, self._runtime.random.randbytes(16)
-        args = (self._runtime.disk, move.target, key, future, path, random)
+        args = (self._runtime.disk, move.target, key, future_log, path, random)
         try:
             await retry_without_descriptor(
                 self._runtime.tasks, lambda: not self._stopped, _remove, *args, lane=CHECKPOINTS_LANE
@@ -253,7 +253,7 @@ class Moves:
         start = min(first.first_batch_offset, log.log_start_offset) if first.size else log.log_start_offset
         random = self._runtime.random.randbytes(16)
         move.path = move.path or future_path(move.target.path, log.topic_partition, random)
-        future = move.future = await tasks.run_blocking(
+        future_log = move.future_log = await tasks.run_blocking(
             move.target.open_future,
             move.path,
             partition.config,
@@ -265,22 +265,22 @@ class Moves:
         while True:
             self._check(move)
             try:
-                cold = log.cold_read(future.log_end_offset, PIECE_BYTES)
+                cold = log.cold_read(future_log.log_end_offset, PIECE_BYTES)
                 if cold is not None:
                     await tasks.run_blocking(_read_cold, cold)
                 # A segment that is nearly empty after compaction is not the end of the log.
-                last = log.segments.items[log.segments.floor(future.log_end_offset)] is log.segments.active
-                piece = log.read(future.log_end_offset, PIECE_BYTES, log.log_end_offset)
+                last = log.segments.items[log.segments.floor(future_log.log_end_offset)] is log.segments.active
+                piece = log.read(future_log.log_end_offset, PIECE_BYTES, log.log_end_offset)
             except OffsetOutOfRange:
                 return False
             if piece.size:
-                await tasks.run_blocking(_copy_piece, piece, future)
+                await tasks.run_blocking(_copy_piece, piece, future_log)
                 unflushed += piece.size
                 await self._pause(move, piece.size)
             nearly_done = not piece.size or (last and piece.size < SWITCH_BYTES)
             if unflushed and (nearly_done or unflushed >= FLUSH_BYTES):
                 unflushed = 0
-                await self._flush(future)
+                await self._flush(future_log)
             if nearly_done:
                 return True
 
@@ -308,16 +308,16 @@ class Moves:
             if remaining_s <= 0:
                 return
 
-    async def _flush(self, future: "PartitionLog") -> None:
-        plan = future.flush_plan()
+    async def _flush(self, future_log: "PartitionLog") -> None:
+        plan = future_log.flush_plan()
         await self._runtime.tasks.run_blocking(plan.run)
-        future.flushed(plan)
+        future_log.flushed(plan)
 
     # The end of a move: freeze, rename, switch, retire
 
     async def _finish_move(self, move: Move, name: str) -> None:
-        partition, runtime, future = move.partition, self._runtime, move.future
-        assert future is not None
+        partition, runtime, future_log = move.partition, self._runtime, move.future_log
+        assert future_log is not None
         old = partition.log
         self._check(move)
         source = self._partitions.directories.of(old.topic_partition)
@@ -327,16 +327,16 @@ class Moves:
         try:
             await self._partitions.wait_for_file_work()  # no thread uses the old log's files
             self._check(move)
-            _copy_rest(old, future, runtime.clock.now_ms())
-            future.delete_before(old.log_start_offset)
-            args = (runtime.disk, source, move.target, future, runtime.clock.now_ms())
+            _copy_rest(old, future_log, runtime.clock.now_ms())
+            future_log.delete_before(old.log_start_offset)
+            args = (runtime.disk, source, move.target, future_log, runtime.clock.now_ms())
             new = await runtime.tasks.run_blocking(_finish_copy, *args, lane=CHECKPOINTS_LANE)
             move.path = new.directory
-            move.future = new
+            move.future_log = new
             self._check(move)
             _copy_rest(old, new, runtime.clock.now_ms())
             self._switch(move, old, new)
-            move.future, move.path = None, ""  # from now on the copy must not be discarded
+            move.future_log, move.path = None, ""  # from now on the copy must not be discarded
             random = runtime.random.randbytes(16)
             wanted = partial(self._is_wanted, partition)
             try:
@@ -401,7 +401,7 @@ def _read_cold(cold: "ColdRead") -> None:
         raise SourceFailed(str(error)) from error
 
 
-def _copy_piece(piece: "Slice", future: "PartitionLog") -> None:
+def _copy_piece(piece: "Slice", future_log: "PartitionLog") -> None:
     assert piece.file is not None
     try:
         data = piece.file.pread(piece.size, piece.position)
@@ -409,7 +409,7 @@ def _copy_piece(piece: "Slice", future: "PartitionLog") -> None:
         raise SourceFailed(str(error)) from error
     if len(data) < piece.size:
         raise CorruptLog(piece.file.path, piece.position + len(data), "the file ends inside a batch")
-    future.append_as_follower(memoryview(data))
+    future_log.append_as_follower(memoryview(data))
 
 
 def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:

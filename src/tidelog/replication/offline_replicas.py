@@ -96,7 +96,7 @@ class OfflineReplicas:
         try:
             await self._tasks.sleep(0)  # the other partitions of a failed directory are added in the same turn
             while not self._stopped:
-                reported = dict(islice(self._replicas_counted_on(), REPLICAS_MAX))
+                reported = dict(islice(self._replicas_to_report(), REPLICAS_MAX))
                 damaged = next(self._replaceable(), None)
                 if reported:
                     await self._report(reported)
@@ -132,7 +132,7 @@ class OfflineReplicas:
             if topic is not None and index < len(topic.partitions):
                 yield topic.topic_id, TopicPartition(name, index), topic.partitions[index]
 
-    def _replicas_counted_on(self) -> Iterator[tuple[tuple[TopicId, int], int]]:
+    def _replicas_to_report(self) -> Iterator[tuple[tuple[TopicId, int], int]]:
         """Yield the replicas that must be reported, with the partition epochs."""
         for topic_id, key, state in self._offline():
             replica = topic_id, key.partition

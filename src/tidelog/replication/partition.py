@@ -61,7 +61,6 @@ class Partition:
 
     __slots__ = (
         "_committed_waiters",
-        "_durable",
         "_examine_in_turn",
         "_flush_timer",
         "_flusher",
@@ -71,6 +70,7 @@ class Partition:
         "_notified_high_watermark",
         "_now_ms",
         "_queue",
+        "_requires_sync",
         "_shared",
         "_tasks",
         "_thawing",
@@ -137,7 +137,7 @@ class Partition:
     def configure(self, config: "LogConfig") -> None:
         """Apply new topic settings. The log must have them too."""
         self.config = config
-        self._durable = config.durability == "fsync" or self.frozen
+        self._requires_sync = config.durability == "fsync" or self.frozen
         self._flushes_early = min(config.flush_messages, config.flush_ms) < NEVER
         self.recompression: Recompression | None = recompression(config)
         self._shared.warned_too_large.pop(self.topic, None)
@@ -145,7 +145,7 @@ class Partition:
         isr = self.replica.isr
         if isr is not None and isr.min_insync_replicas != config.min_insync_replicas:
             self.step(MinIsrChanged(config.min_insync_replicas))
-        if not self._durable and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
+        if not self._requires_sync and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
             self.step(LogSynced(self.log.log_end_offset))  # requests that waited for a sync need not wait any longer
 
     def update_appends_directly(self) -> None:
@@ -182,7 +182,7 @@ class Partition:
     # The replica
 
     def step(self, event: Event) -> None:
-        """Pass an event to the replica, and carry its effects out: a change of role, of the ISR or of the marks.
+        """Pass an event to the replica, and carry out its effects: a change of the role, the ISR or the marks.
 
         When the leader epoch ends, every request that waits gets NOT_LEADER_OR_FOLLOWER within this call.
         """
@@ -203,7 +203,7 @@ class Partition:
                     self._shared.stop_fetching(self)
                 if not was_leading:
                     self._notify()  # consumers may fetch from this follower
-            if replica.leads and self._durable and replica.end_offset > replica.local_mark and not self.frozen:
+            if replica.leads and self._requires_sync and replica.end_offset > replica.local_mark and not self.frozen:
                 self._flusher.request(self)  # records that were appended as a follower may not be synced yet
         for effect in effects:
             self._carry_out(effect)
@@ -218,8 +218,8 @@ class Partition:
         elif isinstance(effect, FailWaiters):
             if self._queue is not None:
                 self._queue.fail(NotLeaderOrFollower(f"the leader epoch of {self.topic}-{self.index} has ended"))
-            self._local_waiters.resign(effect.leader_epoch)
-            self._committed_waiters.resign(effect.leader_epoch)
+            self._local_waiters.fail_older_epochs(effect.leader_epoch)
+            self._committed_waiters.fail_older_epochs(effect.leader_epoch)
             self._notify()
         elif self._shared.on_peer_work is not None:
             self._shared.on_peer_work(self, effect)
@@ -300,7 +300,7 @@ class Partition:
         if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
                 self._mark_dirty()
-            if self._durable:
+            if self._requires_sync:
                 replica.appended(self.log.log_end_offset)
                 self._flusher.request(self)
                 if not replica.is_alone:
@@ -352,7 +352,7 @@ class Partition:
         finally:
             if log.log_end_offset > end_before:
                 self._mark_dirty()
-                self.step(LogAppended(log.log_end_offset, not self._durable))
+                self.step(LogAppended(log.log_end_offset, not self._requires_sync))
         if self.appends_refused:
             self.appends_refused = False
             self._shared.full.note_append(directory, len(data))
@@ -425,14 +425,14 @@ class Partition:
         """Process the end of a sync: more of the log is durable, or the sync failed."""
         if self.log.failure is not None:
             self.fail()
-        elif self._durable and not self.frozen and self.log.durable_offset > self.replica.local_mark:
+        elif self._requires_sync and not self.frozen and self.log.durable_offset > self.replica.local_mark:
             self.step(LogSynced(self.log.durable_offset))
 
     def freeze(self) -> None:
         """Suspend acknowledgements, and do not move the high watermark, until `thaw`: as during a long sync. Appends
         continue.
         """
-        self.frozen = self._durable = True
+        self.frozen = self._requires_sync = True
         self._thawing = self._tasks.future()
 
     async def wait_until_thawed(self) -> None:
@@ -448,7 +448,7 @@ class Partition:
         self.configure(self.config)
         if self.log.unflushed:
             self._mark_dirty()
-        if self._durable and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
+        if self._requires_sync and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
             self._flusher.request(self)
 
     def fail(self) -> None:
@@ -498,7 +498,7 @@ class Partition:
         """Raise StorageError if the partition is offline or being deleted, and NotLeaderOrFollower if this broker does
         not lead it.
         """
-        if not self.is_served:
+        if self.deleted or self.log.failure is not None or not self.replica.leads:  # as `is_served`, without a call
             raise self._refusal()
 
     def check_log(self) -> None:

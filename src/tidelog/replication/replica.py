@@ -257,7 +257,7 @@ class Replica:
         self.leads = False
         """Whether this replica serves clients as the leader. False while a promotion waits for the end of a cut."""
         self.is_alone = False
-        """Whether this replica leads and is the only one, so that its local mark is the high watermark."""
+        """Whether this replica leads and no other replica exists, so that its local mark is the high watermark."""
         self.leader = NO_LEADER
         self.leader_epoch = NO_EPOCH
         self.epoch_start = 0

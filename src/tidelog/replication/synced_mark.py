@@ -1,10 +1,10 @@
-"""The durable mark which says that every record that this broker has acknowledged is synced (KIP-966).
+"""The durable mark that says that every record that this broker has acknowledged is synced (KIP-966).
 
 A broker that returns after a power cut stays in the ISR and the ELR if the mark is on its disks. "Acknowledged" means
 here: below a local mark, so that an acknowledgement, the leader or a follower's fetch may have counted the record.
 
     stored      when `durability=fsync` is in force for every partition of this broker, and then every record below
-                their local marks is synced. From then on, local marks move only behind syncs.
+                their local marks is synced. From then on, local marks move only after syncs.
     withdrawn   durably, before a partition gets or is opened with another `durability`: the local mark of such a
                 partition moves without a sync.
 
@@ -33,14 +33,15 @@ class SyncedMark:
     """The mark of one run of the broker. All methods are called on the event loop."""
 
     def __init__(self, runtime: "Runtime", partitions: "Partitions", store: StoreMark, *, is_stored: bool) -> None:
-        """`is_stored`: the mark is on the disks already, and no partition has been opened yet."""
+        """`is_stored` says that the mark is on the disks already. No partition may have been opened yet."""
         self._tasks = runtime.tasks
         self._partitions = partitions
         self._store = store
         self._may_be_stored = is_stored
         """Whether the mark is on a disk, or may be there after a failed write."""
         self._is_wanted = is_stored
-        """Whether every partition has `durability=fsync`. False from the moment in which one is about to change."""
+        """Whether every partition has `durability=fsync`. It becomes False before a partition gets another
+        `durability`."""
         self._lock = asyncio.Lock()
         """Held while the mark is written."""
         self._storing: asyncio.Task[None] | None = None
@@ -71,7 +72,7 @@ class SyncedMark:
             self._storing = self._tasks.spawn(self._store_when_synced(), name="synced-mark")
 
     async def close(self) -> None:
-        """Stop writing, because the broker stops. The mark stays as it is on the disks. Called after the flusher was
+        """Stop writing, because the broker stops. The mark on the disks does not change. Called after the flusher was
         stopped.
         """
         self._is_wanted = False
@@ -86,7 +87,7 @@ class SyncedMark:
                 await partition.wait_until_thawed()
                 await self._partitions.flusher.flush_to(partition, partition.log.log_end_offset)
             async with self._lock:
-                # From here to the write nothing waits, so the partitions are those that were checked.
+                # There is no await between this check and the write, so the partitions cannot change in between.
                 if not self._is_wanted or any(p.log.failure is not None for p in self._partitions):
                     self._is_wanted = False
                     return

@@ -42,8 +42,9 @@ class PartitionTable:
     def leader(self, topic: str, index: int, epoch: int = ANY_EPOCH) -> "Partition":
         """Return the partition if this broker leads it, in the leader epoch that the client names.
 
-        Raises the errors of `get`, StorageError (offline or being deleted), FencedLeaderEpoch (the client's epoch
-        has passed), UnknownLeaderEpoch (it has not begun here) and NotLeaderOrFollower, in this order, as Kafka does.
+        Raises the errors of `get`, StorageError (offline or being deleted), FencedLeaderEpoch (the client's epoch has
+        ended), UnknownLeaderEpoch (the client's epoch has not begun on this broker) and NotLeaderOrFollower, in this
+        order, as Kafka does.
         """
         partition = self.get(topic, index)
         if partition.deleted or partition.log.failure is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Clock
 
 PAUSE_S_MAX: Final = 1.0
-"""Longest pause of a throttled partition, in seconds. After it the limit is read again, since it may have been
+"""Longest pause of a throttled partition, in seconds. After the pause the limit is read again, since it may have been
 raised."""
 
 
@@ -49,7 +49,7 @@ class ReplicationRate:
         self._rate.record(byte_count, self._window, self._now_ms())
 
     def pause_s(self) -> float:
-        """Return the seconds until the rate is below the limit; 0 if it is."""
+        """Return the seconds until the rate is below the limit; 0 if it is below the limit already."""
         limit = self._limit()
         if limit is None:
             return 0.0

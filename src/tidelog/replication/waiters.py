@@ -63,7 +63,7 @@ class Waiters(deque[Waiter]):
         for waiter in waiting:
             self._call(waiter, error)
 
-    def resign(self, leader_epoch: int) -> None:
+    def fail_older_epochs(self, leader_epoch: int) -> None:
         """Fail the waiters of leader epochs before `leader_epoch`."""
         waiting = list(self)
         self.clear()

@@ -46,7 +46,7 @@ class SimNode:
         """Start a process, and wait until the broker accepts requests. If the broker cannot start, the simulation
         fails.
         """
-        self.host.disk.cold = 0.2
+        self.host.disk.cold_chance = 0.2
         cluster, runtime = self._cluster, self.host.runtime
         if cluster.has_several_brokers:
             broker = BrokerServer(self._config(), runtime, store_factory=self._store, lease_ms=LEASE_MS)

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from tidelog.runtime.boot import BOOT_ID
 from tidelog.runtime.interfaces import Buffer
 from tidelog.simulation.medium import Directory, Inode, Medium, PowerCutOdds
 from tidelog.simulation.tasks import ProcessGone
 from tidelog.simulation.trace import Trace
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
-"""The file from which Linux processes can read the id of the current boot."""
 BIG_DISK_BYTES = 1 << 40
 NAME_BYTES_MAX = 255
 NOT_OPENED = (errno.EMFILE, errno.ENFILE)
@@ -85,7 +84,7 @@ class SimFile:
 
     def resident(self, position: int, size: int) -> bool:
         self._begin("resident")
-        return self._disk.rng.random() >= self._disk.cold
+        return self._disk.rng.random() >= self._disk.cold_chance
 
     def hold(self) -> None:
         self._holds += 1
@@ -147,7 +146,7 @@ class SimDisk:
         self.now_ms = now_ms
         """Returns the wall-clock time, which is stored as the time of a file's last change."""
         self.alive = True
-        self.cold = 0.0
+        self.cold_chance = 0.0
         """Probability that `resident` returns False."""
         self.operations = 0
         self.on_operation: Callable[[str, str], None] | None = None

@@ -119,8 +119,8 @@ class PowerCutOdds:
 
     @staticmethod
     def draw(rng: random.Random) -> "PowerCutOdds":
-        """Draw the probabilities. The extremes (everything lost, everything kept) find most defects, so they are drawn
-        often.
+        """Choose the probabilities at random. The extremes (everything lost, everything kept) find most defects, so
+        they are chosen often.
         """
         draw = rng.random()
         if draw < 0.25:
@@ -216,7 +216,9 @@ class Medium:
         return size(self.root)
 
     def survivor(self, rng: random.Random, odds: PowerCutOdds | None = None) -> "Medium":
-        """Return the medium after a power cut. This medium is not changed. If `odds` is None, the odds are drawn."""
+        """Return the medium after a power cut. This medium is not changed. If `odds` is None, the odds are chosen at
+        random.
+        """
         odds = odds or PowerCutOdds.draw(rng)
         lost: list[Node] = []
         kept: list[NameChange] = []

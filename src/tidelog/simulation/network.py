@@ -2,8 +2,8 @@
 
 Connections are byte streams like TCP connections. Bytes arrive in order, but may be split and joined anywhere. They may
 be slow, may be delayed while a link is blocked, or may be lost by a reset. A lost segment causes only the delay of its
-retransmission. The bytes of different connections may overtake each other. So segments are reordered by giving a link
-a varying latency.
+retransmission. The bytes of different connections may overtake each other. So a test can reorder segments by giving a
+link a varying latency.
 """
 
 import errno
@@ -150,7 +150,7 @@ class SimNetwork:
             self._link_conditions[source, target] = conditions
 
     def stall_connections(self, one: str, other: str) -> "list[SimStream]":
-        """Stop the traffic of every connection between two hosts, as a router does that has lost its state of these
+        """Stop the traffic of every connection between two hosts, as if a router had lost its state of these
         connections. New connections work. Returns one side of each stalled connection. `SimStream.break_both` ends such
         a connection.
         """
@@ -195,7 +195,7 @@ class SimNetwork:
         return self._hosts[host] is not None
 
     def latency_s(self, source: str = "", target: str = "") -> float:
-        """Draw the latency of one segment from `source` to `target`, including its retransmissions."""
+        """Return a random latency of one segment from `source` to `target`, including its retransmissions."""
         conditions = self._link_conditions.get((source, target), self.conditions)
         rng = self.rng
         is_slow = rng.random() < conditions.slow_chance

@@ -208,6 +208,9 @@ class StoreHandle:
     async def held_leases(self, prefix: str) -> list[Lease]:
         return await self._call(self._store.leases.held, prefix)
 
+    async def wait_for_write(self, limit_s: float) -> None:
+        await self._runtime.tasks.sleep(limit_s)
+
     async def close(self) -> None:
         """Do nothing: the server continues to run."""
 

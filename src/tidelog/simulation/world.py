@@ -140,9 +140,9 @@ class SimHost:
         self._disk = survivor
         self._boots += 1
 
-    def _end(self, what: str, *, power: bool) -> None:
+    def _end(self, event: str, *, power: bool) -> None:
         assert self._runtime is not None, f"{self.name} is not running"
-        self._world.trace.note(self.name, what)
+        self._world.trace.note(self.name, event)
         self._runtime = None
         self._tasks.kill()
         self._world.loop.continue_process(self.name)  # the cancelled tasks of a paused process must be able to end
@@ -162,7 +162,7 @@ class World:
         self.loop.set_exception_handler(self._note_escaped)
 
     def rng(self, purpose: str) -> random.Random:
-        """Return a random generator for one purpose. Draws for other purposes do not change its sequence."""
+        """Return a random generator for one purpose. Generators for other purposes do not change its sequence."""
         return random.Random(f"tidelog {self.seed} {purpose}")  # noqa: S311 - it must be predictable
 
     def host(self, name: str) -> SimHost:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Broker", "BrokerFailedError"]
 
 TEST_SETTINGS = {
-    "group.initial.rebalance.delay.ms": "0",  # a group with one consumer starts at once
+    "group.initial.rebalance.delay.ms": "0",  # a group with one consumer starts immediately
     "offsets.topic.num.partitions": "1",
 }
 """Settings that differ from those of `tidelog start`, so that tests do not wait. `settings` takes precedence."""
@@ -47,18 +47,18 @@ class Broker(OwnedByProcess):
     the block ends.
 
     `with Broker() as broker:` and `async with Broker() as broker:` do the same; the asynchronous form does not block
-    the caller's event loop. Without `data` the log is in a temporary directory. It is deleted at the end, also if
-    the program ends without stopping the broker; a directory passed as `data` stays. `settings` has Kafka's names
-    (`{"num.partitions": 3}`). The environment's TIDELOG_ variables are ignored, so that a test gets the same broker
-    everywhere.
+    the caller's event loop. Without `data`, the log is in a temporary directory. This directory is deleted at the
+    end, even if the program ends without stopping the broker. A directory that was passed as `data` is not deleted.
+    `settings` has Kafka's names (`{"num.partitions": 3}`). The environment's TIDELOG_ variables are ignored, so that
+    a test gets the same broker everywhere.
 
     Without `process`, the broker runs its own event loop in its own thread. It changes no signal handler, no logging
-    and no loop policy, and any number of brokers can run at once. With `process=True` it is a child process, which
-    ends when this process ends, however that happens.
+    and no loop policy, and any number of brokers can run at the same time. With `process=True` it is a child
+    process, which always ends when this process ends, even if this process is killed.
 
-    A running broker belongs to the process that started it. A process that is forked from that one may be a client,
-    through `bootstrap`, and may start brokers of its own. In the forked process, `stop` and the end of the block do
-    not affect the owner's broker, and `start`, `restart` and `kill` raise RuntimeError.
+    A running broker belongs to the process that started it. A process that is forked from this process may be a
+    client, through `bootstrap`, and may start brokers of its own. In the forked process, `stop` and the end of the
+    block do not affect the owner's broker, and `start`, `restart` and `kill` raise RuntimeError.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Broker(OwnedByProcess):
         self.settings = TEST_SETTINGS | {name: setting_text(value) for name, value in settings.items()}
         self.host = host
         self.port = port
-        """Before the first start, the requested port (0: a free port); afterwards the real one. A restart listens on
+        """The requested port before the first start (0: a free port), and then the actual port. A restart listens on
         the same port."""
         self._running: RunningBroker | None = None
 
@@ -93,18 +93,18 @@ class Broker(OwnedByProcess):
 
     @property
     def is_started(self) -> bool:
-        """Whether the broker was started, and was neither stopped nor killed since."""
+        """Whether the broker was started, and was neither stopped nor killed afterwards."""
         return self._running is not None
 
     @property
     def pid(self) -> int:
-        """The id of the process that the broker runs in. Raises RuntimeError unless it runs."""
+        """The id of the process in which the broker runs. Raises RuntimeError if the broker does not run."""
         return self._require_running().pid
 
     def log(self) -> str:
-        """Return the log of a broker process since its start. Raises RuntimeError unless it runs.
+        """Return the log of a broker process since its start. Raises RuntimeError if the broker does not run.
 
-        Empty for a broker in a thread, which writes to the log of this process.
+        The result is empty for a broker in a thread, because such a broker writes to the log of this process.
         """
         return self._require_running().log()
 
@@ -125,7 +125,7 @@ class Broker(OwnedByProcess):
         try:
             self._running = self._run(self.data)
         except BaseException:
-            # Remove only a directory that this start created. An older temporary directory has records in it: `stop`
+            # Remove only a directory that this start created. An older temporary directory contains records, and `stop`
             # removes it.
             if created_directory:
                 self._remove_temporary()
@@ -147,8 +147,8 @@ class Broker(OwnedByProcess):
     def _config(self, data: Path) -> "BrokerConfig":
         """Check the settings, and return the configuration. Raises BrokerFailedError.
 
-        A broker process checks them again. They are checked here too, so that an error says that they come from
-        `settings`, and not from the command line of the broker process.
+        A broker process checks them again. They are also checked here, so that an error names `settings`, and not
+        the command line of the broker process, as their origin.
         """
         from tidelog.config.broker_config import BrokerConfig, ConfigError
 
@@ -162,8 +162,8 @@ class Broker(OwnedByProcess):
     def stop(self) -> None:
         """Stop the broker in order if it runs, and delete a temporary data directory.
 
-        Does nothing in a process that was forked from its owner: the owner's broker continues to serve. Raises
-        BrokerFailedError if the broker had ended by itself or ended with an error.
+        Does nothing in a process that was forked from the owner: the owner's broker continues to serve. Raises
+        BrokerFailedError if the broker had already ended by itself, or if it ended with an error.
         """
         if self._belongs_to_another_process:
             return
@@ -176,7 +176,8 @@ class Broker(OwnedByProcess):
             self._clear_owner()
 
     def kill(self) -> None:
-        """Kill the broker with kill -9. The data directory remains, also a temporary one: `start` uses it again.
+        """Kill the broker with kill -9. The data directory remains, even if it is temporary, and `start` uses it
+        again.
 
         Raises RuntimeError unless the broker is a process that this process started.
         """
@@ -186,9 +187,9 @@ class Broker(OwnedByProcess):
         self._clear_owner()
 
     def restart(self) -> None:
-        """Stop the broker in order, unless it was killed, and start it again on the same data and port.
+        """Stop the broker in order, unless it was killed, and start it again with the same data and port.
 
-        Raises like `stop` and `start`, and RuntimeError if the broker belongs to another process.
+        Raises the errors of `stop` and `start`, and RuntimeError if the broker belongs to another process.
         """
         self._check_owner()
         running, self._running = self._running, None
@@ -214,7 +215,7 @@ class Broker(OwnedByProcess):
         return f"this broker belongs to process {self._owner_pid}"
 
     def _clear_owner(self) -> None:
-        """Clear the owner, unless a broker or a temporary directory remains, which only the owner may touch."""
+        """Clear the owner, unless a broker or a temporary directory remains. Only the owner may use these."""
         if self._running is None and not (self._temporary and self.data is not None):
             self._owner_pid = None
 
@@ -259,7 +260,7 @@ class Broker(OwnedByProcess):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # In a forked process the event loop is a copy of the owner's, and nothing may be called on it.
+        # In a forked process the event loop is a copy of the owner's loop, and none of its methods may be called.
         if not self._belongs_to_another_process:
             await run_in_thread(self.stop)
 
@@ -274,10 +275,10 @@ def setting_text(value: object) -> str:
 
 
 async def run_in_thread(function: Callable[[], None]) -> None:
-    """Run `function` in a new thread, and return when the thread has ended. (A thread of the loop's executor would not
-    end.)
+    """Run `function` in a new thread, and return when the thread has ended. (A thread of the loop's executor would
+    not end.)
 
-    If the caller is cancelled, this still waits for the thread, so that `function` is never interrupted.
+    If the caller is cancelled, this function still waits for the thread, so that `function` is never interrupted.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

@@ -15,7 +15,8 @@ from tidelog.testing.failure import BrokerFailedError
 
 START_S = 60.0
 STOP_S = 60.0
-"""Time limits for a start and a stop, in seconds, for a machine under load. A start takes a fraction of a second."""
+"""Time limits for a start and a stop, in seconds. They are long enough for a machine under load; a start usually
+takes a fraction of a second."""
 
 ADDRESS = " listening on "
 """The text before the address in the line that the broker prints on stdout."""
@@ -82,12 +83,12 @@ class BrokerProcess:
         self._release()
 
     def log(self) -> str:
-        # pread does not move the file position, at which the broker writes.
+        # pread does not move the file position. The broker writes at this position.
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     def drop_in_forked_child(self) -> None:
-        """Close the forked child's copy of the writing end. Otherwise the broker would run until that child ends."""
+        """Close the copy of the writing end in a forked child. Otherwise the broker would run until that child ends."""
         os.close(self._writing_end)
 
     def _read_address(self) -> tuple[str, int]:

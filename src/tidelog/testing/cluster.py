@@ -23,23 +23,26 @@ __all__ = ["Cluster"]
 STORE_FILE = "cluster.sqlite"
 REPLICAS_MAX = 3
 SESSION_MS = 4000
-"""Without a sign of life for this time, a broker is considered dead. Shorter than the default, for tests that pause."""
+"""A broker that sends no heartbeat for this time, in milliseconds, is considered dead. The time is shorter than the
+default, because some tests pause brokers."""
 POLL_S = 0.05
 
 
 class Cluster(OwnedByProcess):
-    """Brokers on free ports of the loopback interface. They are ready when the block begins and stopped when it ends.
+    """Brokers on free ports of the loopback interface. They are ready when the block begins and stopped when it
+    ends.
 
-    The brokers have the numbers 1 to `brokers`. Each is a child process, so a test can kill, pause, stop and start it.
-    A broker that is started again has the same data and the same port. `settings` has Kafka's names and is used by all
-    brokers; by default topics have three replicas (if there are so many brokers) and `min.insync.replicas` is 2.
-    `racks` has the `broker.rack` of each broker, so that a test can read from a follower (`client.rack`).
+    The brokers have the numbers 1 to `brokers`. Each is a child process, so a test can kill, pause, stop and start
+    it. A broker that is started again has the same data and the same port. `settings` has Kafka's names and is used
+    by all brokers. By default, topics have three replicas (fewer if there are fewer brokers) and
+    `min.insync.replicas` is 2.
+    `racks` contains the `broker.rack` of each broker, so that a test can read from a follower (`client.rack`).
 
-    Without `data` everything is in a temporary directory, which is deleted at the end, also if the test fails or the
-    program ends without stopping the cluster. The processes end when this process ends, however that happens.
+    Without `data`, all data is in a temporary directory. It is deleted at the end, even if the test fails or the
+    program ends without stopping the cluster. The processes always end when this process ends, even if it is killed.
 
-    A started cluster belongs to the process that started it. In a process that is forked from that one, `stop` and the
-    end of the block do nothing, and all methods that change a broker raise RuntimeError.
+    A started cluster belongs to the process that started it. In a process that is forked from this process, `stop`
+    and the end of the block do nothing, and all methods that change a broker raise RuntimeError.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Cluster(OwnedByProcess):
         self._brokers: dict[int, Broker] = {}
         self._paused: dict[int, None] = {}
 
-    # What clients need
+    # The information for clients
 
     @property
     def bootstrap(self) -> str:
@@ -75,7 +78,7 @@ class Cluster(OwnedByProcess):
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the brokers, also of those that do not run."""
+        """The numbers of all brokers, including brokers that do not run."""
         return list(range(1, self._count + 1))
 
     def address(self, number: int) -> str:
@@ -83,25 +86,28 @@ class Cluster(OwnedByProcess):
         return self._broker(number).bootstrap
 
     def pid(self, number: int) -> int:
-        """Return the id of the broker's process. Raises RuntimeError unless it runs."""
+        """Return the id of the broker's process. Raises RuntimeError if the broker does not run."""
         return self._broker(number).pid
 
     def log(self, number: int) -> str:
-        """Return the log of the broker's process since its last start. Raises RuntimeError unless it runs."""
+        """Return the log of the broker's process since its last start. Raises RuntimeError if the broker does not
+        run.
+        """
         return self._broker(number).log()
 
     @property
     def running(self) -> list[int]:
-        """The numbers of the brokers that were started and neither stopped nor killed. They may be paused."""
+        """The numbers of the brokers that were started, and neither stopped nor killed. Some of them may be paused."""
         return [number for number, broker in self._brokers.items() if broker.is_started]
 
     # Changing one broker
 
     def kill(self, number: int) -> None:
-        """End the broker's process as kill -9 does. The others elect new leaders at once, because its lease is ended.
+        """End the broker's process as kill -9 does. The other brokers elect new leaders immediately, because its
+        lease is ended.
 
-        (They do the same if `tidelog start --brokers` runs them. Where nobody watches the process, they wait for
-        `broker.session.timeout.ms`; `pause` behaves so.)
+        (`tidelog start --brokers` also ends the lease of a dead broker. If no supervisor watches the process, the
+        other brokers wait for `broker.session.timeout.ms`. `pause` causes the same wait.)
         """
         self._check_owner()
         self._broker(number).kill()
@@ -115,16 +121,16 @@ class Cluster(OwnedByProcess):
         self.start(number)
 
     def pause(self, number: int) -> None:
-        """Stop the broker's process from running (SIGSTOP), as a long pause of the machine does.
+        """Pause the broker's process (SIGSTOP), like a machine that stops for a long time.
 
-        The others notice it after `broker.session.timeout.ms`, 4 s by default.
+        The other brokers notice it after `broker.session.timeout.ms`, which is 4 s by default.
         """
         self._check_owner()
         os.kill(self.pid(number), signal.SIGSTOP)
         self._paused[number] = None
 
     def resume(self, number: int) -> None:
-        """Let a paused broker run again. Does nothing if it is not paused."""
+        """Continue a paused broker. Does nothing if the broker is not paused."""
         self._check_owner()
         if number in self._paused:
             del self._paused[number]
@@ -133,7 +139,7 @@ class Cluster(OwnedByProcess):
     def wait_until_in_sync(self, timeout_s: float = 30.0) -> None:
         """Wait until every broker is registered, and every partition has a leader and all its replicas in sync.
 
-        Raises TimeoutError, which says what is missing.
+        Raises TimeoutError. Its message says which brokers or replicas are missing.
         """
         from tidelog.client.blocking import Client
         from tidelog.client.errors import ClientError
@@ -154,11 +160,12 @@ class Cluster(OwnedByProcess):
     # The whole cluster, or one broker
 
     def start(self, number: int | None = None) -> None:
-        """Start all brokers, and return when they accept connections; or one broker that was stopped or killed.
+        """Start all brokers, and return when they accept connections. With `number`, start one broker that was
+        stopped or killed.
 
         A broker that is started again has the same data and port. Raises BrokerFailedError with the message of a
-        broker that did not start. Raises RuntimeError if the cluster or the broker runs already, or belongs to another
-        process.
+        broker that did not start. Raises RuntimeError if the cluster or the broker is already running, or belongs to
+        another process.
         """
         self._check_owner()
         if number is not None:
@@ -181,11 +188,12 @@ class Cluster(OwnedByProcess):
             raise
 
     def stop(self, number: int | None = None) -> None:
-        """Stop all brokers in order, one after another, and delete a temporary directory; or stop one broker, which
-        hands its leaderships over.
+        """Stop all brokers in order, one after another, and delete a temporary directory. With `number`, stop one
+        broker, which hands its leaderships over.
 
-        Does nothing in a process that was forked from the owner. Raises BrokerFailedError if a broker had ended by
-        itself or did not stop in order. If all brokers are to be stopped, they are, before the first error is raised.
+        Does nothing in a process that was forked from the owner. Raises BrokerFailedError if a broker had already
+        ended by itself, or did not stop in order. Without `number`, all brokers are stopped before the first error
+        is raised.
         """
         if self._belongs_to_another_process or self._owner_pid is None:
             return
@@ -239,7 +247,7 @@ class Cluster(OwnedByProcess):
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(end())
 
-        _run_all([run])  # in a thread: this one may be running an event loop
+        _run_all([run])  # in another thread, because this thread may be running an event loop
 
     def _forget(self) -> None:
         """Delete a temporary directory, and forget the brokers' ports if it was deleted."""
@@ -298,7 +306,7 @@ class Cluster(OwnedByProcess):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # In a forked process the event loop is a copy of the owner's, and nothing may be called on it.
+        # In a forked process the event loop is a copy of the owner's loop, and none of its methods may be called.
         if not self._belongs_to_another_process:
             await run_in_thread(self.stop)
 
@@ -323,7 +331,9 @@ def _run_all(functions: "list[Callable[[], None]]") -> None:
 
 
 def _problem(client: "Client", brokers: int) -> str:
-    """Return what is missing until all brokers and replicas are in sync; empty if nothing is. Raises ClientError."""
+    """Return a text about the brokers and replicas that are not in sync; empty if all are in sync. Raises
+    ClientError.
+    """
     from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 
     answer = client.ask_any(MetadataRequest(topics=None), client.deadline())

@@ -1,4 +1,4 @@
-"""What a process owns that has started a broker or a cluster: it cleans up when it ends, and its forks do not."""
+"""Base class of brokers and clusters that a process owns: the process cleans up when it ends, and its forks do not."""
 
 import atexit
 import os
@@ -13,19 +13,21 @@ if TYPE_CHECKING:
     from multiprocessing.util import Finalize
 
 AFTER_GRANDCHILDREN = -1
-"""Priority of an exit function of multiprocessing. A negative one is called after the process has joined its own
-children, which may be clients of the broker."""
+"""Priority of an exit function of multiprocessing. A function with a negative priority is called after the process
+has joined its own children, which may be clients of the broker."""
 
 
 class OwnedByProcess(ABC):
-    """A thing that belongs to the process that started it, with a directory that may be temporary."""
+    """An object, such as a broker, that belongs to the process that started it. It has a directory, which may be
+    temporary.
+    """
 
     def __init__(self, data: str | Path | None) -> None:
         self.data = None if data is None else Path(data).absolute()
         """The directory with the data. None if no `data` was passed and no temporary directory exists at present."""
         self._temporary = data is None
         self._owner_pid: int | None = None
-        """The process that started it; None while nothing runs and no temporary directory exists."""
+        """The process that started the object; None while it does not run and no temporary directory exists."""
         self._child_finalizer: Finalize | None = None
 
     @property
@@ -35,10 +37,12 @@ class OwnedByProcess(ABC):
 
     @abstractmethod
     def _at_exit(self) -> None:
-        """Clean up what was not stopped. A program that is ending cannot start the threads that a stop needs."""
+        """Clean up an object that was not stopped. A program that is ending cannot start the threads that `stop`
+        needs.
+        """
 
     def _clean_up_at_exit(self, finalizer: Callable[[], None]) -> None:
-        """Let this process call `_at_exit` when it ends, or `finalizer` if it is a forked child of multiprocessing."""
+        """Make this process call `_at_exit` when it ends, or `finalizer` if it is a forked child of multiprocessing."""
         atexit.register(self._at_exit)
         if "multiprocessing" in sys.modules:
             from multiprocessing import parent_process, util
@@ -48,7 +52,9 @@ class OwnedByProcess(ABC):
                 self._child_finalizer = util.Finalize(None, finalizer, exitpriority=AFTER_GRANDCHILDREN)
 
     def _remove_temporary(self) -> bool:
-        """Delete the directory if it is temporary, and return whether it was. Then nothing remains to clean up."""
+        """Delete the directory if it is temporary, and return whether it was deleted. After that, no cleanup is
+        needed.
+        """
         if not self._temporary or self.data is None:
             return False
         atexit.unregister(self._at_exit)

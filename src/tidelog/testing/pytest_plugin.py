@@ -1,7 +1,7 @@
-"""The fixtures `tidelog_broker`, an empty broker with its own port and data directory, and `tidelog_cluster`, several
-brokers that replicate. Everything is deleted after the test.
+"""The fixtures `tidelog_broker`, an empty broker with its own port and data directory, and `tidelog_cluster`,
+several brokers that replicate. All their data is deleted after the test.
 
-Every pytest run on a machine that has Tidelog loads this module, so it imports the broker only when a test uses it.
+Every pytest run loads this module if Tidelog is installed. Therefore it imports the broker only when a test uses it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,13 +51,15 @@ def _scope(fixture_name: str, config: pytest.Config) -> Any:
 
 @pytest.fixture(scope="session")
 def tidelog_cluster_size() -> int:
-    """The number of brokers of `tidelog_cluster`. Override it in a conftest.py or a test module to change it."""
+    """The number of brokers of `tidelog_cluster`. Override this fixture in a conftest.py or a test module to change
+    it.
+    """
     return 3
 
 
 @pytest.fixture(scope="session")
 def tidelog_settings() -> Mapping[str, object]:
-    """Broker settings with Kafka's names. Override it in a conftest.py or a test module to change them."""
+    """Broker settings with Kafka's names. Override this fixture in a conftest.py or a test module to change them."""
     return {}
 
 
@@ -66,7 +68,7 @@ def tidelog_broker(tidelog_settings: Mapping[str, object], request: pytest.Fixtu
     """A running broker. `tidelog_broker.bootstrap` is its HOST:PORT; topics are created when they are first used.
 
     Each test gets its own broker, unless the ini option `tidelog_broker_scope` is class, module, package or session.
-    A test whose `tidelog_settings` differ from those of the running broker ends in an error.
+    A test whose `tidelog_settings` differ from the settings of the running broker ends in an error.
     """
     from tidelog.testing import Broker
 
@@ -101,8 +103,8 @@ def tidelog_cluster(
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check, after the fixtures were created, that the broker was started with this test's own `tidelog_settings`.
 
-    They may differ, because pytest creates a fixture only once for its scope: for the first test that uses it.
-    Settings of later tests would silently have no effect.
+    They may differ, because pytest creates a fixture only once for its scope, for the first test that uses it.
+    Settings of later tests would then have no effect, without any message.
     """
     arguments: Mapping[str, Any] = getattr(item, "funcargs", {})
     for fixture in FIXTURES:

@@ -27,7 +27,7 @@ class BrokerThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requested = asyncio.Event()
         self._stopping = False
-        # A program that does not stop its broker can end nevertheless, because this is a daemon thread.
+        # The thread is a daemon thread. Therefore a program can end without stopping its broker.
         self._thread = threading.Thread(target=self._main, name="tidelog-broker", daemon=True)
         self._thread.start()
         try:
@@ -44,8 +44,8 @@ class BrokerThread:
 
         Raises BrokerFailedError if the broker had failed, or did not stop in order.
         """
-        # The flag is set before the loop is checked. If the thread has not set its loop yet, it reads the flag after it
-        # has done so.
+        # The flag is set before the loop is checked. If the thread has not set its loop yet, it will first set the loop
+        # and then read the flag.
         self._stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the broker has ended by itself
@@ -70,7 +70,7 @@ class BrokerThread:
 
     def _main(self) -> None:
         try:
-            # Not uvloop: the first loop of libuv in a process opens a pipe that is never closed.
+            # uvloop is not used, because the first loop of libuv in a process opens a pipe that is never closed.
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._run())
         except BaseException as error:

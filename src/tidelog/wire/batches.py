@@ -4,7 +4,7 @@
     last offset delta 23..27 | base timestamp 27..35 | max timestamp 35..43 | producer id 43..51 |
     producer epoch 51..53 | base sequence 53..57 | count 57..61 | records
 
-The CRC covers everything from `attributes` on, so base offset and leader epoch can be assigned without a new CRC.
+The CRC covers all bytes from `attributes` on, so base offset and leader epoch can be assigned without a new CRC.
 Source: KIP-98.
 """
 

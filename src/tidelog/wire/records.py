@@ -77,7 +77,7 @@ class Record:
         )
 
     def __repr__(self) -> str:
-        """Show only the sizes of key and value, since they may hold user data or secrets."""
+        """Show only the sizes of key and value, because they may hold user data or secrets."""
         key = "null" if self.key is None else f"{len(self.key)} bytes"
         value = "null" if self.value is None else f"{len(self.value)} bytes"
         return f"Record(offset={self.offset}, timestamp={self.timestamp}, key={key}, value={value})"

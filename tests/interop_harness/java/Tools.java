@@ -19,7 +19,7 @@ import org.apache.kafka.common.utils.Exit;
  * Runs the main methods of Kafka's command-line tools in one JVM, several at once: a JVM for each would take a second or two to start.
  *
  * Lines in:  run ID CLASS INPUT ARGUMENT...   and   stop ID   (INPUT and ARGUMENT in base64, "-" when empty)
- * Lines out: ID out|err BYTES   and   ID exit CODE   (BYTES in base64)
+ * Lines out: ID out|err BYTES   and   ID exit CODE   (BYTES in base64), and first of all   0 ready -
  *
  * Each tool has a thread group. What the threads of the group print is the output of the tool. Its first call of exit sets its exit code.
  * Its later output is dropped, as if the process had ended: some tools catch the error that ends their thread, and print it. The shutdown
@@ -208,6 +208,7 @@ public final class Tools {
         };
         Exit.setExitProcedure(exit);
         Exit.setHaltProcedure(exit);
+        answer("0 ready -");
         BufferedReader lines = new BufferedReader(new InputStreamReader(commands, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             String[] words = line.split(" ");

@@ -111,7 +111,7 @@ class Play:
             fields["broker_epoch"] = int(options["epoch"])
         if "others" in options:
             pairs = (pair.split(":") for pair in options["others"].split(","))
-            fields["followed_by"] = {int(broker): int(position) for broker, position in pairs}
+            fields["followed_positions"] = {int(broker): int(position) for broker, position in pairs}
             fields["shutdown_position"] = int(options["position"])
         reply = self.life.beat(int(words[0]), **fields)
         said = ["caught up" if reply.is_caught_up else "behind", "fenced" if reply.is_fenced else "unfenced"]

@@ -6,7 +6,7 @@ import pytest
 
 from metadata_harness.controlled import Node, with_node
 from tidelog.api import metadata
-from tidelog.api.encoded_topics import EncodedTopics, encode_topic, join_topics
+from tidelog.api.encoded_topics import EncodedTopics, encode_topics, join_topics
 from tidelog.metadata.controller import NewTopic, TopicChoice
 from tidelog.metadata.image import ImageBuilder, MetadataImage, TopicImage
 from tidelog.metadata.records import BrokerRegistered, PartitionChanged, PartitionState
@@ -54,10 +54,12 @@ def test_joined_topics_are_the_bytes_of_the_whole_response(version: int, count: 
     brokers = [MetadataResponseBroker(node_id, "host", 9092, "rack") for node_id in (1, 2)]
     topics = [a_topic(number, version) for number in range(count)]
     whole = MetadataResponse(brokers=brokers, cluster_id="c" if version >= 2 else None, controller_id=2, topics=topics)
-    encoded = [run_all(encode_topic(topic, version)) for topic in topics]
+    encoded = [run_all(encode_topics([topic], version)) for topic in topics]
     expected = whole.encode(version)
     whole.topics = []
-    assert join_topics(whole, encoded, version) == expected
+    assert join_topics(whole, len(topics), encoded, version) == expected
+    together = [run_all(encode_topics(topics[:-1], version)), encoded[-1]] if topics else []
+    assert join_topics(whole, len(topics), together, version) == expected
 
 
 @pytest.mark.parametrize("version", VERSIONS)

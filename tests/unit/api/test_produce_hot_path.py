@@ -8,7 +8,7 @@ from typing import Any
 from log_harness import LogOnDisk, leads_alone, make_batch
 from tidelog.api.produce import handle
 from tidelog.api.produce_single import ProduceTemplates
-from tidelog.api.services import RequestContext
+from tidelog.api.services import Peer, RequestContext
 from tidelog.replication.partition import Partition
 from tidelog.wire.batches import Codec
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
@@ -128,6 +128,6 @@ def test_the_path_of_a_request_that_is_known_again() -> None:
     singles = ProduceTemplates(9)
     end = singles.learn(frame, request)
     assert partition.append_batch(make_batch(b"first")).next_offset == 1
-    passed = called(lambda: singles.handle(services, frame, end))
+    passed = called(lambda: singles.handle(services, frame, end, Peer("client", 1, "host", 2)))
     assert passed[passed.index("ProduceTemplates.handle") :] == ON_THE_SHORT_WAY
     assert partition.log_end_offset == 2

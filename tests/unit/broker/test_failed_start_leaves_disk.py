@@ -380,7 +380,7 @@ def test_clients_are_refused_until_the_broker_is_ready(tmp_path: Path, monkeypat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     refused: list[bool] = []
-    opened = BrokerServer._take_directories
+    opened = BrokerServer._acquire_directories
 
     async def take(broker: BrokerServer) -> object:
         with pytest.raises(OSError, match="in use"):
@@ -397,6 +397,6 @@ def test_clients_are_refused_until_the_broker_is_ready(tmp_path: Path, monkeypat
         await broker.stop()
         await runtime.close()
 
-    monkeypatch.setattr(BrokerServer, "_take_directories", take)
+    monkeypatch.setattr(BrokerServer, "_acquire_directories", take)
     asyncio.run(scenario())
     assert refused == [True]

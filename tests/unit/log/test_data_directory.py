@@ -235,7 +235,7 @@ def test_damaged_high_watermarks_cost_no_scan(disk: SimDisk, caplog: pytest.LogC
     directory = DataDirectory.open(disk, "/data")
     assert directory.clean
     assert directory.high_watermark(KEY) == 0
-    assert "checkpoint ignored, high watermarks are found out anew" in caplog.text
+    assert "checkpoint ignored, high watermarks are determined again" in caplog.text
 
 
 def segmented(directory: DataDirectory) -> PartitionLog:

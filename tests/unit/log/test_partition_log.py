@@ -312,7 +312,7 @@ def test_reading_ahead_is_asked_for_only_where_it_would_wait() -> None:
         on.append(b"%d" % number)
     on.restart()
     assert on.log.cold_read(0, 1000) is None
-    on.disk.cold = 1.0
+    on.disk.cold_chance = 1.0
     cold = on.log.cold_read(0, 1000)
     assert cold is not None
     cold.run()

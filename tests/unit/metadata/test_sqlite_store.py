@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tidelog.metadata import sqlite
 from tidelog.metadata.sqlite import APPLICATION_ID, SqliteStore
 from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Snapshot, StoredEntry, StoreFailed, StoreUnavailable
 from tidelog.runtime.disk import LocalDisk
@@ -100,6 +101,55 @@ def test_two_stores_at_one_file_see_each_other(path: Path) -> None:
             assert not waiting.done()
             await one.append(1, b"next", lease)
             await asyncio.wait_for(waiting, 10)
+
+    run(scenario)
+
+
+def test_a_write_of_another_process_is_noticed_without_reading_the_store(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower of the journal and the controller learn of a dead broker at once, and an idle store is hardly read."""
+    monkeypatch.setattr(sqlite, "POLL_MIN_S", 1000.0)
+    monkeypatch.setattr(sqlite, "WATCHED_POLL_MAX_S", 1000.0)
+
+    async def scenario() -> None:
+        async with opened(path) as one, opened(path) as two:
+            lease = await taken(one)
+            await two.read(0)  # the first call of a process may write
+            reads = 0
+            next_position = two._next_position
+
+            def counted(connection: sqlite3.Connection) -> int:
+                nonlocal reads
+                reads += 1
+                return next_position(connection)
+
+            two._next_position = counted  # type: ignore[method-assign]
+            waiting = asyncio.ensure_future(two.wait(0))
+            for_a_write = asyncio.ensure_future(two.wait_for_write(1000.0))
+            await asyncio.sleep(0.3)
+            seen = waiting.done(), for_a_write.done(), reads
+            monkeypatch.setattr(sqlite, "POLL_MIN_S", 0.01)  # the commit may become readable a little later
+            await one.append(0, b"one", lease)
+            await asyncio.wait((waiting, for_a_write), timeout=30)
+            noticed = waiting.done(), for_a_write.done()
+            waiting.cancel()
+            for_a_write.cancel()
+            assert (seen, noticed) == ((False, False, 1), (True, True))
+            assert reads <= 20
+
+    run(scenario)
+
+
+def test_a_write_is_noticed_later_where_files_cannot_be_watched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with opened(path) as one, opened(path) as two:
+            lease = await taken(one)
+            monkeypatch.setattr(two, "_can_watch", False)
+            waiting = asyncio.ensure_future(two.wait(0))
+            await asyncio.sleep(0.1)
+            await one.append(0, b"one", lease)
+            await asyncio.wait_for(waiting, 30)
 
     run(scenario)
 

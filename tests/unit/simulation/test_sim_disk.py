@@ -268,7 +268,7 @@ def test_residency_follows_the_chance() -> None:
     disk = new_disk()
     file = disk.open("/a", create=True)
     assert all(file.resident(0, 1) for _ in range(100))
-    disk.cold = 0.5
+    disk.cold_chance = 0.5
     assert {file.resident(0, 1) for _ in range(100)} == {True, False}
 
 

@@ -159,7 +159,7 @@ class _Translation:
             raise InvalidPattern("it has too many repetitions")
 
     def _add_last_atom(self) -> None:
-        """Add the last atom to the open group, since no repetition operator follows it."""
+        """Add the last atom to the open group, because no repetition operator follows it."""
         if self._last_atom is not None:
             self._groups[-1].add(self._last_atom)
             self._last_atom = None

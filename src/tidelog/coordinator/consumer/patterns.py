@@ -1,6 +1,6 @@
 """Subscriptions by regular expression: check a member's expression, and search for the matching topics in short steps.
 
-The syntax is that of RE2/J, as in Kafka. RE2 matches in time linear in the length of the text, so a client's expression
+The syntax is RE2/J's, as in Kafka. RE2 matches in time linear in the length of the text, so a client's expression
 cannot block the event loop for long. The length of an expression, the memory of its compiled program, and the work of
 one turn are limited as well.
 """

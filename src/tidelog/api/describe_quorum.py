@@ -1,0 +1,84 @@
+"""DescribeQuorum (key 55), v0-2 (KIP-595): the controller, and how far the brokers have followed the metadata journal.
+
+Tidelog has no quorum of its own: the metadata store decides which broker is the controller. The leader is the
+controller, the leader epoch is the controller's, offsets are positions of the journal, and the voters are the brokers
+that can take over: all that are not fenced. The times of their last fetches are not known.
+"""
+
+from typing import TYPE_CHECKING
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.metadata.image import CLUSTER_METADATA, MetadataImage
+from tidelog.metadata.link import DescribeQuorum
+from tidelog.metadata.quorum import QuorumState
+from tidelog.model.steps import Steps
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    Listener,
+    Node,
+    ReplicaState,
+    ResponsePartitionData,
+    ResponseTopicData,
+)
+from tidelog.wire.primitives import NO_UUID
+
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
+NOT_HOSTED = "This server does not host this topic-partition."
+NODES_SINCE = 2
+TIMEOUT_MS = 10_000
+"""Longest time that the request waits for the controller."""
+
+
+def handle(
+    services: Services, context: RequestContext, request: DescribeQuorumRequest
+) -> "Steps[Outcome[DescribeQuorumResponse]]":
+    names = [(topic.topic_name, [part.partition_index for part in topic.partitions]) for topic in request.topics[:2]]
+    if names == [(CLUSTER_METADATA, [0])]:
+        return _describe(services, context.api_version)
+    response = DescribeQuorumResponse()
+    for topic in request.topics:
+        partitions = []
+        for partition in topic.partitions:
+            partitions.append(
+                ResponsePartitionData(
+                    partition.partition_index,
+                    error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    error_message=NOT_HOSTED,
+                )
+            )
+            yield
+        response.topics.append(ResponseTopicData(topic.topic_name, partitions))
+        yield
+    return response
+
+
+async def _describe(services: Services, version: int) -> DescribeQuorumResponse:
+    answer = await services.controller.describe_quorum(DescribeQuorum(TIMEOUT_MS))
+    if answer.value is None:
+        return DescribeQuorumResponse(error_code=answer.error, error_message=answer.message)
+    return _response(services.metadata.image, answer.value, has_nodes=version >= NODES_SINCE)
+
+
+def _response(image: MetadataImage, state: QuorumState, *, has_nodes: bool) -> DescribeQuorumResponse:
+    """Return the response. `has_nodes`: the version has ids of directories and addresses of the nodes."""
+    voters = []
+    nodes = []
+    for broker_id, position in state.brokers:
+        broker = image.brokers.get(broker_id)
+        directories = broker.directories if broker is not None and has_nodes else ()
+        voters.append(ReplicaState(broker_id, directories[0] if directories else NO_UUID, position))
+        if broker is not None and has_nodes:
+            listeners = [Listener(endpoint.listener, endpoint.host, endpoint.port) for endpoint in broker.endpoints]
+            nodes.append(Node(broker_id, listeners))
+    partition = ResponsePartitionData(
+        0,
+        leader_id=state.controller_id,
+        leader_epoch=state.controller_epoch,
+        high_watermark=state.end_position,
+        current_voters=voters,
+    )
+    return DescribeQuorumResponse(topics=[ResponseTopicData(CLUSTER_METADATA, [partition])], nodes=nodes)

@@ -1,0 +1,37 @@
+"""Put the results of a request's partitions into the order of the request."""
+
+from collections.abc import Callable, Iterable, Sized
+from typing import Any, Protocol, TypeVar
+
+from tidelog.model.steps import Steps
+
+
+class RequestedTopic(Protocol):
+    @property
+    def partitions(self) -> Sized: ...
+
+
+T = TypeVar("T", bound=RequestedTopic)
+R = TypeVar("R")
+P = TypeVar("P")
+
+
+def in_request_order(
+    topics: Iterable[T], results: Iterable[R], make: Callable[[R], P]
+) -> Steps[list[tuple[T, list[P]]]]:
+    """Return each topic of a request with what `make` returns for the results of its partitions.
+
+    `results` has one result for each partition that the request names, in its order. A request may name a partition
+    more than once.
+    """
+    remaining_results = iter(results)
+    made: list[tuple[T, list[P]]] = []
+    for topic in topics:
+        parts: list[P] = []
+        partitions: Any = topic.partitions
+        for _, result in zip(partitions, remaining_results, strict=False):
+            parts.append(make(result))
+            yield
+        made.append((topic, parts))
+        yield
+    return made

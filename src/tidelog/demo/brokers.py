@@ -1,0 +1,120 @@
+"""The brokers of the sale: one broker, or a cluster of which one broker is killed and started again."""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tidelog.demo.orders import EVENTS, ORDERS
+from tidelog.testing import Broker, Cluster
+
+KILL_AT_PERCENT = 60
+"""The broker is killed when this percentage of the orders is settled."""
+DOWN_S = 4.0
+"""Time, in seconds, after which the killed broker is started again."""
+ELECTION_TIMEOUT_S = 30
+"""Time limit, in seconds, until the partitions of the killed broker have other leaders."""
+SESSION_MS = 9000
+"""Tidelog's default, in milliseconds. The default of `Cluster` is shorter, and a busy machine may exceed it."""
+POLL_S = 0.02
+LEADERLESS = -1
+
+
+class Takeover(NamedTuple):
+    """The consequences of the kill of one broker."""
+
+    killed: int
+    new_leaders: dict[int, int]
+    """Number of partitions by new leader, of those that the killed broker led."""
+    seconds: float
+    """Time from the kill until all of them had a new leader."""
+
+    def __str__(self) -> str:
+        moves = ", ".join(f"{count} to broker {broker}" for broker, count in self.new_leaders.items())
+        count = sum(self.new_leaders.values())
+        return f"broker {self.killed} killed with -9: {count} leaders moved in {self.seconds:.1f} s ({moves})"
+
+
+def brokers_of(count: int, directory: Path, settings: dict[str, object]) -> Broker | Cluster:
+    """Return one broker, or a cluster, with its data in `directory`. It is not started yet."""
+    if count == 1:
+        return Broker(process=True, data=directory / "broker", settings=settings)
+    return Cluster(count, data=directory / "cluster", settings=settings | {"broker.session.timeout.ms": SESSION_MS})
+
+
+class BrokerFault:
+    """Kills the busiest broker of a cluster in the middle of the sale, and starts it again.
+
+    If there is only one broker, it does nothing.
+    """
+
+    def __init__(self, brokers: Broker | Cluster, client_settings: dict[str, Any]) -> None:
+        self._cluster = brokers if isinstance(brokers, Cluster) else None
+        self._admin = AdminClient({**client_settings, "bootstrap.servers": brokers.bootstrap})
+        self._start_at_s = 0.0
+        self.takeover: Takeover | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the broker was killed and works again, or there is one broker."""
+        cluster = self._cluster
+        return cluster is None or (self.takeover is not None and len(cluster.running) == len(cluster.numbers))
+
+    def states(self) -> dict[str, str]:
+        """Return "works" or "killed" for each broker of a cluster, by its number."""
+        cluster = self._cluster
+        if cluster is None:
+            return {}
+        return {str(number): "works" if number in cluster.running else "killed" for number in cluster.numbers}
+
+    def step(self, settled_percent: float) -> str:
+        """Kill or start the broker if it is time to. Return a line about it, or "".
+
+        Raises TimeoutError if partitions have no leader ELECTION_TIMEOUT_S after the kill, and BrokerFailedError if
+        the broker does not start.
+        """
+        cluster = self._cluster
+        if cluster is None or self.is_over:
+            return ""
+        if self.takeover is None:
+            if settled_percent < KILL_AT_PERCENT:
+                return ""
+            self.takeover = self._kill_busiest(cluster)
+            self._start_at_s = time.monotonic() + DOWN_S
+            return str(self.takeover)
+        if time.monotonic() < self._start_at_s:
+            return ""
+        cluster.start(self.takeover.killed)
+        return f"broker {self.takeover.killed} started again"
+
+    def _kill_busiest(self, cluster: Cluster) -> Takeover:
+        """Kill the broker that leads the most partitions of the sale, and wait until they have other leaders."""
+        leaders = self._leaders()
+        victim = max(cluster.numbers, key=list(leaders.values()).count)
+        led = [partition for partition, leader in leaders.items() if leader == victim]
+        began = time.monotonic()
+        cluster.kill(victim)
+        while True:
+            leaders = self._leaders()
+            seconds = time.monotonic() - began
+            new_leaders = [leaders.get(partition, LEADERLESS) for partition in led]
+            if not {LEADERLESS, victim} & set(new_leaders):
+                return Takeover(victim, {n: new_leaders.count(n) for n in sorted(set(new_leaders))}, seconds)
+            if seconds > ELECTION_TIMEOUT_S:
+                raise TimeoutError(f"the partitions of broker {victim} have no other leaders after {seconds:.0f} s")
+            time.sleep(POLL_S)
+
+    def _leaders(self) -> dict[tuple[str, int], int]:
+        """Return the leader of every partition of orders and events. Topics about which no broker answers now are
+        missing.
+        """
+        leaders: dict[tuple[str, int], int] = {}
+        for topic in (ORDERS, EVENTS):
+            try:
+                partitions = self._admin.list_topics(topic, timeout=5).topics[topic].partitions
+            except KafkaException:
+                continue
+            leaders |= {(topic, number): partition.leader for number, partition in partitions.items()}
+        return leaders
