@@ -55,6 +55,9 @@ class Status(IntEnum):
         return self in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
 
 
+NEVER_STORED = (Status.DEAD, Status.PREPARE_EPOCH_FENCE)
+
+
 class Transaction(NamedTuple):
     """The durable state of one transactional id: its producer, and the producer's current or last transaction."""
 
@@ -148,7 +151,9 @@ def decode_record(key: bytes, value: bytes | None) -> TransactionRecord | None:
     try:
         status = Status(decoded.transaction_status)
     except ValueError:
-        raise MalformedMessage(f"a transaction record has status {decoded.transaction_status}") from None
+        status = Status.DEAD
+    if status in NEVER_STORED:
+        raise MalformedMessage(f"a transaction record has status {decoded.transaction_status}")
     transaction = Transaction(
         producer_id=decoded.producer_id,
         producer_epoch=decoded.producer_epoch,
