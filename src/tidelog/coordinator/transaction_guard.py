@@ -68,13 +68,15 @@ class TransactionGuard:
         (add.partitions.to.txn.retry.backoff.max.ms), which is cheaper than to let the client try again. Raises the
         ApiError of the coordinator, or CoordinatorNotAvailable.
         """
-        ends_at_s = self._clock.monotonic() + self._config.get("add.partitions.to.txn.retry.backoff.max.ms") / 1000
+        config = self._config
+        wait_max_ms = min(config.get("add.partitions.to.txn.retry.backoff.max.ms"), config.get("request.timeout.ms"))
+        ends_at_s = self._clock.monotonic() + wait_max_ms / 1000
         while True:
             code = await self._ask(question)
             is_too_late = self._clock.monotonic() >= ends_at_s
             if code is not ErrorCode.CONCURRENT_TRANSACTIONS or not question.adds or is_too_late:
                 break
-            await self._tasks.sleep(self._config.get("add.partitions.to.txn.retry.backoff.ms") / 1000)
+            await self._tasks.sleep(config.get("add.partitions.to.txn.retry.backoff.ms") / 1000)
         if code:
             topic, index = question.partition
             raise error_for(code, f"{topic}-{index} is not in the transaction of {question.transactional_id!r}")

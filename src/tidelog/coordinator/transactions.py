@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.coordinator.host import CoordinatorHost
 from tidelog.coordinator.transaction.settings import TransactionSettings
-from tidelog.metadata.image import TRANSACTION_STATE
+from tidelog.metadata.image import TRANSACTION_FEATURE, TRANSACTION_STATE
 from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, ErrorCode, InvalidRequest
 
 if TYPE_CHECKING:
@@ -51,10 +51,8 @@ class TransactionCoordinators:
         self._runtime = runtime
         self._metadata = metadata
         self._producer_ids = producer_ids
-        self._settings = TransactionSettings(
-            timeout_max_ms=config.get("transaction.max.timeout.ms"),
-            id_expiration_ms=config.get("transactional.id.expiration.ms"),
-        )
+        self._timeout_max_ms = config.get("transaction.max.timeout.ms")
+        self._settings = TransactionSettings(id_expiration_ms=config.get("transactional.id.expiration.ms"))
         self.host: CoordinatorHost[TransactionCore] = CoordinatorHost(
             TRANSACTION_STATE,
             runtime=runtime,
@@ -89,9 +87,9 @@ class TransactionCoordinators:
         from tidelog.coordinator.transaction.core import InitCall
 
         _check_id(transactional_id)
-        if not 0 < timeout_ms <= self._settings.timeout_max_ms:
+        if not 0 < timeout_ms <= self._timeout_max_ms:
             raise ApiError(
-                f"the transaction timeout {timeout_ms} ms is not between 1 and {self._settings.timeout_max_ms} "
+                f"the transaction timeout {timeout_ms} ms is not between 1 and {self._timeout_max_ms} "
                 "(transaction.max.timeout.ms)",
                 ErrorCode.INVALID_TRANSACTION_TIMEOUT,
             )
@@ -191,7 +189,7 @@ class TransactionCoordinators:
     def _new_core(self) -> "TransactionCore":
         from tidelog.coordinator.transaction.core import TransactionCore
 
-        return TransactionCore(self._settings, lambda: self._metadata.image.transaction_version)
+        return TransactionCore(self._settings, lambda: self._metadata.image.feature_level(TRANSACTION_FEATURE))
 
 
 def _check_id(transactional_id: str) -> None:

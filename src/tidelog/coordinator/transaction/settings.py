@@ -12,7 +12,5 @@ PARTITIONS_MAX = 100_000
 class TransactionSettings(NamedTuple):
     """All times are in ms."""
 
-    timeout_max_ms: int
-    """transaction.max.timeout.ms"""
     id_expiration_ms: int
     """transactional.id.expiration.ms: a transactional id that was not used for this time is forgotten."""

@@ -12,7 +12,7 @@ from tidelog.coordinator.transaction.settings import TransactionSettings
 from tidelog.coordinator.transaction.transitions import NO_PRODUCER, Producer
 from tidelog.wire.errors import ApiError, ErrorCode
 
-SETTINGS = TransactionSettings(timeout_max_ms=900_000, id_expiration_ms=10_000)
+SETTINGS = TransactionSettings(id_expiration_ms=10_000)
 T0 = ("t", 0)
 T1 = ("t", 1)
 
