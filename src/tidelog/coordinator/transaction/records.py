@@ -55,6 +55,10 @@ class Status(IntEnum):
         return self in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
 
 
+ID_BYTES = 500
+"""About the memory of a transactional id without partitions."""
+PARTITION_BYTES = 200
+"""About the memory of one partition of a transaction."""
 NEVER_STORED = (Status.DEAD, Status.PREPARE_EPOCH_FENCE)
 
 
@@ -89,6 +93,11 @@ class Transaction(NamedTuple):
 
 def is_epoch_exhausted(epoch: int) -> bool:
     return epoch >= EPOCH_MAX - 1
+
+
+def size_of(transactional_id: str, transaction: Transaction) -> int:
+    """Return about how many bytes of memory a transactional id needs."""
+    return ID_BYTES + len(transactional_id) + len(transaction.partitions) * PARTITION_BYTES
 
 
 class TransactionRecord:
