@@ -1,7 +1,7 @@
-"""Play each scenario with a real broker in the simulation (`transaction_play.py`), and compare the answers with its text.
+"""Play each scenario with a broker in the simulation (`transaction_play.py`), and compare the answers with its text.
 
-The faults of the old protocol that Jepsen found have its names: write loss, aborted read, torn transaction. They must not
-happen with transaction version 2. The scenarios of version 1 show what happens there, as in Kafka.
+The faults of the old protocol that Jepsen found have its names: write loss, aborted read, torn transaction. They must
+not happen with transaction version 2. The scenarios of version 1 show what happens there, as in Kafka.
 
 With TIDELOG_ACCEPT=1 in the environment the indented lines are written into the files, to be reviewed as text.
 """
