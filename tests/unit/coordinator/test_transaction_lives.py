@@ -329,8 +329,8 @@ def test_listing_and_filters() -> None:
             assert await listed(version, state_filters=["PrepareEpochFence"]) == []
             assert await listed(version, producer_id_filters=[one.producer_id]) == ["one"]
             assert await listed(version, producer_id_filters=[one.producer_id], state_filters=["Ongoing"]) == []
-        assert await listed(duration_filter=5_000) == ["two"]
-        assert await listed(duration_filter=50_000) == []
+        assert await listed(duration_filter=5_000, state_filters=["Ongoing"]) == ["two"]
+        assert await listed(duration_filter=50_000, state_filters=["Ongoing"]) == []
         assert await listed(transactional_id_pattern="t.*") == ["two"]
         response = await stage.call("ListTransactions", 2, transactional_id_pattern="(")
         assert response.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
