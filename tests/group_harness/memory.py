@@ -110,6 +110,7 @@ class MemoryLog:
 class Appended(NamedTuple):
     """The part of the log's result that coordinators read."""
 
+    base_offset: int
     next_offset: int
 
 
@@ -150,10 +151,11 @@ class MemoryPartition:
             raise self.append_error
         header = BatchHeader(data)
         header.assign(base_offset=self.log.log_end_offset, leader_epoch=leader_epoch)
+        base_offset = self.log.log_end_offset
         next_offset = self.log.append(data, header)
         if not self.hold_commits:
             self.high_watermark = next_offset
-        return Appended(next_offset)
+        return Appended(base_offset, next_offset)
 
     def is_committed(self, next_offset: int) -> bool:
         return self.high_watermark >= next_offset

@@ -1,21 +1,20 @@
 """FindCoordinator (key 10), v0-6. v1: key type, error message; v4: several keys (KIP-699); v6: share groups
 (KIP-932).
 
-Transactions and share groups have no coordinator here yet. The response for a transactional id is
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED, the only error after which every client gives up. After most other errors,
-librdkafka repeats the request forever.
+Share groups have no coordinator here yet.
 """
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError, ErrorCode, InvalidRequest
+from tidelog.wire.errors import ApiError, InvalidRequest
 from tidelog.wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
+    from tidelog.coordinator.host import CoordinatorHost
 
 SEVERAL_KEYS_VERSION = 4
 GROUP_TYPE = 0
@@ -28,16 +27,18 @@ NO_ERROR_MESSAGE = "NONE"
 def handle(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
 ) -> "Outcome[FindCoordinatorResponse]":
-    if request.key_type == GROUP_TYPE and not services.groups.host.has_topic:
-        return _create_topic_first(services, context, request)
+    if request.key_type in (GROUP_TYPE, TRANSACTION_TYPE):
+        host = _host(services, request.key_type)
+        if not host.has_topic:
+            return _create_topic_first(host, services, context, request)
     return _answer(services, context, request)
 
 
 async def _create_topic_first(
-    services: Services, context: RequestContext, request: FindCoordinatorRequest
+    host: "CoordinatorHost[Any]", services: Services, context: RequestContext, request: FindCoordinatorRequest
 ) -> Steps[FindCoordinatorResponse]:
     with suppress(ApiError):  # without the topic, the response contains an error for each key
-        await services.groups.host.make_topic()
+        await host.make_topic()
     return _answer(services, context, request)
 
 
@@ -62,17 +63,21 @@ def _answer(
 
 def _coordinator(services: Services, context: RequestContext, key_type: int, key: str) -> Coordinator:
     try:
-        _check_type(key_type)
-        node_id, address = services.groups.host.address_of(key, context.peer.listener)
+        host = _host(services, key_type)
+        if key_type == TRANSACTION_TYPE and not key:
+            raise InvalidRequest("the transactional id is empty")
+        node_id, address = host.address_of(key, context.peer.listener)
     except ApiError as error:
         return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message)
     return Coordinator(key=key, node_id=node_id, host=address.host, port=address.port, error_message="")
 
 
-def _check_type(key_type: int) -> None:
+def _host(services: Services, key_type: int) -> "CoordinatorHost[Any]":
+    """Return the coordinators of this type of key. Raises InvalidRequest if there are none."""
+    if key_type == GROUP_TYPE:
+        return services.groups.host
     if key_type == TRANSACTION_TYPE:
-        raise ApiError("transactions are not supported yet", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        return services.transactions.host
     if key_type == SHARE_TYPE:
         raise InvalidRequest("share groups are not supported yet")
-    if key_type != GROUP_TYPE:
-        raise InvalidRequest(f"coordinator key type {key_type} is not known")
+    raise InvalidRequest(f"coordinator key type {key_type} is not known")

@@ -1,39 +1,59 @@
-"""InitProducerId (key 22), v0-5. v3: a producer may send its old id (KIP-360).
+"""InitProducerId (key 22), v0-5. v3: a producer may send its old id and epoch (KIP-360); v4: PRODUCER_FENCED.
 
-Only idempotent producers are supported. There are no transactions yet: a transactional id gets an error after which
-clients do not retry.
+An idempotent producer, which has no transactional id, gets a new producer id. A transactional producer gets the id that
+belongs to its transactional id, with the next epoch.
 """
 
+from tidelog.api.coordinator_reply import CoordinatorReply
+from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
-from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.api.transactions import code_for_version
+from tidelog.wire.errors import ApiError, ErrorCode, InvalidRequest
 from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 NONE = -1
+FENCED_SINCE = 4
+"""The first version with the error PRODUCER_FENCED."""
 WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 """Errors that mean that the controller cannot answer for a short time. As in Kafka, producers get
 COORDINATOR_LOAD_IN_PROGRESS instead: after this error all producers repeat the request, but some give up after
 REQUEST_TIMED_OUT."""
 
 
-async def handle(services: Services, context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
+async def handle(
+    services: Services, context: RequestContext, request: InitProducerIdRequest
+) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
+    version = context.api_version
     try:
-        _check(request)
+        if (request.producer_id == NONE) != (request.producer_epoch == NONE):
+            raise InvalidRequest("the request has only one of producer id and epoch")
+        if request.transactional_id is not None:
+            return await _initialize(services, version, request, request.transactional_id)
         producer_id = await services.producer_ids.next()
     except ApiError as error:
-        code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.code in WITHOUT_CONTROLLER else error.code
-        return InitProducerIdResponse(error_code=code, producer_id=NONE, producer_epoch=NONE)
+        return _failure(version, error)
     # A producer that sends its old id gets a new id. To return the old id with a higher epoch, this broker would
     # have to remember the epoch of every id.
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
 
-def _check(request: InitProducerIdRequest) -> None:
-    """Raise ApiError unless this is a valid request of an idempotent producer."""
-    if request.transactional_id == "":
-        raise ApiError("the transactional id is empty", ErrorCode.INVALID_REQUEST)
-    if (request.producer_id == NONE) != (request.producer_epoch == NONE):
-        raise ApiError("the request has only one of producer id and epoch", ErrorCode.INVALID_REQUEST)
-    if request.transactional_id is not None:
-        # The producers of librdkafka, Java and aiokafka give up immediately after this error, but retry after most
-        # other errors.
-        raise ApiError("transactions are not supported yet", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+async def _initialize(
+    services: Services, version: int, request: InitProducerIdRequest, transactional_id: str
+) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
+    from tidelog.coordinator.transaction.transitions import Producer
+
+    def build(answer: Producer | ApiError) -> InitProducerIdResponse:
+        if isinstance(answer, ApiError):
+            return _failure(version, answer)
+        return InitProducerIdResponse(producer_id=answer.producer_id, producer_epoch=answer.epoch)
+
+    reply = CoordinatorReply(build)
+    expected = Producer(request.producer_id, request.producer_epoch)
+    await services.transactions.initialize(transactional_id, request.transaction_timeout_ms, expected, reply)
+    return reply.outcome()
+
+
+def _failure(version: int, error: ApiError) -> InitProducerIdResponse:
+    code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.code in WITHOUT_CONTROLLER else error.code
+    code = code_for_version(code, version, FENCED_SINCE)
+    return InitProducerIdResponse(error_code=code, producer_id=NONE, producer_epoch=NONE)

@@ -5,7 +5,7 @@ v9: GROUP_ID_NOT_FOUND (KIP-848); v10: topic ids in place of names.
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.repeats import join_by_topic
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 TOPIC_IDS_VERSION = 10
 
-_ResponseSteps = Steps[OffsetCommitResponse]
 _TopicKey = tuple[str, bytes]
 """A topic's name and id."""
 
@@ -39,28 +38,57 @@ def handle(
     Refused partitions come first in the response. If a partition is named more than once, its last offset is
     committed, and each entry of the request gets its own answer.
     """
-    version = context.api_version
-    refused: dict[_TopicKey, OffsetCommitResponseTopic] = {}
-    accepted: list[tuple[_TopicKey, OffsetCommitResponseTopic]] = []
-    offsets: list[OffsetToCommit] = []
-    image = services.metadata.image
-    for requested in request.topics:
-        topic = _topic(image, requested, version)
-        key = (requested.name, requested.topic_id) if topic is None else (topic.name, topic.topic_id)
+    entries = yield from collect(services.metadata.image, request.topics, context.api_version)
+    if not entries.offsets:
+        return OffsetCommitResponse(topics=list(entries.refused.values()))
+    commit = OffsetCommit(
+        request.group_id,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id_or_member_epoch,
+        request.retention_time_ms,
+        context.api_version,
+        entries.offsets,
+    )
+
+    def build(result: list[ErrorCode] | ApiError) -> Steps[OffsetCommitResponse]:
+        return OffsetCommitResponse(topics=(yield from entries.answer(result)))
+
+    reply = CoordinatorReply(build)
+    try:
+        yield from services.groups.commit(commit, reply)
+    except ApiError as error:
+        return build(error)
+    return reply.outcome()
+
+
+class Entries:
+    """The entries of a request, and the part of the response that is known already."""
+
+    def __init__(self) -> None:
+        self.refused: dict[_TopicKey, OffsetCommitResponseTopic] = {}
+        self.offsets: list[OffsetToCommit] = []
+        """The offsets that the coordinator decides on."""
+        self._accepted: list[tuple[_TopicKey, OffsetCommitResponseTopic]] = []
+
+    def add(self, topic: OffsetCommitRequestTopic, image: "MetadataImage", version: int) -> Steps[None]:
+        """Add one topic of the request."""
+        existing = _topic(image, topic, version)
+        key = (topic.name, topic.topic_id) if existing is None else (existing.name, existing.topic_id)
         error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if topic is None:
-            refused.setdefault(key, OffsetCommitResponseTopic(*key))
+        if existing is None:
+            self.refused.setdefault(key, OffsetCommitResponseTopic(*key))
             if version >= TOPIC_IDS_VERSION:
                 error_code = ErrorCode.UNKNOWN_TOPIC_ID
         accepted_topic = OffsetCommitResponseTopic(*key)
-        for partition in requested.partitions:
+        for partition in topic.partitions:
             answer = OffsetCommitResponsePartition(partition.partition_index)
-            if topic is None or not 0 <= answer.partition_index < len(topic.partitions):
+            if existing is None or not 0 <= answer.partition_index < len(existing.partitions):
                 answer.error_code = error_code
-                refused.setdefault(key, OffsetCommitResponseTopic(*key)).partitions.append(answer)
+                self.refused.setdefault(key, OffsetCommitResponseTopic(*key)).partitions.append(answer)
             else:
                 accepted_topic.partitions.append(answer)
-                offsets.append(
+                self.offsets.append(
                     OffsetToCommit(
                         *key,
                         partition.partition_index,
@@ -71,34 +99,25 @@ def handle(
                 )
             yield
         if accepted_topic.partitions:
-            accepted.append((key, accepted_topic))
-        yield
-    if not offsets:
-        return OffsetCommitResponse(topics=list(refused.values()))
+            self._accepted.append((key, accepted_topic))
 
-    def build(result: list[ErrorCode] | ApiError) -> _ResponseSteps:
+    def answer(self, result: list[ErrorCode] | ApiError) -> Steps[list[OffsetCommitResponseTopic]]:
+        """Return the topics of the response. `result` has one code for each of `offsets`, or an error for all."""
         codes = repeat(result.code) if isinstance(result, ApiError) else iter(result)
-        for _, answered_topic in accepted:
+        for _, answered_topic in self._accepted:
             for partition_answer in answered_topic.partitions:
                 partition_answer.error_code = next(codes)
                 yield
-        return OffsetCommitResponse(topics=(yield from join_by_topic(refused, accepted)))
+        return (yield from join_by_topic(self.refused, self._accepted))
 
-    commit = OffsetCommit(
-        request.group_id,
-        request.member_id,
-        request.group_instance_id,
-        request.generation_id_or_member_epoch,
-        request.retention_time_ms,
-        version,
-        offsets,
-    )
-    reply = GroupReply(build)
-    try:
-        yield from services.groups.commit(commit, reply)
-    except ApiError as error:
-        return build(error)
-    return reply.outcome()
+
+def collect(image: "MetadataImage", topics: list[OffsetCommitRequestTopic], version: int) -> Steps[Entries]:
+    """Sort the entries of a request into those that are refused, and those that the coordinator decides on."""
+    entries = Entries()
+    for topic in topics:
+        yield from entries.add(topic, image, version)
+        yield
+    return entries
 
 
 def _topic(image: "MetadataImage", requested: OffsetCommitRequestTopic, version: int) -> "TopicImage | None":

@@ -27,6 +27,7 @@ from tidelog.wire.primitives import NO_UUID
 
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
+    from tidelog.coordinator.group.pending_offsets import OffsetKey
     from tidelog.metadata.image import MetadataImage
 
 GROUP_ERROR_VERSION = 2
@@ -35,6 +36,8 @@ TOPIC_IDS_VERSION = 10
 TOPIC_BYTES, OFFSET_BYTES = 20, 30
 """Approximate bytes of a topic and of an offset in a response, without names and metadata."""
 NOT_COMMITTED = OffsetCommitValue(offset=-1, leader_epoch=-1, metadata="")
+UNSTABLE = OffsetCommitValue(offset=-1, leader_epoch=-1, metadata="")
+"""Stands for an offset that is answered with UNSTABLE_OFFSET_COMMIT."""
 
 
 class GroupQuery(NamedTuple):
@@ -63,7 +66,7 @@ def handle(
     """
     version = context.api_version
     image = services.metadata.image
-    fetch = _Fetch(version, image)
+    fetch = _Fetch(version, image, require_stable=request.require_stable)
     if version >= SEVERAL_GROUPS_VERSION:
         for group in request.groups:
             topics: list[TopicQuery] | None = None
@@ -102,8 +105,10 @@ class _Fetch:
     The offsets of a group are copied once, however often the request names the group.
     """
 
-    def __init__(self, version: int, image: "MetadataImage") -> None:
+    def __init__(self, version: int, image: "MetadataImage", *, require_stable: bool) -> None:
+        """`require_stable`: an offset that an open transaction may change is answered with an error (KIP-447)."""
         self._version = version
+        self._require_stable = require_stable
         self._image = image
         self._queries: list[tuple[str, list[TopicQuery] | None]] = []
         self._results: list[_Offsets | ErrorCode] = []
@@ -143,7 +148,7 @@ class _Fetch:
         try:
             services.groups.read_offsets(
                 query.group_id,
-                lambda durable: self._copy_offsets(query.group_id, query.topics, durable),
+                lambda durable, pending: self._copy_offsets(query.group_id, query.topics, durable, pending),
                 reply,
                 query.member_id,
                 query.member_epoch,
@@ -151,9 +156,16 @@ class _Fetch:
         except ApiError as error:
             reply(error)
 
-    def _copy_offsets(self, group_id: str, queries: list[TopicQuery] | None, durable: DurableGroup | None) -> _Offsets:
+    def _copy_offsets(
+        self,
+        group_id: str,
+        queries: list[TopicQuery] | None,
+        durable: DurableGroup | None,
+        pending: "list[OffsetKey]",
+    ) -> _Offsets:
         """Copy and return the group's current offsets of the requested topics, or of all topics if `queries` is None.
-        The copy is necessary, since the response is built later, in steps.
+        The copy is necessary, since the response is built later, in steps. `pending` are the offsets in open
+        transactions.
         """
         copied = self._copies.setdefault(group_id, {})
         if durable is None or group_id in self._fully_copied:
@@ -167,6 +179,11 @@ class _Fetch:
         for name in names:
             if name in offsets and name not in copied:
                 copied[name] = dict(offsets[name])
+        if self._require_stable:
+            for _, name, index in pending:
+                # Without a list of topics, the response has only offsets that were committed before.
+                if queries is not None or index in copied.get(name, ()):
+                    copied.setdefault(name, {})[index] = UNSTABLE
         return copied
 
     def response(self) -> Steps[OffsetFetchResponse]:
@@ -286,7 +303,8 @@ def _belongs_to_older_topic(value: OffsetCommitValue, topic_id: bytes) -> bool:
 
 
 def _partition(index: int, value: OffsetCommitValue) -> OffsetFetchResponsePartitions:
-    return OffsetFetchResponsePartitions(index, value.offset, value.leader_epoch, value.metadata)
+    code = ErrorCode.UNSTABLE_OFFSET_COMMIT if value is UNSTABLE else ErrorCode.NONE
+    return OffsetFetchResponsePartitions(index, value.offset, value.leader_epoch, value.metadata, code)
 
 
 def _old_partition(partition: OffsetFetchResponsePartitions) -> OffsetFetchResponsePartition:

@@ -4,7 +4,8 @@ ApiVersions advertises v0-13, since librdkafka silently stops compressing if v0 
 
 Only the headers of batches are checked, and batches are appended unchanged. Records are decoded only if the topic
 requires this (`record.validation=full`, compacted topics). They are compressed again only if `compression.type` names
-another codec. Transactional batches are refused, since transactions are not supported yet.
+another codec. The first batch of a transaction in a partition waits until the transaction's coordinator has confirmed
+it (`api/produce_transactional.py`).
 """
 
 from functools import partial
@@ -18,7 +19,7 @@ from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext, S
 from tidelog.log.validation import NotInline, RefusedRecords
 from tidelog.model.steps import Steps, run_all
 from tidelog.replication.waiters import Mark
-from tidelog.wire.batches import Codec, check_produced
+from tidelog.wire.batches import CONTROL_BIT, TRANSACTIONAL_BIT, Codec, check_produced
 from tidelog.wire.errors import (
     ApiError,
     ErrorCode,
@@ -98,7 +99,7 @@ def handle(
                     partition = partitions.get(
                         partitions.topic_name(topic.topic_id) if by_id else topic.name, data.index
                     )
-                    answer = _append(partition, context, request.acks, data, uncommitted, deferred_appends)
+                    answer = _append(services, partition, context, request, data, uncommitted, deferred_appends)
                 except ApiError as error:
                     answer = failed_answer = PartitionProduceResponse(data.index)
                     set_error(answer, partition, error)
@@ -157,7 +158,7 @@ def _handle_in_steps(services: Services, context: RequestContext, request: Produ
         remaining = iter(by_topic.pop(key).values())  # frees each topic's data as soon as the topic was handled
         while chunk := list(islice(remaining, PARTITIONS_PER_STEP)):
             topic_part = TopicProduceData(*key, chunk)
-            part_request = ProduceRequest(acks=request.acks, timeout_ms=request.timeout_ms, topic_data=[topic_part])
+            part_request = ProduceRequest(request.transactional_id, request.acks, request.timeout_ms, [topic_part])
             answer = handle(services, context, part_request, framing_errors)
             if answer is not None:
                 answers.add(answer)
@@ -234,9 +235,10 @@ def _join_responses(answers: list[ProduceResponse]) -> Steps[ProduceResponse]:
 
 
 def _append(
+    services: Services,
     partition: "Partition",
     context: RequestContext,
-    acks: int,
+    request: ProduceRequest,
     data: PartitionProduceData,
     uncommitted: _Uncommitted,
     deferred_appends: "list[_DeferredAppend]",
@@ -252,12 +254,20 @@ def _append(
     records: memoryview | None = data.records  # type: ignore[assignment]  # a decoded field is a view
     if not records:
         raise _missing_batch()
-    header = check_produced(records)
+    transactional_id = request.transactional_id
+    header = check_produced(records) if transactional_id is None else check_produced(records, refused_kinds=CONTROL_BIT)
     if context.api_version < ZSTD_SINCE and header.codec == Codec.ZSTD:
         raise _unsupported_zstd()
     if header.size != len(records):
         records = records[: header.size]
     appended: Appended | None
+    if transactional_id is not None and header.attributes & TRANSACTIONAL_BIT:
+        from tidelog.api.produce_transactional import verify_first
+
+        deferred = _DeferredAppend(partition, PartitionProduceResponse(data.index))
+        if verify_first(services, context, transactional_id, partition, records, header, deferred.complete):
+            deferred_appends.append(deferred)
+            return deferred.answer
     if appends_directly:
         try:
             appended = partition.append(records, header)
@@ -266,7 +276,7 @@ def _append(
             partition.queue.examine(records, deferred.complete)
             appended = None
     else:
-        partition.check_writable(acks)
+        partition.check_writable(request.acks)
         deferred = _DeferredAppend(partition, PartitionProduceResponse(data.index))
         appended = partition.queue.append(records, header, deferred.complete)
     if appended is None:
@@ -274,7 +284,8 @@ def _append(
         return deferred.answer
     base_offset, next_offset, append_time_ms, log_start_offset = appended
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
-    if not (partition.replica.high_watermark >= next_offset or partition.has_reached(mark_of(acks), next_offset)):
+    is_committed = partition.replica.high_watermark >= next_offset
+    if not is_committed and not partition.has_reached(mark_of(request.acks), next_offset):
         uncommitted.append((partition, next_offset, answer))
     return answer
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from tidelog.api.peer_brokers import PeerBroker, PeerBrokers, PendingClaim
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.coordinator.groups import GroupCoordinators
+    from tidelog.coordinator.transaction_guard import TransactionGuard
+    from tidelog.coordinator.transactions import TransactionCoordinators
     from tidelog.metadata.link import ControllerLink, Requester
     from tidelog.metadata.producer_ids import ProducerIds
     from tidelog.metadata.publisher import MetadataCache
@@ -38,6 +40,8 @@ class Services:
         "quotas",
         "runtime",
         "selects_replicas",
+        "transaction_guard",
+        "transactions",
         "turns",
     )
 
@@ -50,6 +54,8 @@ class Services:
         controller: "ControllerLink",
         partitions: "Partitions",
         groups: "GroupCoordinators",
+        transactions: "TransactionCoordinators",
+        transaction_guard: "TransactionGuard",
         producer_ids: "ProducerIds",
         fetch_sessions: "FetchSessions",
         quotas: "ClientQuotas",
@@ -61,6 +67,8 @@ class Services:
         self.controller = controller
         self.partitions = partitions
         self.groups = groups
+        self.transactions = transactions
+        self.transaction_guard = transaction_guard
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
         self.encoded_topics = EncodedTopics()

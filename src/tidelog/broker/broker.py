@@ -38,6 +38,8 @@ from tidelog.broker.metadata_store import (
     refuse_empty_store,
     write_marks,
 )
+from tidelog.broker.start_report import directory_state, log_start, warn_of_settings
+from tidelog.broker.transaction_parts import TransactionParts
 from tidelog.config.broker_config import ConfigError
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
@@ -123,6 +125,7 @@ class BrokerServer:
         self._peers: Peers | None = None
         """None if this broker is alone in its cluster."""
         self._services: Services | None = None
+        self._transactions: TransactionParts | None = None
         self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
         self._cluster_registration: ClusterRegistration | None = None
@@ -202,10 +205,12 @@ class BrokerServer:
         await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
+        await metadata.subscribe(lambda old, new: None, services.transactions.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
         services.groups.start()
+        services.transactions.start()
         if self._channel is not None:
             self._guard_leaders(metadata)
         if not is_fenced_at_first:
@@ -221,8 +226,9 @@ class BrokerServer:
             self._compaction = Compaction(self.runtime, self.config, services.partitions)
             self._compaction.start()
         seconds = self.runtime.clock.monotonic() - began_s
-        self._log_start(self._directory_state(directories, identity), seconds)
-        self._warn_of_settings()
+        is_new = identity.cluster_id is None and not len(services.partitions)
+        log_start(self.config, cluster_id, directory_state(directories, is_new=is_new), services.partitions, seconds)
+        warn_of_settings(self.config)
 
     async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
         """Create the `Peers` object, if other brokers can use the metadata store. This must happen before the
@@ -346,44 +352,10 @@ class BrokerServer:
         self._services = self._make_services(directories, metadata)
         return directories, metadata
 
-    def _warn_of_settings(self) -> None:
-        """Warn of settings that were set and have no effect."""
-        for text in self.config.controller_listeners:
-            logger.info("controller listener not opened listener=%s", text)
-        for name, place, reason in self.config.ignored:
-            logger.warning("unknown setting ignored name=%s place=%s reason=%s", name, place, reason)
-        for name in self.config.settings_without_effect():
-            logger.warning("setting has no effect yet name=%s", name)
-
     def _apply_quotas(self, old: "MetadataImage", new: "MetadataImage") -> None:
         if old.client_quotas is not new.client_quotas:
             self.services.quotas.set(new.client_quotas)
             self.services.connection_quotas.set(new.client_quotas)
-
-    def _directory_state(self, directories: DataDirectories, identity: Identity) -> str:
-        """Return the state of the directories after the last stop of a broker: "clean", "unclean", or "new" if no
-        broker has used them.
-        """
-        if identity.cluster_id is None and not len(self.services.partitions):
-            return "new"
-        return "clean" if directories.clean else "unclean"
-
-    def _log_start(self, directory_state: str, seconds: float) -> None:
-        """Log the results of the start in one line. Operators read it first after a crash."""
-        partitions = self.services.partitions
-        reports = [partition.log.recovery for partition in partitions]
-        logger.info(
-            "started cluster=%s node=%d directory=%s partitions=%d offline=%d scanned_bytes=%d truncated_bytes=%d "
-            "seconds=%.3f",
-            self.cluster_id,
-            self.config.node_id,
-            directory_state,
-            partitions.count,
-            partitions.offline_count,
-            sum(report.scanned_bytes for report in reports),
-            sum(report.truncated_bytes for report in reports),
-            seconds,
-        )
 
     def _make_services(self, directories: DataDirectories, metadata: MetadataService) -> Services:
         config, runtime, cache, controller = self.config, self.runtime, self._cache, metadata.link
@@ -408,6 +380,19 @@ class BrokerServer:
             Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
         )
         metadata.controller.mutation_quota = quotas.mutations
+        incarnation = None if self._channel is None else metadata.incarnation
+        producer_ids = ProducerIds(controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS)
+        transactions = self._transactions = TransactionParts(
+            runtime=runtime,
+            config=config,
+            partitions=partitions,
+            metadata=cache,
+            controller=controller,
+            producer_ids=producer_ids,
+            connections=self.peer_connections,
+            incarnation=incarnation,
+            services=lambda: self.services,
+        )
         services = Services(
             runtime=runtime,
             config=config,
@@ -420,11 +405,11 @@ class BrokerServer:
                 partitions=partitions,
                 metadata=cache,
                 controller=controller,
-                incarnation=None if self._channel is None else metadata.incarnation,
+                incarnation=incarnation,
             ),
-            producer_ids=ProducerIds(
-                controller, config.node_id, None if self._channel is None else CONTROLLER_TIMEOUT_MS
-            ),
+            transactions=transactions.coordinators,
+            transaction_guard=transactions.guard,
+            producer_ids=producer_ids,
             quotas=quotas,
             connection_quotas=ConnectionQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
@@ -438,6 +423,10 @@ class BrokerServer:
 
             services.peer_brokers = PeerBrokers(config.node_id, self._incarnation, metadata.controller, cache, runtime)
         return services
+
+    def _close_transactions(self) -> None:
+        if self._transactions is not None:
+            self._transactions.close()
 
     async def _first_records(self) -> "Sequence[JournalRecord]":
         """Return the first records of a new journal, which create the topics of a directory of Kafka."""
@@ -527,6 +516,7 @@ class BrokerServer:
         # A long commit must reach its coordinator before the coordinator closes.
         await services.turns.wait_until_idle(DRAIN_S)
         services.groups.close()
+        self._close_transactions()
         services.partitions.release_waiting()
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))
         directories = self._directories
@@ -570,6 +560,7 @@ class BrokerServer:
             await self._peers.stop()
         if self._services is not None:
             self._services.groups.close()
+            self._close_transactions()
             if close_cleanly:
                 unclean = await self._services.partitions.close()
             else:

@@ -1,4 +1,4 @@
-"""The output of a coordinator's core: records to append, and replies to send after they are committed."""
+"""The output of a coordinator's core: records to append, and what follows when they are committed."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -38,7 +38,7 @@ class LogLine(NamedTuple):
 class Decision:
     """The outcome of one request, timer or sweep. It changes durable state only when its `records` are replayed."""
 
-    __slots__ = ("batch", "lines", "records", "replies", "reply_offset")
+    __slots__ = ("batch", "effects", "lines", "producer_id", "records", "replies", "reply_offset")
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []
@@ -46,8 +46,13 @@ class Decision:
         self.batch: bytearray | None = None
         """The batch of `records`, if it was encoded in advance, as for a commit of offsets; None if it is not encoded
         yet."""
+        self.producer_id: int | None = None
+        """The producer in whose open transaction `records` are; then `batch` is set. None: they take effect at once."""
         self.replies: list[tuple[Reply, Any]] = []
         """Sent when `records` and all records below `reply_offset` are committed."""
+        self.effects: list[Any] = []
+        """Values that describe work outside of the core, for example markers to write. Begun when the records are
+        committed, as for `replies`. If the coordinator is loaded again before, the new core repeats them."""
         self.lines: list[LogLine] = []
         """Written after the records have been replayed."""
         self.reply_offset = 0

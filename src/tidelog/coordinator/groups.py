@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tidelog.coordinator.group.core import GroupCore, GroupListing
     from tidelog.coordinator.group.durable import DurableGroup
     from tidelog.coordinator.group.offsets import OffsetCommit
+    from tidelog.coordinator.group.pending_offsets import OffsetKey
     from tidelog.coordinator.runtime import CoordinatorPartition
     from tidelog.metadata.image import MetadataImage, TopicImage
     from tidelog.metadata.link import ControllerLink
@@ -269,6 +270,15 @@ class GroupCoordinators:
         coordinator = self.host.coordinator(commit.group_id)
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
+    def end_transaction(
+        self, index: int, marker: bytearray, producer_id: int, *, is_commit: bool, reply: "Reply"
+    ) -> None:
+        """Append a marker to a partition of `__consumer_offsets`, and commit or drop the transaction's offsets.
+
+        The reply is None or an ApiError. Raises ApiError if nothing was appended.
+        """
+        self.host.coordinator_of(index).end_transaction(marker, producer_id, reply, is_commit=is_commit)
+
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
         """Delete a group in steps. The reply is None; it is sent when all records of the group are deleted.
 
@@ -309,7 +319,7 @@ class GroupCoordinators:
     def read_offsets(
         self,
         group_id: str,
-        read: "Callable[[DurableGroup | None], T]",
+        read: "Callable[[DurableGroup | None, list[OffsetKey]], T]",
         reply: "Reply",
         member_id: str | None = None,
         member_epoch: int = -1,
@@ -317,11 +327,13 @@ class GroupCoordinators:
         """Read the group's offsets. The reply is the result of `read`. It is sent when the records with these offsets
         are committed.
 
-        `read` is called with the group, or with None if the group does not exist.
+        `read` is called with the group, or with None if the group does not exist, and with the keys of its offsets in
+        open transactions.
         """
         coordinator = self.host.coordinator(group_id)
-        durable, reply_offset = coordinator.core.group_for_fetch(group_id, member_id, member_epoch)
-        coordinator.answer(reply, read(durable), reply_offset)
+        core = coordinator.core
+        durable, reply_offset = core.group_for_fetch(group_id, member_id, member_epoch)
+        coordinator.answer(reply, read(durable, core.durable.pending.of_group(group_id)), reply_offset)
 
     def describe(self, group_id: str, reply: "Reply") -> None:
         """Describe a classic group. The reply is a DescribedGroup, or None for a group that does not exist."""

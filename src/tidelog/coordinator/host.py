@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidelog.config.endpoints import Endpoint
-    from tidelog.coordinator.runtime import CoordinatorPartition, Core
+    from tidelog.coordinator.runtime import CoordinatorPartition, Core, Perform
     from tidelog.metadata.image import MetadataImage
     from tidelog.metadata.link import ControllerLink
     from tidelog.metadata.publisher import MetadataCache
@@ -53,12 +53,14 @@ class CoordinatorHost(Generic[C]):
         new_core: Callable[[], C],
         commit_timeout_ms: int,
         incarnation: str | None,
+        perform: "Perform | None" = None,
     ) -> None:
-        """`incarnation` identifies this run of the broker. It is None if no other broker uses the metadata store. In
-        that case, every leader epoch in the metadata belongs to this run.
+        """`perform` carries out the effects of the cores' decisions, if they have any.
 
-        If it is not None, no partition is served until the metadata says that this run is registered, because older
-        leader epochs may belong to the broker's previous run.
+        `incarnation` identifies this run of the broker. It is None if no other broker uses the metadata store. In
+        that case, every leader epoch in the metadata belongs to this run. If it is not None, no partition is served
+        until the metadata says that this run is registered, because older leader epochs may belong to the broker's
+        previous run.
         """
         self.topic = topic
         self._runtime = runtime
@@ -68,6 +70,7 @@ class CoordinatorHost(Generic[C]):
         self._controller = controller
         self._new_core = new_core
         self._commit_timeout_ms = commit_timeout_ms
+        self._perform = perform
         self._incarnation = incarnation
         self._is_registered = incarnation is None
         self._is_closed = False
@@ -127,7 +130,7 @@ class CoordinatorHost(Generic[C]):
             from tidelog.coordinator.runtime import CoordinatorPartition
 
             coordinator = CoordinatorPartition(
-                partition, self._new_core, self._runtime, self._group_log, self._commit_timeout_ms
+                partition, self._new_core, self._runtime, self._group_log, self._commit_timeout_ms, self._perform
             )
             self._coordinators[index] = coordinator
             coordinator.load()
@@ -163,6 +166,13 @@ class CoordinatorHost(Generic[C]):
             raise NotCoordinator  # without a message, as in Kafka
         return coordinator
 
+    def coordinator_of(self, index: int) -> "CoordinatorPartition[C]":
+        """Return the coordinator of a partition. Raises NotCoordinator if it is not on this broker."""
+        coordinator = self._coordinators.get(index)
+        if coordinator is None:
+            raise NotCoordinator
+        return coordinator
+
     def coordinators(self) -> "list[CoordinatorPartition[C]]":
         return list(self._coordinators.values())
 
@@ -185,6 +195,12 @@ class CoordinatorHost(Generic[C]):
     def has_topic(self) -> bool:
         """Whether the topic exists. Without the topic, no key has a coordinator."""
         return self.topic in self._metadata.image.topics
+
+    def partition_index(self, key: str) -> int:
+        """Return the partition to which the key belongs. Raises CoordinatorNotAvailable if there is no topic."""
+        if not self._partition_count:
+            raise CoordinatorNotAvailable(f"{self.topic} does not exist yet")
+        return self._partition_index(key, self._partition_count)
 
     async def make_topic(self) -> None:
         """Create the topic, when it is needed for the first time. Raises CoordinatorNotAvailable."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
             """Decode a record. Returns None for an unknown kind of record. Raises MalformedMessage."""
 
         def replay(self, record: Any, next_offset: int) -> None: ...
+        def replay_pending(
+            self, record: Any, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+        ) -> None:
+            """Replay a record of a transaction that is still open at the end of the log."""
 
     class LogView(Protocol):
         """The part of a partition's log that a load uses."""
@@ -52,7 +56,8 @@ class Loader:
     """One load of a partition.
 
     The topic is compacted, so only the last record of each key is decoded and replayed. The records of a transaction
-    take effect at the transaction's commit marker (KIP-98).
+    count when the transaction is committed (KIP-98), unless a later record of the same key is committed before. The
+    records of transactions that are still open come last.
     """
 
     def __init__(self, name: str, log: "LogView", core: "ReplayCore", tasks: "Tasks") -> None:
@@ -63,6 +68,10 @@ class Loader:
         self._latest_records: dict[bytes, StoredRecord] = {}
         self._open_transactions: dict[int, list[StoredRecord]] = {}
         """Records of the transactions whose end has not been read yet, by producer id."""
+        self._latest_beside_open: dict[bytes, StoredRecord] = {}
+        """The latest committed record of each key that has one since the oldest open transaction began."""
+        self._deleted_beside_open: dict[bytes, int] = {}
+        """The offset of the latest tombstone of each key that has one since then."""
         self._records_in_turn = 0
         self.records = 0
         """Number of records read so far."""
@@ -92,11 +101,9 @@ class Loader:
             if len(data) < size:
                 raise CorruptLog(file.path, position + len(data), "the file ends inside a batch")
             offset = await self._read_batches(data, file.path, position)
-        if self._open_transactions:
-            count = len(self._open_transactions)
-            logger.warning("transactions without an end are ignored partition=%s producers=%d", self._name, count)
         if still_wanted():
             await self._replay(offset)
+            await self._replay_open_transactions(offset)
             self.next_offset = offset
 
     async def _read_batches(self, data: bytes, path: str, file_position: int) -> int:
@@ -130,19 +137,30 @@ class Loader:
         batch_position = file_position + header.position
         if header.is_transactional:
             producer_records = self._open_transactions.setdefault(header.producer_id, [])
-            producer_records += [StoredRecord(_key(record), record.value, path, batch_position) for record in records]
+            producer_records += [
+                StoredRecord(_key(record), record.value, record.offset, path, batch_position) for record in records
+            ]
         else:
             for record in records:
-                self._set_latest(StoredRecord(_key(record), record.value, path, batch_position))
+                self._set_latest(StoredRecord(_key(record), record.value, record.offset, path, batch_position))
 
     def _end_transaction(self, producer_id: int, marker: Record) -> None:
         producer_records = self._open_transactions.pop(producer_id, [])
         kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
         if kind.type == COMMIT_MARKER:
             for stored in producer_records:
-                self._set_latest(stored)
+                latest = self._latest_beside_open.get(stored.key)
+                if latest is None or latest.offset < stored.offset:
+                    self._set_latest(stored)
+        if not self._open_transactions:
+            self._latest_beside_open.clear()
+            self._deleted_beside_open.clear()
 
     def _set_latest(self, stored: "StoredRecord") -> None:
+        if self._open_transactions:
+            self._latest_beside_open[stored.key] = stored
+            if stored.value is None:
+                self._deleted_beside_open[stored.key] = stored.offset
         if stored.value is None:
             self._latest_records.pop(stored.key, None)
         else:
@@ -163,6 +181,23 @@ class Loader:
         if unknown_count:
             logger.warning("records of unknown kinds are ignored partition=%s count=%d", self._name, unknown_count)
 
+    async def _replay_open_transactions(self, next_offset: int) -> None:
+        for producer_id, producer_records in self._open_transactions.items():
+            for stored in producer_records:
+                if self._deleted_beside_open.get(stored.key, -1) > stored.offset:
+                    continue
+                latest = self._latest_beside_open.get(stored.key)
+                is_superseded = latest is not None and latest.offset > stored.offset
+                try:
+                    record = self._core.decode(stored.key, stored.value)
+                except MalformedMessage as error:
+                    raise CorruptLog(stored.path, stored.position, str(error)) from error
+                if record is not None and stored.value is not None:
+                    self._core.replay_pending(
+                        record, next_offset, producer_id, stored.offset, is_superseded=is_superseded
+                    )
+                await self._yield_after(1)
+
     async def _yield_after(self, records: int) -> None:
         self._records_in_turn += records
         if self._records_in_turn >= RECORDS_PER_TURN:
@@ -175,6 +210,7 @@ class StoredRecord(NamedTuple):
 
     key: bytes
     value: bytes | None
+    offset: int
     path: str
     position: int
 

@@ -24,7 +24,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.loading import Loader
@@ -83,6 +83,14 @@ if TYPE_CHECKING:
 
         def decode(self, key: bytes, value: bytes | None) -> Any: ...
         def replay(self, record: Any, next_offset: int) -> None: ...
+        def replay_pending(
+            self, record: Any, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+        ) -> None:
+            """Replay a record of a transaction that is open."""
+
+        def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+            """Replay the marker that ends a producer's transaction."""
+
         def loaded(self, now: Moment) -> Decision: ...
         def next_deadline_ms(self) -> int | None: ...
         def expire(self, now: Moment) -> Iterator[Decision]: ...
@@ -100,6 +108,8 @@ SLOW_LOAD_S = 0.1
 
 
 C = TypeVar("C", bound="Core")
+Perform: TypeAlias = Callable[["CoordinatorPartition[Any]", Any], None]
+"""Begins to carry out an effect of a decision of this coordinator. It must not raise."""
 
 
 class CoordinatorPartition(Generic[C]):
@@ -114,7 +124,9 @@ class CoordinatorPartition(Generic[C]):
         runtime: "Runtime",
         group_log: "GroupLog",
         commit_timeout_ms: int,
+        perform: "Perform | None" = None,
     ) -> None:
+        """`perform` carries out the effects of decisions. None: the core's decisions have no effects."""
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self.name = f"{partition.topic}-{partition.index}"
@@ -124,6 +136,7 @@ class CoordinatorPartition(Generic[C]):
         self._turns = runtime.turns
         self._group_log = group_log
         self._commit_timeout_s = commit_timeout_ms / 1000
+        self._perform = perform
         self._core: C | None = None
         self._is_closed = False
         self._refusal: ApiError | None = None
@@ -164,6 +177,11 @@ class CoordinatorPartition(Generic[C]):
     @property
     def is_loaded(self) -> bool:
         return self._core is not None and self.partition.log.failure is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the leader epoch has not ended. The core may be loaded again while it lasts."""
+        return not self._is_closed
 
     @property
     def is_loading(self) -> bool:
@@ -234,16 +252,55 @@ class CoordinatorPartition(Generic[C]):
                 return
             reply_offset = appended.next_offset
             try:
-                for record in decision.records:
-                    core.replay(record, reply_offset)
+                self._replay(core, decision, appended)
             except Exception as error:
                 self._replace_failed_core(decision.replies, error)
                 return
         self.arm()
         if decision.lines:
             self._group_log.write(decision.lines)
+        if decision.effects:
+            self._perform_when_committed(decision.effects, reply_offset)
         if decision.replies:
             self._answer(decision.replies, reply_offset)
+
+    def _replay(self, core: C, decision: Decision, appended: "Appended") -> None:
+        producer_id, next_offset = decision.producer_id, appended.next_offset
+        if producer_id is None:
+            for record in decision.records:
+                core.replay(record, next_offset)
+            return
+        for record_offset, record in enumerate(decision.records, appended.base_offset):
+            core.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=False)
+
+    def end_transaction(self, marker: bytearray, producer_id: int, reply: Reply, *, is_commit: bool) -> None:
+        """Append the marker that ends a producer's transaction in this partition. The reply is None.
+
+        Raises ApiError if nothing was appended.
+        """
+        core = self.core
+        appended = self.partition.append_batch(marker, self.leader_epoch)
+        try:
+            core.end_transaction(producer_id, appended.next_offset, is_commit=is_commit)
+        except Exception as error:
+            self._replace_failed_core([(reply, None)], error)
+            return
+        self._answer([(reply, None)], appended.next_offset)
+
+    def _perform_when_committed(self, effects: list[Any], reply_offset: int) -> None:
+        perform, core = self._perform, self._core
+        assert perform is not None, "a decision of this core has no effects"
+
+        def begin(error: ApiError | None) -> None:
+            if error is None and self._core is core:  # otherwise the next core decides about the effects again
+                for effect in effects:
+                    perform(self, effect)
+
+        reply_offset = max(reply_offset, self._load_end)
+        if self.partition.is_committed(reply_offset):
+            begin(None)
+        else:
+            self.partition.when_committed(reply_offset, begin)
 
     def answer(self, reply: Reply, answer: Any, reply_offset: int) -> None:
         """Send the answer when the log is committed up to `reply_offset` (exclusive end). The answer reflects the

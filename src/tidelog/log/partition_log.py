@@ -412,9 +412,9 @@ class PartitionLog:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
 
-    def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
-        """Return aborted transactions with records in this range, ordered by first offset. Raises StorageError."""
-        return self.look_up(lambda: self.reader.aborted_transactions(start, end_offset))
+    def aborted_transactions(self, start: int, end: int, batches: Slice | None = None) -> "list[AbortedTransaction]":
+        """Return aborted transactions in this range, or in `batches`; see `LogReader`. Raises StorageError."""
+        return self.look_up(lambda: self.reader.aborted_transactions(start, end, batches))
 
     def look_up(self, function: Callable[[], T]) -> T:
         """Call `function`, which reads files, and return its result. Raises StorageError."""

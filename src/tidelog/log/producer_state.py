@@ -86,7 +86,7 @@ def advance_sequence(first: int, delta: int) -> int:
 class ProducerState:
     """The producers of one partition."""
 
-    __slots__ = ("_replicating", "entries", "open_transactions", "producers_max")
+    __slots__ = ("_replicating", "_verifications", "entries", "open_transactions", "producers_max")
 
     def __init__(self, producers_max: int = PRODUCERS_MAX) -> None:
         self.entries: dict[int, ProducerEntry] = {}
@@ -95,6 +95,24 @@ class ProducerState:
         self._replicating: list[CompletedTransaction] = []
         """Completed transactions whose marker is possibly not below the high watermark yet."""
         self.producers_max = producers_max
+        self._verifications: dict[int, object] = {}
+        """The verification that is running for each producer id."""
+
+    def begin_verification(self, producer_id: int) -> object:
+        """Return a new object that stands for a question to the coordinator of the producer's transaction (KIP-890).
+
+        It becomes invalid when a marker of the producer is appended: then the answer may be about a transaction that
+        has ended.
+        """
+        verification = self._verifications[producer_id] = object()
+        return verification
+
+    def is_verification_valid(self, producer_id: int, verification: object) -> bool:
+        return self._verifications.get(producer_id) is verification
+
+    def end_verification(self, producer_id: int, verification: object) -> None:
+        if self._verifications.get(producer_id) is verification:
+            del self._verifications[producer_id]
 
     def check(self, header: "BatchHeader") -> ProducedBatch | None:
         """Check a client's batch before it is appended. Returns None if it may be appended. If it repeats an earlier
@@ -108,7 +126,8 @@ class ProducerState:
         epoch = header.producer_epoch
         first = header.base_sequence
         if epoch == entry.epoch:
-            if first != entry.next_sequence:
+            # Offsets that a transaction commits have no sequence: the coordinator of the group numbers no batches.
+            if first != entry.next_sequence and first != NO_SEQUENCE:
                 repeated = _find_repeated(entry, first, advance_sequence(first, header.last_offset_delta))
                 if repeated is not None:
                     return repeated
@@ -119,7 +138,7 @@ class ProducerState:
             raise InvalidProducerEpoch(
                 f"producer {header.producer_id} sent epoch {epoch}, the partition has seen epoch {entry.epoch}"
             )
-        elif first:
+        elif first > 0:
             raise OutOfOrderSequenceNumber(
                 f"producer {header.producer_id} began epoch {epoch} with sequence {first}, it must begin with 0"
             )
@@ -145,6 +164,19 @@ class ProducerState:
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
             )
 
+    def check_epoch_of_v2_marker(self, producer_id: int, producer_epoch: int) -> None:
+        """Raise InvalidProducerEpoch if a marker of transaction version 2 has the epoch of the open transaction.
+
+        Such a marker always has a higher epoch than the records of its transaction, so this one belongs to an earlier
+        transaction (KIP-1228). A marker that is repeated finds no open transaction.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is not None and entry.transaction_start >= 0 and producer_epoch <= entry.epoch:
+            raise InvalidProducerEpoch(
+                f"a marker for producer {producer_id} has epoch {producer_epoch}, as the records of the open "
+                "transaction; with transaction version 2 it must be higher"
+            )
+
     def appended(
         self,
         producer_id: int,
@@ -166,6 +198,8 @@ class ProducerState:
         last_sequence = base_sequence + last_offset_delta
         if last_sequence > SEQUENCE_MAX:
             last_sequence -= SEQUENCE_MAX + 1
+        elif base_sequence < 0:
+            last_sequence = NO_SEQUENCE
         entry.add(ProducedBatch(base_sequence, last_sequence, base_offset, base_offset + last_offset_delta, timestamp))
         if attributes & TRANSACTIONAL_BIT and entry.transaction_start < 0 and not attributes & CONTROL_BIT:
             entry.transaction_start = base_offset
@@ -177,6 +211,7 @@ class ProducerState:
         """Update the state for an appended marker (`ABORT` or `COMMIT`). Returns the completed transaction; None if
         no transaction was open.
         """
+        self._verifications.pop(producer_id, None)
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.log.partition_log import Appended, PartitionLog, Slice
     from tidelog.log.validation import Limits
+    from tidelog.replication.unverified_batches import UnverifiedBatches
     from tidelog.runtime.interfaces import Clock, Tasks, TimerHandle
 
 logger = logging.getLogger("tidelog.partition")
@@ -74,6 +75,7 @@ class Partition:
         "_shared",
         "_tasks",
         "_thawing",
+        "_unverified",
         "_watchers",
         "appends_directly",
         "appends_refused",
@@ -130,6 +132,7 @@ class Partition:
         self._shared = shared or SharedByPartitions(Turns(clock, tasks))
         self._examine_in_turn = self._shared.examine_in_turn
         self._queue: AppendQueue | None = None
+        self._unverified: UnverifiedBatches | None = None
         self.configure(log.config)
 
     def configure(self, config: "LogConfig") -> None:
@@ -162,6 +165,15 @@ class Partition:
         if self._queue is None:
             self._queue = AppendQueue(self, self._tasks, self._shared.turns, self._shared.queued_bytes)
         return self._queue
+
+    @property
+    def unverified(self) -> "UnverifiedBatches":
+        """The batches of transactions that the transactions' coordinators must confirm first."""
+        if self._unverified is None:
+            from tidelog.replication.unverified_batches import UnverifiedBatches  # few partitions have transactions
+
+            self._unverified = UnverifiedBatches(self, self._tasks, self._shared.queued_bytes)
+        return self._unverified
 
     def close_queue(self) -> None:
         """Stop the queue, since the broker stops: waiting batches are not appended."""

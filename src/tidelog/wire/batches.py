@@ -166,13 +166,16 @@ class BatchHeader:
         return crc32c(memoryview(self.buffer)[start + 21 : start + self.size]) == self.crc
 
 
-def check_produced(buffer: memoryview, *, framing_only: bool = False) -> BatchHeader:
+def check_produced(
+    buffer: memoryview, *, framing_only: bool = False, refused_kinds: int = NOT_FOR_CLIENTS
+) -> BatchHeader:
     """Check the header and the CRC of the batch that a client sent for one partition, and return the header.
 
     `buffer` must hold the whole batch. An incomplete second batch after it is ignored, and the caller must cut the
     buffer at `size`. A complete second batch is refused. With `framing_only`, only size and format are checked. The
-    records are not read. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or
-    ApiError, with the error codes of Kafka 4.3.1.
+    records are not read. `refused_kinds` are attribute bits: a request with a transactional id may have transactional
+    batches. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or ApiError, with the
+    error codes of Kafka 4.3.1.
     """
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])
@@ -196,7 +199,7 @@ def check_produced(buffer: memoryview, *, framing_only: bool = False) -> BatchHe
         raise InvalidRecord(f"the record batch of {header.size} bytes states {count} records, which it cannot hold")
     if header.base_offset:
         raise InvalidRecord(f"the record batch's base offset is {header.base_offset}; a producer must send 0")
-    if header.attributes & NOT_FOR_CLIENTS:
+    if header.attributes & refused_kinds:
         _refuse_kind(header)
     if header.attributes & CODEC_MASK > Codec.ZSTD:
         raise ApiError(f"compression codec {header.codec} is not known", ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -206,10 +209,10 @@ def check_produced(buffer: memoryview, *, framing_only: bool = False) -> BatchHe
 
 
 def _refuse_kind(header: BatchHeader) -> None:
-    if header.is_transactional:
-        message = "transactions are not served by this broker"
-        raise ApiError(message, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    raise InvalidRecord("a client may not write control batches")
+    if header.attributes & CONTROL_BIT:
+        raise InvalidRecord("a client may not write control batches")
+    message = "the batch belongs to a transaction, but the request has no transactional id"
+    raise ApiError(message, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
 
 def _refuse_magic(magic: int) -> None:

@@ -25,6 +25,7 @@ from tidelog.runtime.tasks import LoopTasks
 from tidelog.runtime.turns import STEPS_PER_TURN, Turns
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.batches import BatchHeader
+from tidelog.wire.control_batches import marker_batch
 from tidelog.wire.errors import (
     ApiError,
     CoordinatorLoadInProgress,
@@ -511,7 +512,7 @@ def test_records_of_kinds_that_are_not_known_are_left_alone(caplog: pytest.LogCa
     assert "records of unknown kinds are ignored partition=__consumer_offsets-0 count=1" in caplog.text
 
 
-def test_an_open_transaction_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+def test_offsets_of_an_open_transaction_wait_for_its_end() -> None:
     partition = MemoryPartition("__consumer_offsets", 0)
     key, value = OffsetRecord("g", "t", 0, OffsetCommitValue(offset=9)).encode()
     batch = encode_batch(
@@ -520,8 +521,13 @@ def test_an_open_transaction_is_ignored(caplog: pytest.LogCaptureFixture) -> Non
     partition.log.append(bytes(batch), BatchHeader(batch))
     stage = Stage(partition)
     stage.load()
-    assert stage.led.core.durable.by_id == {}
-    assert "transactions without an end" in caplog.text
+    durable = stage.led.core.durable
+    assert durable.by_id["g"].offsets == {}
+    assert durable.pending.of_group("g") == [("g", "t", 0)]
+    marker = marker_batch(5, 0, 0, is_commit=True, timestamp=2)
+    stage.led.end_transaction(marker, 5, stage.answers.append, is_commit=True)
+    assert stage.committed() == 9
+    assert durable.pending.of_group("g") == []
 
 
 @pytest.mark.parametrize("place", [20, 30, 70, 100])

@@ -379,8 +379,13 @@ class ClassicGroup(RebalancingGroup):
         self._remove(member, out)
         return ErrorCode.NONE
 
-    def check_commit(self, member_id: str, instance_id: str | None, generation: int, now: Moment) -> None:
-        """Raise ApiError unless the sender of the commit may commit now. If it is a member, renew its session."""
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, now: Moment, *, is_transactional: bool = False
+    ) -> None:
+        """Raise ApiError unless the sender of the commit may commit now. If it is a member, renew its session.
+
+        A transaction that began before a rebalance may still commit while the members wait for their assignments.
+        """
         if generation < 0 and self.state is GroupState.EMPTY:
             return  # an administrator, or a consumer that assigns its partitions itself
         if generation < 0 and not member_id and instance_id is None:
@@ -388,7 +393,7 @@ class ClassicGroup(RebalancingGroup):
         member = self.member(member_id, instance_id)
         if generation != self.generation:
             raise IllegalGeneration
-        if self.state is GroupState.COMPLETING_REBALANCE:
+        if self.state is GroupState.COMPLETING_REBALANCE and not is_transactional:
             raise RebalanceInProgress
         self._renew_session(member, now)
 

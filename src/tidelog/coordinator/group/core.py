@@ -17,6 +17,7 @@ from tidelog.coordinator.group.deletion import check_deletable, check_offsets_de
 from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
 from tidelog.coordinator.group.members import ClassicMember
 from tidelog.coordinator.group.offsets import OffsetCommit, PreparedCommit, expired_offsets, prepare_commit
+from tidelog.coordinator.group.pending_offsets import OffsetKey
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.coordinator.group.records import AnyRecord, GroupRecord, OffsetRecord, decode_record
 from tidelog.coordinator.group.settings import GROUPS_MAX, GroupSettings
@@ -77,6 +78,15 @@ class GroupCore:
 
     def replay(self, record: AnyRecord, next_offset: int) -> None:
         self.durable.replay(record, next_offset)
+
+    def replay_pending(
+        self, record: AnyRecord, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+    ) -> None:
+        if isinstance(record, OffsetRecord):  # a transaction has no other records
+            self.durable.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=is_superseded)
+
+    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+        self.durable.end_transaction(producer_id, next_offset, is_commit=is_commit)
 
     def loaded(self, now: Moment) -> Decision:
         """Restore the soft state after all records have been replayed: start new sessions, and rebalance groups that
@@ -186,6 +196,8 @@ class GroupCore:
             prepared = run_all(prepare_commit(commit, self.settings, now))
         out = Decision()
         out.records, out.batch = list(prepared.records), prepared.batch
+        if commit.is_transactional:
+            out.producer_id = commit.producer_id
         out.reply(reply, prepared.codes)
         return out
 
@@ -193,18 +205,28 @@ class GroupCore:
         """Raise ApiError unless the sender of the commit may commit now."""
         consumer = self.consumers.find(commit.group_id)
         group = self.groups.get(commit.group_id)
-        if consumer is not None:
+        if commit.is_transactional and not commit.names_member:
+            # Producers that know nothing of the group's members are fenced by their transactional id (KIP-447).
+            if commit.group_id not in self.durable.by_id and group is None and self._is_full():
+                raise self._too_many_groups()
+        elif consumer is not None:
             self.consumers.check_commit(consumer, commit)
         elif group is not None:
-            group.check_commit(commit.member_id, commit.instance_id, commit.generation, now)
+            group.check_commit(
+                commit.member_id,
+                commit.instance_id,
+                commit.generation,
+                now,
+                is_transactional=commit.is_transactional,
+            )
         elif commit.group_id in self.durable.by_id:
             if commit.generation >= 0:
                 raise UnknownMemberId
         elif commit.generation < 0:
             if self._is_full():
-                raise CoordinatorNotAvailable(f"this coordinator has {GROUPS_MAX} groups already, which is the limit")
+                raise self._too_many_groups()
         else:
-            if commit.version >= GROUP_MUST_EXIST_VERSION:
+            if commit.version >= GROUP_MUST_EXIST_VERSION and not commit.is_transactional:
                 raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
             raise IllegalGeneration
 
@@ -218,7 +240,7 @@ class GroupCore:
         durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
         check_deletable(group_id, durable, group)
         out = Decision()
-        remaining = _offset_tombstones(group_id, durable)
+        remaining = self._offset_tombstones(group_id, durable)
         out.records += islice(remaining, DELETE_RECORDS_MAX)
         is_last = next(remaining, None) is None
         if is_last:
@@ -244,7 +266,10 @@ class GroupCore:
             if (
                 not is_subscribed_by_topic[topic]
                 and durable is not None
-                and durable.committed_offset(topic, partition) is not None
+                and (
+                    durable.committed_offset(topic, partition) is not None
+                    or self.durable.pending.contains(OffsetKey(group_id, topic, partition))
+                )
             ):
                 out.records.append(OffsetRecord(group_id, topic, partition, None))
         out.reply(reply, codes)
@@ -328,9 +353,16 @@ class GroupCore:
             durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
             expired = []
             if durable is not None:
-                expired = list(expired_offsets(group_id, durable, group, self.settings.offsets_retention_ms, now))
-            deletes_group = len(expired) == (0 if durable is None else durable.offset_count) and is_empty(
-                durable, group
+                retention_ms, pending = self.settings.offsets_retention_ms, self.durable.pending
+                expired = [
+                    record
+                    for record in expired_offsets(group_id, durable, group, retention_ms, now)
+                    if not pending.contains(OffsetKey(group_id, record.topic, record.partition))
+                ]
+            deletes_group = (
+                len(expired) == (0 if durable is None else durable.offset_count)
+                and is_empty(durable, group)
+                and not self.durable.pending.has_group(group_id)
             )
             decisions = list(_in_batches(expired))
             if deletes_group and not decisions:
@@ -350,9 +382,17 @@ class GroupCore:
         tombstones: list[OffsetRecord] = []
         for group_id in list(self.durable.by_id):
             durable = self.durable.by_id.get(group_id)
-            if durable is None or topics.keys().isdisjoint(durable.offsets):
+            if durable is None:
+                continue
+            pending = [key for key in self.durable.pending.of_group(group_id) if key.topic in topics]
+            if not pending and topics.keys().isdisjoint(durable.offsets):
                 continue
             self._retain_simple_group(group_id, durable, now)
+            tombstones += [
+                OffsetRecord(*key, None)
+                for key in pending
+                if durable.committed_offset(key.topic, key.partition) is None
+            ]
             tombstones += [
                 OffsetRecord(group_id, topic, partition, None)
                 for topic, partitions in durable.offsets.items()
@@ -369,6 +409,15 @@ class GroupCore:
         """Ensure that a simple consumer's group exists until the next sweep, even if no record of it remains."""
         if durable is not None and durable.metadata is None and durable.consumer is None:
             self.groups.setdefault(group_id, ClassicGroup(group_id, self.settings, self.deadlines, now))
+
+    def _offset_tombstones(self, group_id: str, durable: DurableGroup | None) -> Iterator[OffsetRecord]:
+        """Yield tombstones of all offsets of the group, also of those in open transactions."""
+        for topic, partitions in durable.offsets.items() if durable is not None else ():
+            for partition in partitions:
+                yield OffsetRecord(group_id, topic, partition, None)
+        for key in self.durable.pending.of_group(group_id):
+            if durable is None or durable.committed_offset(key.topic, key.partition) is None:
+                yield OffsetRecord(*key, None)
 
     def _delete_group(
         self, group_id: str, durable: DurableGroup | None, group: ClassicGroup | None, out: Decision, now: Moment
@@ -390,6 +439,10 @@ class GroupCore:
         used.
         """
         return list(chain.from_iterable(group.parked_replies() for group in self.groups.values()))
+
+    @staticmethod
+    def _too_many_groups() -> ApiError:
+        return CoordinatorNotAvailable(f"this coordinator has {GROUPS_MAX} groups already, which is the limit")
 
     def _is_full(self) -> bool:
         return max(len(self.durable.by_id), len(self.groups)) >= GROUPS_MAX
@@ -421,12 +474,6 @@ def _describe_member(member: ClassicMember, protocol: str | None) -> DescribedGr
         member_metadata=b"" if protocol is None else member.metadata_for(protocol),
         member_assignment=member.assignment,
     )
-
-
-def _offset_tombstones(group_id: str, durable: DurableGroup | None) -> Iterator[OffsetRecord]:
-    for topic, partitions in durable.offsets.items() if durable is not None else ():
-        for partition in partitions:
-            yield OffsetRecord(group_id, topic, partition, None)
 
 
 def _in_batches(records: list[OffsetRecord]) -> Iterator[Decision]:

@@ -5,6 +5,7 @@ Only `replay` changes the state, during a load as well as in live operation.
 
 from tidelog.coordinator.consumer.records import ConsumerRecord
 from tidelog.coordinator.consumer.state import ConsumerGroup
+from tidelog.coordinator.group.pending_offsets import OffsetKey, PendingOffsets
 from tidelog.coordinator.group.records import AnyRecord, OffsetRecord
 from tidelog.wire.messages.group_records import GroupMetadataValue, OffsetCommitValue
 
@@ -39,10 +40,12 @@ class DurableGroup:
 class DurableGroups:
     """Every group of one partition of `__consumer_offsets` that has metadata or offsets."""
 
-    __slots__ = ("_last_removal_offset", "by_id")
+    __slots__ = ("_last_removal_offset", "by_id", "pending")
 
     def __init__(self) -> None:
         self.by_id: dict[str, DurableGroup] = {}
+        self.pending = PendingOffsets()
+        """Offsets of open transactions. A group that has nothing else exists, too."""
         self._last_removal_offset = 0
         """Exclusive end of the last batch that removed a group; 0 if no batch did."""
 
@@ -58,6 +61,12 @@ class DurableGroups:
             group = self.by_id[record.group] = DurableGroup()
         group.next_offset = next_offset
         if isinstance(record, OffsetRecord):
+            if self.pending:
+                key = OffsetKey(record.group, record.topic, record.partition)
+                if record.value is None:
+                    self.pending.remove(key)
+                else:
+                    self.pending.supersede(key)
             if record.value is not None:
                 group.offsets.setdefault(record.topic, {})[record.partition] = record.value
             elif (partitions := group.offsets.get(record.topic)) is not None:
@@ -74,8 +83,40 @@ class DurableGroups:
                 group.consumer = None
         else:
             group.metadata = record.value
-        if group.metadata is None and not group.offsets and group.consumer is None:
-            del self.by_id[record.group]
+        self._remove_if_blank(record.group, group, next_offset)
+
+    def replay_pending(
+        self,
+        record: OffsetRecord,
+        next_offset: int,
+        producer_id: int,
+        record_offset: int,
+        *,
+        is_superseded: bool = False,
+    ) -> None:
+        """Apply one record of an open transaction. `is_superseded`: a later record of the same key is committed."""
+        assert record.value is not None, "a transaction deletes no offsets"
+        group = self.by_id.get(record.group)
+        if group is None:
+            group = self.by_id[record.group] = DurableGroup()
+        group.next_offset = next_offset
+        key = OffsetKey(record.group, record.topic, record.partition)
+        self.pending.add(producer_id, key, record.value, record_offset, is_superseded=is_superseded)
+
+    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+        """Commit or drop the pending offsets of a producer."""
+        for key, pending in self.pending.end(producer_id):
+            group = self.by_id[key.group]
+            group.next_offset = next_offset
+            if is_commit and not pending.is_superseded:
+                group.offsets.setdefault(key.topic, {})[key.partition] = pending.value
+                self.pending.supersede(key, pending.record_offset)
+            self._remove_if_blank(key.group, group, next_offset)
+
+    def _remove_if_blank(self, group_id: str, group: DurableGroup, next_offset: int) -> None:
+        has_state = group.metadata is not None or group.consumer is not None or group.offsets
+        if not has_state and not self.pending.has_group(group_id):
+            del self.by_id[group_id]
             self._last_removal_offset = next_offset
 
     def next_offset(self, group_id: str) -> int:

@@ -53,6 +53,18 @@ class OffsetCommit(NamedTuple):
     version: int
     """The version of OffsetCommit."""
     offsets: list[OffsetToCommit]
+    producer_id: int = -1
+    """The producer whose transaction commits the offsets (TxnOffsetCommit); -1 if they count at once."""
+    producer_epoch: int = -1
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.producer_id >= 0
+
+    @property
+    def names_member(self) -> bool:
+        """Whether the sender says which member of the group it is."""
+        return self.generation >= 0 or bool(self.member_id) or self.instance_id is not None
 
 
 class PreparedCommit(NamedTuple):
@@ -104,7 +116,15 @@ def prepare_commit(
         records.append(record)
         codes.append(ErrorCode.NONE)
         yield
-    return PreparedCommit(records, encode_batch(encoded) if encoded else None, codes)
+    batch = None
+    if encoded:
+        batch = encode_batch(
+            encoded,
+            producer_id=commit.producer_id,
+            producer_epoch=commit.producer_epoch,
+            is_transactional=commit.is_transactional,
+        )
+    return PreparedCommit(records, batch, codes)
 
 
 def _utf16_units(text: str, limit: int) -> int:

@@ -1,0 +1,160 @@
+"""AddPartitionsToTxn (key 24), v0-5. v2: PRODUCER_FENCED; v4: several transactions, and verification (KIP-890).
+
+Producers send v0-3 before they write to a partition. With transaction version 2 they do not: the leader of the
+partition sends v4-5 when the first batch of a transaction arrives.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from tidelog.api.pending import Gathering, Pending
+from tidelog.api.services import RequestContext, Services
+from tidelog.api.transactions import code_for_version
+from tidelog.coordinator.transaction.records import V2, Partition
+from tidelog.coordinator.transaction.transitions import Producer
+from tidelog.metadata.image import INTERNAL_TOPICS, MetadataImage
+from tidelog.model.steps import Steps
+from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+)
+
+FENCED_SINCE = 2
+SEVERAL_SINCE = 4
+PARTITIONS_PER_STEP = 200
+_Codes = dict[Partition, ErrorCode]
+
+
+def handle(
+    services: Services, context: RequestContext, request: AddPartitionsToTxnRequest
+) -> Steps[Pending[AddPartitionsToTxnResponse]]:
+    """Add partitions to transactions, or verify that they belong to them. If a partition of a transaction cannot be
+    added, none is, and the others get OPERATION_NOT_ATTEMPTED.
+    """
+    version = context.api_version
+    image = services.metadata.image
+    if version < SEVERAL_SINCE:
+        topics = request.v3_and_below_topics
+        producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+        answer: Gathering[_Codes] = Gathering(
+            lambda codes: AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_results(topics, codes[0], version))
+        )
+        codes = yield from _check(image, topics, allow_internal=False)
+        transaction = _Change(services, request.v3_and_below_transactional_id, producer, codes, answer.reply())
+        transaction.add(0)
+        return answer.finish()
+    answers: Gathering[AddPartitionsToTxnResult] = Gathering(
+        lambda results: AddPartitionsToTxnResponse(results_by_transaction=results)
+    )
+    for entry in request.transactions:
+        codes = yield from _check(image, entry.topics, allow_internal=True)
+        producer = Producer(entry.producer_id, entry.producer_epoch)
+        transaction = _Change(
+            services, entry.transactional_id, producer, codes, partial(_answer_one, answers.reply(), entry, version)
+        )
+        if entry.verify_only:
+            transaction.verify()
+        else:
+            transaction.add(V2)
+        yield
+    return answers.finish()
+
+
+def _answer_one(
+    reply: Callable[[AddPartitionsToTxnResult], None],
+    entry: AddPartitionsToTxnTransaction,
+    version: int,
+    codes: _Codes,
+) -> None:
+    reply(AddPartitionsToTxnResult(entry.transactional_id, _results(entry.topics, codes, version)))
+
+
+def _check(image: MetadataImage, topics: list[AddPartitionsToTxnTopic], *, allow_internal: bool) -> Steps[_Codes]:
+    """Return the error code of each partition. Clients may not add partitions of internal topics."""
+    codes: _Codes = {}
+    for entry in topics:
+        topic = image.topics.get(entry.name)
+        count = 0 if topic is None else len(topic.partitions)
+        is_forbidden = not allow_internal and entry.name in INTERNAL_TOPICS
+        for position, index in enumerate(entry.partitions):
+            if is_forbidden:
+                code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            else:
+                code = ErrorCode.NONE if 0 <= index < count else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            codes[entry.name, index] = code
+            if not position % PARTITIONS_PER_STEP:
+                yield
+    if any(codes.values()):
+        return {partition: code or ErrorCode.OPERATION_NOT_ATTEMPTED for partition, code in codes.items()}
+    return codes
+
+
+class _Change:
+    """The partitions of one transaction in a request. `reply` is called with their error codes."""
+
+    def __init__(
+        self,
+        services: Services,
+        transactional_id: str,
+        producer: Producer,
+        codes: _Codes,
+        reply: Callable[[_Codes], None],
+    ) -> None:
+        self._coordinators = services.transactions
+        self._transactional_id = transactional_id
+        self._producer = producer
+        self._codes = codes
+        self._reply = reply
+
+    def add(self, version: int) -> None:
+        """Add the partitions, for a client that uses this transaction version."""
+        if self._is_refused():
+            return
+        try:
+            self._coordinators.add_partitions(
+                self._transactional_id, self._producer, self._codes, version, self._answer
+            )
+        except ApiError as error:
+            self._answer(error)
+
+    def verify(self) -> None:
+        if self._is_refused():
+            return
+        try:
+            self._coordinators.verify_partitions(self._transactional_id, self._producer, self._codes, self._answer)
+        except ApiError as error:
+            self._answer(error)
+
+    def _is_refused(self) -> bool:
+        if any(self._codes.values()):
+            self._reply(self._codes)
+            return True
+        return False
+
+    def _answer(self, answer: list[ErrorCode] | ApiError | None) -> None:
+        if isinstance(answer, ApiError):
+            self._codes = dict.fromkeys(self._codes, answer.code)
+        elif answer is not None:
+            self._codes = dict(zip(self._codes, answer, strict=True))
+        self._reply(self._codes)
+
+
+def _results(topics: list[AddPartitionsToTxnTopic], codes: _Codes, version: int) -> list[AddPartitionsToTxnTopicResult]:
+    return [
+        AddPartitionsToTxnTopicResult(
+            topic.name,
+            [
+                AddPartitionsToTxnPartitionResult(
+                    index, code_for_version(codes[topic.name, index], version, FENCED_SINCE)
+                )
+                for index in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]

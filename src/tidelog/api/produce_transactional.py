@@ -1,0 +1,77 @@
+"""Produce requests of transactions: the coordinator must know of a partition before it has records (KIP-890)."""
+
+from typing import TYPE_CHECKING
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.coordinator.transaction_guard import Question
+from tidelog.wire.errors import ApiError, ErrorCode, NotEnoughReplicas, error_for
+
+if TYPE_CHECKING:
+    from tidelog.replication.append_queue import Outcome
+    from tidelog.replication.partition import Partition
+    from tidelog.wire.batches import BatchHeader
+
+V2_SINCE = 12
+"""From this version of Produce on, the leader adds the partition to the transaction. The clients before that do it."""
+ABORTABLE_SINCE = 11
+"""The first version with the error TRANSACTION_ABORTABLE."""
+PASSING = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
+"""Errors of the coordinator that end soon. Producers get NOT_ENOUGH_REPLICAS instead, as in Kafka, which all of them
+retry."""
+
+
+def verify_first(
+    services: Services,
+    context: RequestContext,
+    transactional_id: str,
+    partition: "Partition",
+    batch: memoryview,
+    header: "BatchHeader",
+    done: "Outcome",
+) -> bool:
+    """Return False if the batch may be appended now. Otherwise it is appended when the coordinator has confirmed that
+    the partition belongs to the transaction, and `done` is called with the result.
+
+    Raises the ApiError of a batch that must be refused at once.
+    """
+    version = context.api_version
+    adds = version >= V2_SINCE
+    if not adds and not services.config.get("transaction.partition.verification.enable"):
+        return False
+    unverified = partition.unverified
+    if not unverified.must_wait(header):
+        return False
+    partition.check_writable(-1)
+    question = Question(
+        transactional_id, header.producer_id, header.producer_epoch, (partition.topic, partition.index), adds
+    )
+
+    async def ask() -> None:
+        try:
+            await services.transaction_guard.ensure(question)
+        except ApiError as error:
+            raise _for_producer(error, version) from None
+
+    unverified.add(batch, header, question, ask, done)
+    return True
+
+
+def _for_producer(error: ApiError, version: int) -> ApiError:
+    """Return the error that a producer of this version knows."""
+    code = error.code
+    if code in PASSING or (code is ErrorCode.CONCURRENT_TRANSACTIONS and version < V2_SINCE):
+        return NotEnoughReplicas(f"the transaction could not be verified: {error.message or code.name}")
+    return error_for(producer_code(code, knows_abortable=version >= ABORTABLE_SINCE), error.message)
+
+
+def producer_code(code: ErrorCode, *, knows_abortable: bool) -> ErrorCode:
+    """Return the error code for a producer whose transaction could not be verified."""
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
+        return ErrorCode.INVALID_TXN_STATE
+    return code

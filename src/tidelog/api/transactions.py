@@ -1,0 +1,10 @@
+"""What the handlers of transactional requests have in common."""
+
+from tidelog.wire.errors import ErrorCode
+
+
+def code_for_version(code: ErrorCode, version: int, fenced_since: int) -> ErrorCode:
+    """Return the error code that clients of this version know: before `fenced_since`, an API had no PRODUCER_FENCED."""
+    if code is ErrorCode.PRODUCER_FENCED and version < fenced_since:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code

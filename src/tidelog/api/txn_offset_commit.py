@@ -1,0 +1,108 @@
+"""TxnOffsetCommit (key 28), v0-5. v2: leader epoch (KIP-320); v3: the member of the group (KIP-447); v5: transaction
+version 2 (KIP-890).
+
+Commit a group's offsets in a transaction. They count when the transaction is committed.
+"""
+
+from typing import TYPE_CHECKING
+
+from tidelog.api.coordinator_reply import CoordinatorReply
+from tidelog.api.offset_commit import Entries, collect
+from tidelog.api.produce_transactional import producer_code
+from tidelog.api.services import RequestContext, Services
+from tidelog.coordinator.group.offsets import OffsetCommit
+from tidelog.coordinator.transaction_guard import Question
+from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.model.steps import Steps
+from tidelog.wire.errors import ApiError, ErrorCode, InvalidGroupId, error_for
+from tidelog.wire.messages.offset_commit import OffsetCommitRequestPartition, OffsetCommitRequestTopic
+from tidelog.wire.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
+V2_SINCE = 5
+ABORTABLE_SINCE = 4
+"""The first version with the error TRANSACTION_ABORTABLE."""
+NAMES_VERSION = 9
+"""The version of OffsetCommit whose entries have the same fields: topics are named, not given by their ids."""
+
+
+def handle(
+    services: Services, context: RequestContext, request: TxnOffsetCommitRequest
+) -> "Steps[Outcome[TxnOffsetCommitResponse]]":
+    """As OffsetCommit, after the group's partition of `__consumer_offsets` is known to belong to the transaction."""
+    topics = []
+    for topic in request.topics:
+        partitions = [
+            OffsetCommitRequestPartition(
+                partition.partition_index,
+                partition.committed_offset,
+                partition.committed_leader_epoch,
+                partition.committed_metadata,
+            )
+            for partition in topic.partitions
+        ]
+        topics.append(OffsetCommitRequestTopic(name=topic.name, partitions=partitions))
+        yield
+    entries = yield from collect(services.metadata.image, topics, NAMES_VERSION)
+    if not entries.offsets:
+        return (yield from _response(entries, []))
+    if not request.group_id:
+        return (yield from _response(entries, InvalidGroupId()))
+    commit = OffsetCommit(
+        request.group_id,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        -1,
+        NAMES_VERSION,
+        entries.offsets,
+        request.producer_id,
+        request.producer_epoch,
+    )
+    return _verify(services, request.transactional_id, commit, entries, context.api_version)
+
+
+async def _verify(
+    services: Services, transactional_id: str, commit: OffsetCommit, entries: Entries, version: int
+) -> "Outcome[TxnOffsetCommitResponse]":
+    try:
+        partition = CONSUMER_OFFSETS, services.groups.host.partition_index(commit.group_id)
+        adds = version >= V2_SINCE
+        question = Question(transactional_id, commit.producer_id, commit.producer_epoch, partition, adds)
+        await services.transaction_guard.ensure(question)
+    except ApiError as error:
+        code = producer_code(error.code, knows_abortable=version >= ABORTABLE_SINCE)
+        return _response(entries, error_for(code, error.message))
+    return _commit(services, commit, entries)
+
+
+def _commit(services: Services, commit: OffsetCommit, entries: Entries) -> "Steps[Outcome[TxnOffsetCommitResponse]]":
+    reply = CoordinatorReply(lambda result: _response(entries, result))
+    try:
+        yield from services.groups.commit(commit, reply)
+    except ApiError as error:
+        return _response(entries, error)
+    return reply.outcome()
+
+
+def _response(entries: Entries, result: list[ErrorCode] | ApiError) -> Steps[TxnOffsetCommitResponse]:
+    topics = []
+    for topic in (yield from entries.answer(result)):
+        topics.append(
+            TxnOffsetCommitResponseTopic(
+                topic.name,
+                [
+                    TxnOffsetCommitResponsePartition(entry.partition_index, entry.error_code)
+                    for entry in topic.partitions
+                ],
+            )
+        )
+        yield
+    return TxnOffsetCommitResponse(topics=topics)

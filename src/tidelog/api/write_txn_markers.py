@@ -1,0 +1,94 @@
+"""WriteTxnMarkers (key 27), v1-2. v2: the transaction version of each marker (KIP-1228).
+
+The transaction coordinator sends it to the leaders of a transaction's partitions. Clients may send it, too: an
+administrator ends a hanging transaction with it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from tidelog.api.pending import Gathering, Pending
+from tidelog.api.services import RequestContext, Services
+from tidelog.coordinator.transaction.records import V2
+from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.model.steps import Steps
+from tidelog.wire.control_batches import marker_batch
+from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+PARTITIONS_PER_STEP = 50
+
+
+def handle(
+    services: Services, context: RequestContext, request: WriteTxnMarkersRequest
+) -> Steps[Pending[WriteTxnMarkersResponse]]:
+    return write_markers(services, request)
+
+
+def write_markers(services: Services, request: WriteTxnMarkersRequest) -> Steps[Pending[WriteTxnMarkersResponse]]:
+    """Append the markers. The response is sent when each of them is committed or refused."""
+    answers: Gathering[WritableTxnMarkerResult] = Gathering(lambda results: WriteTxnMarkersResponse(markers=results))
+    for marker in request.markers:
+        codes: Gathering[ErrorCode] = Gathering(partial(_result, marker))
+        for topic in marker.topics:
+            for position, index in enumerate(topic.partition_indexes):
+                _write(services, marker, topic.name, index, codes.reply())
+                if not position % PARTITIONS_PER_STEP:
+                    yield
+        answers.add(codes.finish())
+        yield
+    return answers.finish()
+
+
+def _result(marker: WritableTxnMarker, codes: list[ErrorCode]) -> WritableTxnMarkerResult:
+    next_code = iter(codes)
+    return WritableTxnMarkerResult(
+        marker.producer_id,
+        [
+            WritableTxnMarkerTopicResult(
+                topic.name,
+                [WritableTxnMarkerPartitionResult(index, next(next_code)) for index in topic.partition_indexes],
+            )
+            for topic in marker.topics
+        ],
+    )
+
+
+def _write(
+    services: Services, marker: WritableTxnMarker, topic: str, index: int, reply: Callable[[ErrorCode], None]
+) -> None:
+    """Append the marker to one partition. `reply` is called with the error code when the marker is committed."""
+
+    def settle(error: ApiError | None) -> None:
+        reply(ErrorCode.NONE if error is None else error.code)
+
+    try:
+        if marker.producer_epoch < 0:
+            raise ApiError(f"a marker has the producer epoch {marker.producer_epoch}", ErrorCode.UNKNOWN_SERVER_ERROR)
+        partition = services.partitions.get(topic, index)
+        partition.check_writable(-1)
+        if marker.transaction_version >= V2:
+            partition.log.producers.check_epoch_of_v2_marker(marker.producer_id, marker.producer_epoch)
+        batch = marker_batch(
+            marker.producer_id,
+            marker.producer_epoch,
+            marker.coordinator_epoch,
+            is_commit=marker.transaction_result,
+            timestamp=services.runtime.clock.now_ms(),
+        )
+        if topic == CONSUMER_OFFSETS:
+            services.groups.end_transaction(
+                index, batch, marker.producer_id, is_commit=marker.transaction_result, reply=settle
+            )
+            return
+        appended = partition.append_batch(batch)
+        partition.when_committed(appended.next_offset, settle)
+    except ApiError as error:
+        settle(error)

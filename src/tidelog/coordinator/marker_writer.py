@@ -1,0 +1,222 @@
+"""Write the markers that end transactions, on the brokers that lead the transactions' partitions.
+
+A decided end is never given up: markers that cannot be written are tried again until the coordinator's leader epoch
+ends. The next coordinator then finds the decision in its log, and begins again.
+
+A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. It counts
+as written there: the transaction cannot be open in such a partition, unless another coordinator has taken over. In that
+case this coordinator cannot commit the end of the transaction. In Kafka the transaction would remain in its
+PREPARE state until another broker became the coordinator.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable
+from tidelog.coordinator.transaction.markers import MarkersToWrite
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tidelog.coordinator.runtime import CoordinatorPartition
+    from tidelog.coordinator.transaction.records import Partition
+    from tidelog.metadata.broker_channels import BrokerChannels
+    from tidelog.metadata.image import MetadataImage
+    from tidelog.metadata.publisher import MetadataCache
+    from tidelog.runtime.interfaces import Runtime
+
+logger = logging.getLogger("tidelog.coordinator")
+
+RETRY_DELAY_S = 0.1
+PARTITIONS_PER_REQUEST_MAX = 2_000
+"""Upper bound on the partitions in one request. A transaction with more of them has a request of its own."""
+NO_LEADER = -1
+SUPERSEDED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+"""Errors after which markers are not sent again, see above."""
+WRITTEN = (ErrorCode.NONE, *SUPERSEDED)
+
+WriteLocally = Callable[[WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]]
+
+
+class _Work(NamedTuple):
+    """One transaction whose markers are being written, for the coordinator that has decided its end."""
+
+    coordinator: "CoordinatorPartition[Any]"
+    markers: MarkersToWrite
+
+
+class MarkerWriter:
+    """Writes markers. One request at a time is sent to each broker, with the markers that wait for it."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        node_id: int,
+        metadata: "MetadataCache",
+        write_locally: WriteLocally,
+        channels: "BrokerChannels | None",
+    ) -> None:
+        """`write_locally` appends markers to partitions that this broker leads. `channels` lead to the other brokers;
+        None if there are none.
+        """
+        self._tasks = runtime.tasks
+        self._node_id = node_id
+        self._metadata = metadata
+        self._write_locally = write_locally
+        self._channels = channels
+        self._waiting: dict[int, dict[_Work, dict[Partition, None]]] = {}
+        """Markers that are not sent yet, by the broker that leads their partitions, or NO_LEADER."""
+        self._senders: dict[int, asyncio.Task[None]] = {}
+        """For each broker with markers, the task that sends them."""
+        self._is_closed = False
+
+    def begin(self, coordinator: "CoordinatorPartition[Any]", markers: MarkersToWrite) -> None:
+        """Begin to write the markers. The coordinator's core is informed of each that is written."""
+        work = _Work(coordinator, markers)
+        if markers.partitions:
+            self._add(work, markers.partitions)
+        else:
+            self._report(work, ())
+
+    def close(self) -> None:
+        """Stop. The next coordinators write what is missing."""
+        self._is_closed = True
+        for sender in self._senders.values():
+            sender.cancel()
+        if self._channels is not None:
+            self._channels.close()
+
+    def _add(self, work: _Work, partitions: "Iterable[Partition]") -> None:
+        """Let the present leaders of the partitions write the markers. A partition that does not exist any more counts
+        as written.
+        """
+        if self._is_closed or not work.coordinator.is_open:
+            return
+        image = self._metadata.image
+        deleted: list[Partition] = []
+        for partition in partitions:
+            leader = _leader(image, partition)
+            if leader is None:
+                deleted.append(partition)
+                continue
+            self._waiting.setdefault(leader, {}).setdefault(work, {})[partition] = None
+            if leader not in self._senders:
+                self._senders[leader] = self._tasks.spawn(self._send_all(leader), name=f"markers-{leader}")
+        if deleted:
+            self._report(work, deleted)
+
+    async def _send_all(self, broker_id: int) -> None:
+        """Send the markers that wait for this broker, until there are none. What fails is tried again after a pause,
+        with the leaders of that time.
+        """
+        waiting = self._waiting[broker_id]
+        while waiting:
+            failed: dict[_Work, list[Partition]] = {}
+            if broker_id == NO_LEADER:
+                failed = {work: list(waiting.pop(work)) for work in list(waiting)}
+            else:
+                batch = _take_some(waiting)
+                try:
+                    failed = await self._send(broker_id, batch)
+                except (BrokerUnreachable, BrokenProtocol, ApiNotSupported) as error:
+                    logger.info("markers not written, tried again broker=%d reason=%s", broker_id, error)
+                    failed = {work: list(partitions) for work, partitions in batch.items()}
+                except Exception:
+                    logger.exception("markers not written, tried again broker=%d", broker_id)
+                    failed = {work: list(partitions) for work, partitions in batch.items()}
+            if failed:
+                await self._tasks.sleep(RETRY_DELAY_S)
+                for work, partitions in failed.items():
+                    self._add(work, partitions)
+        del self._senders[broker_id]
+
+    async def _send(
+        self, broker_id: int, batch: "dict[_Work, dict[Partition, None]]"
+    ) -> "dict[_Work, list[Partition]]":
+        """Send one request. Return the partitions whose markers must be sent again."""
+        works = [work for work in batch if work.coordinator.is_open]
+        if not works:
+            return {}
+        request = WriteTxnMarkersRequest([_marker(work, batch[work]) for work in works])
+        if broker_id == self._node_id:
+            response = await self._write_locally(request)
+        else:
+            broker = self._metadata.image.brokers.get(broker_id)
+            if broker is None or self._channels is None:
+                return {work: list(batch[work]) for work in works}
+            response = await self._channels.ask(broker, request, WriteTxnMarkersResponse)
+        if [result.producer_id for result in response.markers] != [work.markers.producer_id for work in works]:
+            raise BrokenProtocol("the response has other markers than the request")
+        failed: dict[_Work, list[Partition]] = {}
+        for work, result in zip(works, response.markers, strict=True):
+            codes = {
+                (topic.name, partition.partition_index): partition.error_code
+                for topic in result.topics
+                for partition in topic.partitions
+            }
+            written = [partition for partition in batch[work] if codes.get(partition) in WRITTEN]
+            repeated = [partition for partition in batch[work] if codes.get(partition) not in WRITTEN]
+            if repeated:
+                failed[work] = repeated
+            refused_count = sum(1 for partition in batch[work] if codes.get(partition) in SUPERSEDED)
+            if refused_count:
+                logger.warning(
+                    "markers refused, since a partition knows a higher epoch transactional_id=%s partitions=%d",
+                    work.markers.transactional_id,
+                    refused_count,
+                )
+            self._report(work, written)
+        return failed
+
+    def _report(self, work: _Work, partitions: "Iterable[Partition]") -> None:
+        """Inform the coordinator's core that these markers are written."""
+        coordinator = work.coordinator
+        if coordinator.is_loaded:
+            coordinator.apply(coordinator.core.markers_written(work.markers, partitions, coordinator.now()))
+
+
+def _leader(image: "MetadataImage", partition: "Partition") -> int | None:
+    """Return the broker that leads the partition; NO_LEADER if there is none; None for a partition that was deleted."""
+    name, index = partition
+    topic = image.topics.get(name)
+    if topic is None or index >= len(topic.partitions):
+        return None
+    leader = topic.partitions[index].leader
+    broker = image.brokers.get(leader)
+    return NO_LEADER if broker is None or broker.fenced else leader
+
+
+def _take_some(waiting: "dict[_Work, dict[Partition, None]]") -> "dict[_Work, dict[Partition, None]]":
+    """Remove the markers of the next request from `waiting` and return them."""
+    batch: dict[_Work, dict[Partition, None]] = {}
+    free = PARTITIONS_PER_REQUEST_MAX
+    for work in list(islice(waiting, PARTITIONS_PER_REQUEST_MAX)):
+        free -= len(waiting[work])
+        if batch and free < 0:
+            break
+        batch[work] = waiting.pop(work)
+    return batch
+
+
+def _marker(work: _Work, partitions: "Iterable[Partition]") -> WritableTxnMarker:
+    indexes_by_topic: dict[str, list[int]] = {}
+    for topic, index in partitions:
+        indexes_by_topic.setdefault(topic, []).append(index)
+    markers = work.markers
+    return WritableTxnMarker(
+        producer_id=markers.producer_id,
+        producer_epoch=markers.producer_epoch,
+        transaction_result=markers.is_commit,
+        topics=[WritableTxnMarkerTopic(topic, indexes) for topic, indexes in indexes_by_topic.items()],
+        coordinator_epoch=work.coordinator.leader_epoch,
+        transaction_version=markers.version,
+    )

@@ -1,0 +1,338 @@
+"""All transactions of one partition of `__transaction_state`.
+
+A transaction ends in two steps. First its end is decided: the record of PREPARE_COMMIT or PREPARE_ABORT is committed.
+From then on, only this end is possible. Then the markers are written to its partitions; the decision names them as an
+effect, which is carried out by `marker_writer.py`. When the last marker is written, the record of COMPLETE_COMMIT or
+COMPLETE_ABORT allows the next transaction. A coordinator that is loaded again begins the second step again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.transaction.markers import MarkersToWrite
+from tidelog.coordinator.transaction.records import (
+    Partition,
+    Status,
+    Transaction,
+    TransactionRecord,
+    decode_record,
+    size_of,
+)
+from tidelog.coordinator.transaction.settings import BYTES_MAX, TRANSACTIONAL_IDS_MAX, TransactionSettings
+from tidelog.coordinator.transaction.transitions import (
+    Producer,
+    add_partitions,
+    check_expected,
+    check_producer,
+    complete,
+    end,
+    fence,
+    initialize,
+    is_rotation_due,
+    needs_next_producer_id,
+)
+from tidelog.wire.errors import ApiError, CoordinatorNotAvailable, ErrorCode
+
+EXPIRABLE = (Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT)
+
+
+class InitCall(NamedTuple):
+    """A request InitProducerId with a transactional id."""
+
+    transactional_id: str
+    timeout_ms: int
+    expected: Producer
+    """What the client had before; NO_PRODUCER for a new producer."""
+    fresh_id: int | None
+    """A new producer id, if `TransactionCore.needs_producer_id` has said so."""
+
+
+class _Entry:
+    """One transactional id."""
+
+    __slots__ = ("next_offset", "state", "unwritten")
+
+    def __init__(self, state: Transaction, next_offset: int) -> None:
+        self.state = state
+        self.next_offset = next_offset
+        """Exclusive end of the log that `state` reflects."""
+        self.unwritten: set[Partition] = set()
+        """Partitions of a prepared transaction in which the marker is not known to be written."""
+
+
+class TransactionCore:
+    """The transactions of one partition. `level_now` returns the finalized level of transaction.version."""
+
+    def __init__(self, settings: TransactionSettings, level_now: Callable[[], int]) -> None:
+        self._settings = settings
+        self._level_now = level_now
+        self._entries: dict[str, _Entry] = {}
+        self._last_removal_offset = 0
+        self._bytes = 0
+        """Sum of `size_of` all entries."""
+
+    # Durable state
+
+    def decode(self, key: bytes, value: bytes | None) -> TransactionRecord | None:
+        """Decode a record. Returns None for an unknown type of record. Raises MalformedMessage."""
+        return decode_record(key, value)
+
+    def replay(self, record: TransactionRecord, next_offset: int) -> None:
+        state = record.transaction
+        if state is None:
+            removed = self._entries.pop(record.transactional_id, None)
+            if removed is not None:
+                self._last_removal_offset = next_offset
+                self._bytes -= size_of(record.transactional_id, removed.state)
+            return
+        entry = self._entries.get(record.transactional_id)
+        if entry is None:
+            entry = self._entries[record.transactional_id] = _Entry(state, next_offset)
+        else:
+            self._bytes -= size_of(record.transactional_id, entry.state)
+        self._bytes += size_of(record.transactional_id, state)
+        entry.state, entry.next_offset = state, next_offset
+        entry.unwritten = set(state.partitions) if state.status.is_prepared else set()
+
+    def replay_pending(
+        self, record: TransactionRecord, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+    ) -> None:
+        """Ignore the record: no transaction writes to this topic."""
+
+    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+        """Ignore the marker, for the same reason."""
+
+    def loaded(self, now: Moment) -> Decision:
+        """Continue the transactions whose end was decided before the load."""
+        out = Decision()
+        out.effects += [
+            _markers(transactional_id, entry.state)
+            for transactional_id, entry in self._entries.items()
+            if entry.state.status.is_prepared
+        ]
+        return out
+
+    def abandon(self) -> list[Reply]:
+        """Return the replies of requests that wait for a later decision: there are none."""
+        return []
+
+    # Requests. An error that depends on the state is a reply like any other: it is sent when the state is committed.
+
+    def needs_producer_id(self, transactional_id: str, expected: Producer) -> bool:
+        """Whether `initialize` needs a new producer id."""
+        return is_rotation_due(self._state(transactional_id), expected)
+
+    def initialize(self, call: InitCall, reply: Reply, now: Moment) -> Decision:
+        """Handle InitProducerId. The reply is a Producer. Raises CoordinatorNotAvailable for too many ids."""
+        state = self._state(call.transactional_id)
+        if state is None:
+            if len(self._entries) >= TRANSACTIONAL_IDS_MAX:
+                raise CoordinatorNotAvailable(f"this coordinator has {TRANSACTIONAL_IDS_MAX} transactional ids already")
+            self._check_memory()
+        out = self._decision(call.transactional_id)
+        try:
+            if state is not None and state.status is Status.ONGOING:
+                check_expected(state, call.expected)
+                self._fence(call.transactional_id, state, out, now)
+                raise ApiError("the last transaction is being aborted", ErrorCode.CONCURRENT_TRANSACTIONS)
+            after = initialize(state, call.expected, call.timeout_ms, call.fresh_id, now)
+        except ApiError as error:
+            out.reply(reply, error)
+            return out
+        self._change(call.transactional_id, after, out)
+        out.reply(reply, Producer(after.producer_id, after.producer_epoch))
+        return out
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer: Producer,
+        partitions: Iterable[Partition],
+        version: int,
+        reply: Reply,
+        now: Moment,
+    ) -> Decision:
+        """Add partitions to the producer's transaction, and begin one if it has none. The reply is None.
+
+        Raises CoordinatorNotAvailable for too many partitions in all transactions together.
+        """
+        self._check_memory()
+        out = self._decision(transactional_id)
+        try:
+            after = add_partitions(self._state(transactional_id), producer, partitions, version, now)
+        except ApiError as error:
+            out.reply(reply, error)
+            return out
+        if after is not None:
+            self._change(transactional_id, after, out)
+        out.reply(reply, None)
+        return out
+
+    def verify_partitions(
+        self, transactional_id: str, producer: Producer, partitions: Iterable[Partition], reply: Reply
+    ) -> Decision:
+        """Say which partitions belong to the producer's transaction. The reply is one error code for each partition.
+
+        The caller is the leader of a partition that has received records of the transaction (KIP-890).
+        """
+        out = self._decision(transactional_id)
+        try:
+            state = check_producer(self._state(transactional_id), producer)
+        except ApiError as error:
+            out.reply(reply, error)
+            return out
+        codes = [
+            ErrorCode.NONE if partition in state.partitions else ErrorCode.TRANSACTION_ABORTABLE
+            for partition in partitions
+        ]
+        out.reply(reply, codes)
+        return out
+
+    def needs_next_producer_id(self, transactional_id: str) -> bool:
+        """Whether `end` with version 2 needs a new producer id."""
+        return needs_next_producer_id(self._state(transactional_id))
+
+    def end(
+        self,
+        transactional_id: str,
+        producer: Producer,
+        *,
+        commit: bool,
+        version: int,
+        next_id: int | None,
+        reply: Reply,
+        now: Moment,
+    ) -> Decision:
+        """Handle EndTxn. The reply is the Producer with which the client continues: with version 2, it has the next
+        epoch, and perhaps the producer id `next_id`.
+        """
+        out = self._decision(transactional_id)
+        state = self._state(transactional_id)
+        try:
+            after = end(state, producer, commit=commit, version=version, next_id=next_id, now=now)
+        except ApiError as error:
+            out.reply(reply, error)
+            return out
+        if after is None:
+            assert state is not None
+            out.reply(reply, Producer(state.producer_id, state.producer_epoch))
+            return out
+        self._change(transactional_id, after, out)
+        out.effects.append(_markers(transactional_id, after))
+        completed = complete(after, now)
+        out.reply(reply, Producer(completed.producer_id, completed.producer_epoch))
+        return out
+
+    def markers_written(self, markers: MarkersToWrite, partitions: Iterable[Partition], now: Moment) -> Decision:
+        """Note that markers are written. After the last one the transaction is complete."""
+        out = Decision()
+        entry = self._entries.get(markers.transactional_id)
+        if entry is None or not entry.state.status.is_prepared:
+            return out
+        state = entry.state
+        if (state.producer_id, state.producer_epoch) != (markers.producer_id, markers.producer_epoch):
+            return out  # markers of an earlier transaction
+        entry.unwritten.difference_update(partitions)
+        if not entry.unwritten:
+            self._change(markers.transactional_id, complete(state, now), out)
+        return out
+
+    # Reading
+
+    def find(self, transactional_id: str) -> tuple[Transaction | None, int]:
+        """Return the state, whose partitions are those without a marker, and the exclusive end of the log that it
+        reflects.
+        """
+        entry = self._entries.get(transactional_id)
+        if entry is None:
+            return None, self._last_removal_offset
+        state = entry.state
+        if state.status.is_prepared:
+            state = state._replace(partitions=frozenset(entry.unwritten))
+        return state, entry.next_offset
+
+    def listing(self) -> Iterator[tuple[str, Transaction]]:
+        """Yield the transactional ids and their states. One that changes during the iteration may be old or new."""
+        for transactional_id, entry in list(self._entries.items()):
+            yield transactional_id, entry.state
+
+    # Time
+
+    def next_deadline_ms(self) -> int | None:
+        """Return None: timeouts are found by sweeps, because they depend on the wall clock."""
+        return None
+
+    def expire(self, now: Moment) -> Iterator[Decision]:
+        return iter(())
+
+    def transactional_ids(self) -> list[str]:
+        return list(self._entries)
+
+    def abort_timed_out(self, transactional_ids: Iterable[str], now: Moment) -> Iterator[Decision]:
+        """Yield a decision for each of these ids whose transaction is older than its transaction.timeout.ms: it will be
+        aborted.
+        """
+        for transactional_id in transactional_ids:
+            state = self._state(transactional_id)
+            if state is None:
+                continue
+            if state.status is Status.ONGOING and now.wall_ms - state.started_ms > state.timeout_ms:
+                out = Decision()
+                self._fence(transactional_id, state, out, now)
+                out.log(
+                    "transaction timed out and is aborted transactional_id=%s producer_id=%d age_ms=%d timeout_ms=%d",
+                    transactional_id,
+                    state.producer_id,
+                    now.wall_ms - state.started_ms,
+                    state.timeout_ms,
+                )
+                yield out
+
+    def remove_expired(self, transactional_ids: Iterable[str], now: Moment) -> Decision:
+        """Forget those of these ids that were not used for transactional.id.expiration.ms."""
+        out = Decision()
+        for transactional_id in transactional_ids:
+            state = self._state(transactional_id)
+            if state is None or state.status not in EXPIRABLE:
+                continue
+            if now.wall_ms - state.updated_ms > self._settings.id_expiration_ms:
+                out.records.append(TransactionRecord(transactional_id, None))
+        return out
+
+    # Implementation
+
+    def _state(self, transactional_id: str) -> Transaction | None:
+        entry = self._entries.get(transactional_id)
+        return None if entry is None else entry.state
+
+    def _decision(self, transactional_id: str) -> Decision:
+        """Return an empty decision about the transactional id, which is based on its state."""
+        out = Decision()
+        entry = self._entries.get(transactional_id)
+        out.reply_offset = self._last_removal_offset if entry is None else entry.next_offset
+        return out
+
+    def _check_memory(self) -> None:
+        if self._bytes >= BYTES_MAX:
+            raise CoordinatorNotAvailable(f"the transactions of this coordinator have {BYTES_MAX} bytes already")
+
+    def _change(self, transactional_id: str, after: Transaction, out: Decision) -> None:
+        out.records.append(TransactionRecord(transactional_id, after, self._level_now()))
+
+    def _fence(self, transactional_id: str, state: Transaction, out: Decision, now: Moment) -> None:
+        after = fence(state, self._level_now(), now)
+        self._change(transactional_id, after, out)
+        out.effects.append(_markers(transactional_id, after))
+
+
+def _markers(transactional_id: str, state: Transaction) -> MarkersToWrite:
+    """Return the markers of a transaction whose end is decided."""
+    return MarkersToWrite(
+        transactional_id,
+        state.producer_id,
+        state.producer_epoch,
+        state.status is Status.PREPARE_COMMIT,
+        tuple(sorted(state.partitions)),
+        state.version,
+    )

@@ -1,0 +1,18 @@
+"""What other brokers must do for a coordinator: write the markers that end a transaction."""
+
+from typing import NamedTuple
+
+from tidelog.coordinator.transaction.records import Partition
+
+
+class MarkersToWrite(NamedTuple):
+    """The end of one transaction, to be written as a control record into each of its partitions (WriteTxnMarkers)."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    """With version 2, one more than the epoch of the transaction's records."""
+    is_commit: bool
+    partitions: tuple[Partition, ...]
+    version: int
+    """The transaction version of the client, see `V2` in records.py."""

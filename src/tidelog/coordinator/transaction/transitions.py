@@ -1,0 +1,287 @@
+"""The changes of a transaction's state. Each function returns the next state, or raises the error that the client gets.
+
+The rules are Kafka 4.3's (KIP-98, KIP-360, KIP-890). Table of EndTxn with transaction version 2, by the epoch in the
+request: `same` is the producer's epoch, `before` is that epoch minus 1, as in a repeated request.
+
+    state            abort before           abort same       commit before          commit same
+    EMPTY            PRODUCER_FENCED        aborts           PRODUCER_FENCED        INVALID_TXN_STATE
+    ONGOING          PRODUCER_FENCED        aborts           PRODUCER_FENCED        commits
+    PREPARE_ABORT    CONCURRENT_TRANSACTIONS PRODUCER_FENCED INVALID_TXN_STATE      PRODUCER_FENCED
+    PREPARE_COMMIT   INVALID_TXN_STATE      PRODUCER_FENCED  CONCURRENT_TRANSACTIONS PRODUCER_FENCED
+    COMPLETE_ABORT   success                aborts           INVALID_TXN_STATE      INVALID_TXN_STATE
+    COMPLETE_COMMIT  INVALID_TXN_STATE      aborts           success                INVALID_TXN_STATE
+
+An abort without a transaction increments the epoch, so that requests of the producer that are still on their way have
+no effect. With version 1 the epoch must be the same. Then a transaction ends only from ONGOING, and the answer to a
+repeated request follows from the state alone.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidelog.coordinator.decision import Moment
+from tidelog.coordinator.transaction.records import (
+    EPOCH_MAX,
+    NO_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIME,
+    V2,
+    Partition,
+    Status,
+    Transaction,
+    is_epoch_exhausted,
+)
+from tidelog.coordinator.transaction.settings import PARTITIONS_MAX
+from tidelog.wire.errors import ApiError, ErrorCode
+
+
+class Producer(NamedTuple):
+    """A producer id and an epoch, as a request states them or an answer returns them."""
+
+    producer_id: int
+    epoch: int
+
+
+NO_PRODUCER = Producer(NO_PRODUCER_ID, NO_EPOCH)
+
+COMPLETE = {Status.PREPARE_COMMIT: Status.COMPLETE_COMMIT, Status.PREPARE_ABORT: Status.COMPLETE_ABORT}
+
+
+def is_rotation_due(state: Transaction | None, expected: Producer) -> bool:
+    """Whether `initialize` needs a new producer id."""
+    if state is None:
+        return True
+    if state.status is Status.ONGOING or state.status.is_prepared or not state.is_epoch_exhausted:
+        return False
+    return expected == NO_PRODUCER or expected.epoch == state.producer_epoch
+
+
+def initialize(
+    state: Transaction | None, expected: Producer, timeout_ms: int, fresh_id: int | None, now: Moment
+) -> Transaction:
+    """Return the state after InitProducerId, in which the producer has a new epoch.
+
+    `expected` is NO_PRODUCER for a new producer, or what the client had before (KIP-360). `fresh_id` is a new producer
+    id if `is_rotation_due`. Raises PRODUCER_FENCED, or CONCURRENT_TRANSACTIONS until the last transaction is complete;
+    an ONGOING one must be fenced first.
+    """
+    if state is None:
+        if fresh_id is None:
+            raise _concurrent()
+        return Transaction(fresh_id, 0, Status.EMPTY, timeout_ms, updated_ms=now.wall_ms, previous_producer_id=fresh_id)
+    check_expected(state, expected)
+    if state.status is Status.ONGOING or state.status.is_prepared:
+        raise _concurrent()
+    after = state._replace(
+        status=Status.EMPTY,
+        timeout_ms=timeout_ms,
+        partitions=frozenset(),
+        started_ms=NO_TIME,
+        updated_ms=now.wall_ms,
+        previous_producer_id=state.producer_id,
+    )
+    is_new = expected == NO_PRODUCER
+    if is_rotation_due(state, expected):
+        if fresh_id is None:
+            raise _concurrent()  # the state has changed since the caller asked; the client tries again
+        last_epoch = NO_EPOCH if is_new else state.producer_epoch
+        return after._replace(producer_id=fresh_id, producer_epoch=0, last_epoch=last_epoch)
+    if is_new:
+        return after._replace(producer_epoch=state.producer_epoch + 1, last_epoch=NO_EPOCH)
+    if expected.epoch == state.producer_epoch:
+        return after._replace(producer_epoch=state.producer_epoch + 1, last_epoch=state.producer_epoch)
+    if expected.epoch == state.last_epoch:
+        return after  # A repeated request: no other producer has been initialized since, or last_epoch would be -1.
+    raise _fenced(state, expected)
+
+
+def check_expected(state: Transaction, expected: Producer) -> None:
+    """Raise PRODUCER_FENCED unless the producer id is the current one, or the one before it if its epochs are used up:
+    then the client may not have received the answer with the new id.
+    """
+    if expected == NO_PRODUCER or expected.producer_id == state.producer_id:
+        return
+    if expected.producer_id == state.previous_producer_id and is_epoch_exhausted(expected.epoch):
+        return
+    raise _fenced(state, expected)
+
+
+def fence(state: Transaction, level: int, now: Moment) -> Transaction:
+    """Return the state in which an ONGOING transaction will be aborted, and its producer has too low an epoch.
+
+    It happens at a timeout, and when another producer with the same transactional id begins. `level` is the finalized
+    level of transaction.version.
+    """
+    epoch = min(state.producer_epoch + 1, EPOCH_MAX)
+    return state._replace(
+        status=Status.PREPARE_ABORT,
+        producer_epoch=epoch,
+        last_epoch=state.producer_epoch if level >= V2 else NO_EPOCH,
+        updated_ms=now.wall_ms,
+        version=V2 if level >= V2 else 0,
+        previous_producer_id=state.producer_id,
+        next_producer_id=NO_PRODUCER_ID,
+    )
+
+
+def add_partitions(
+    state: Transaction | None, producer: Producer, partitions: Iterable[Partition], version: int, now: Moment
+) -> Transaction | None:
+    """Return the ONGOING state with more partitions, or None if it has them already.
+
+    Raises INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS or INVALID_REQUEST.
+    """
+    state = check_producer(state, producer)
+    after = state.partitions.union(partitions)
+    if state.status is Status.ONGOING and len(after) == len(state.partitions):
+        return None
+    if len(after) > PARTITIONS_MAX:
+        raise ApiError(f"the transaction would have more than {PARTITIONS_MAX} partitions", ErrorCode.INVALID_REQUEST)
+    return state._replace(
+        status=Status.ONGOING,
+        partitions=after,
+        started_ms=state.started_ms if state.status is Status.ONGOING else now.wall_ms,
+        updated_ms=now.wall_ms,
+        version=version,
+        previous_producer_id=state.producer_id,
+    )
+
+
+def check_producer(state: Transaction | None, producer: Producer) -> Transaction:
+    """Return the state if the producer may continue its transaction or begin one.
+
+    Raises INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED or CONCURRENT_TRANSACTIONS.
+    """
+    if state is None or state.producer_id != producer.producer_id:
+        raise _unknown_producer(producer)
+    if state.producer_epoch != producer.epoch:
+        raise _fenced(state, producer)
+    if state.status.is_prepared:
+        raise _concurrent()
+    return state
+
+
+def needs_next_producer_id(state: Transaction | None) -> bool:
+    """Whether `end` with version 2 needs a new producer id, because the client cannot use the next epoch."""
+    return state is not None and not state.status.is_prepared and state.is_epoch_exhausted
+
+
+def end(
+    state: Transaction | None, producer: Producer, *, commit: bool, version: int, next_id: int | None, now: Moment
+) -> Transaction | None:
+    """Return the state in which the transaction will be committed or aborted, or None if it has ended so already.
+
+    `next_id` is a new producer id if `needs_next_producer_id`. Raises INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED,
+    CONCURRENT_TRANSACTIONS or INVALID_TXN_STATE.
+    """
+    if state is None:
+        raise _unknown_producer(producer)
+    if version < V2:
+        return _end_with_v1(state, producer, commit=commit, now=now)
+    return _end_with_v2(state, producer, commit=commit, next_id=next_id, now=now)
+
+
+def _end_with_v1(state: Transaction, producer: Producer, *, commit: bool, now: Moment) -> Transaction | None:
+    if state.producer_id != producer.producer_id:
+        raise _unknown_producer(producer)
+    if state.producer_epoch != producer.epoch:
+        raise _fenced(state, producer)
+    if _ends_as_requested(state, commit=commit):
+        return None
+    if state.status is not Status.ONGOING:
+        raise _wrong_state(state, commit=commit)
+    return state._replace(
+        status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
+        updated_ms=now.wall_ms,
+        version=0,
+        previous_producer_id=state.producer_id,
+        next_producer_id=NO_PRODUCER_ID,
+    )
+
+
+def _end_with_v2(
+    state: Transaction, producer: Producer, *, commit: bool, next_id: int | None, now: Moment
+) -> Transaction | None:
+    is_repeated_with_old_id = (
+        state.previous_producer_id == producer.producer_id
+        and producer.epoch == EPOCH_MAX - 1
+        and state.producer_epoch == 0
+    )
+    is_repeated = is_repeated_with_old_id or state.producer_epoch == producer.epoch + 1
+    is_same = state.producer_epoch == producer.epoch
+    if state.producer_id != producer.producer_id and not is_repeated_with_old_id:
+        raise _unknown_producer(producer)
+    if state.status.is_prepared:
+        is_valid = state.producer_epoch == producer.epoch + 1
+    elif state.status in (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT):
+        is_valid = is_repeated or is_same
+    else:
+        is_valid = is_same
+    if not is_valid:
+        raise _fenced(state, producer)
+    if is_repeated or state.status.is_prepared:
+        if _ends_as_requested(state, commit=commit):
+            return None
+        raise _wrong_state(state, commit=commit)
+    if commit and state.status is not Status.ONGOING:
+        raise _wrong_state(state, commit=commit)
+    if not state.is_epoch_exhausted:
+        next_id = NO_PRODUCER_ID
+    elif next_id is None:
+        raise _concurrent()  # the state has changed since the caller asked; the client tries again
+    return state._replace(
+        status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
+        producer_epoch=min(state.producer_epoch + 1, EPOCH_MAX),
+        last_epoch=state.producer_epoch,
+        # The transaction's start is the time of the abort if there is no transaction.
+        started_ms=state.started_ms if state.status is Status.ONGOING else now.wall_ms,
+        updated_ms=now.wall_ms,
+        version=V2,
+        previous_producer_id=state.producer_id,
+        next_producer_id=next_id,
+    )
+
+
+def _ends_as_requested(state: Transaction, *, commit: bool) -> bool:
+    """Return whether the transaction has ended as the request demands. Raises CONCURRENT_TRANSACTIONS if it will."""
+    if state.status is (Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT):
+        raise _concurrent()
+    return state.status is (Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT)
+
+
+def complete(state: Transaction, now: Moment) -> Transaction:
+    """Return the state after all markers of a prepared transaction are written."""
+    after = state._replace(
+        status=COMPLETE[state.status],
+        partitions=frozenset(),
+        updated_ms=now.wall_ms,
+        previous_producer_id=state.producer_id,
+        next_producer_id=NO_PRODUCER_ID,
+    )
+    if state.version >= V2 and state.next_producer_id != NO_PRODUCER_ID:
+        # The client never sees the last epoch: it continues with the new producer id.
+        return after._replace(producer_id=state.next_producer_id, producer_epoch=0)
+    return after
+
+
+def _unknown_producer(producer: Producer) -> ApiError:
+    return ApiError(
+        f"producer {producer.producer_id} is not the one of the transactional id", ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    )
+
+
+def _fenced(state: Transaction, producer: Producer) -> ApiError:
+    return ApiError(
+        f"producer {producer.producer_id} sent epoch {producer.epoch}, the transactional id has producer "
+        f"{state.producer_id} and epoch {state.producer_epoch}",
+        ErrorCode.PRODUCER_FENCED,
+    )
+
+
+def _concurrent() -> ApiError:
+    return ApiError("the last transaction is not complete yet", ErrorCode.CONCURRENT_TRANSACTIONS)
+
+
+def _wrong_state(state: Transaction, *, commit: bool) -> ApiError:
+    verb = "committed" if commit else "aborted"
+    return ApiError(f"a transaction in state {state.status.text} cannot be {verb}", ErrorCode.INVALID_TXN_STATE)

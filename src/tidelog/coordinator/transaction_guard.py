@@ -1,0 +1,179 @@
+"""Ask the coordinator of a transaction about a partition, before the first records of the transaction are appended
+(KIP-890).
+
+So a partition never has records of a transaction that its coordinator does not know: nobody would ever end it, and
+read_committed consumers would wait for ever.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable
+from tidelog.wire.errors import ApiError, CoordinatorNotAvailable, ErrorCode, error_for
+from tidelog.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from typing import Any
+
+    from tidelog.config.broker_config import BrokerConfig
+    from tidelog.coordinator.transaction.records import Partition
+    from tidelog.coordinator.transactions import TransactionCoordinators
+    from tidelog.metadata.broker_channels import BrokerChannels
+    from tidelog.metadata.publisher import MetadataCache
+    from tidelog.runtime.interfaces import Runtime
+
+QUESTIONS_PER_REQUEST_MAX = 1_000
+
+
+class Question(NamedTuple):
+    """Whether the partition belongs to the producer's transaction; with `adds`, the request to add it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partition: "Partition"
+    adds: bool
+
+
+class TransactionGuard:
+    """Asks coordinators. One request at a time is sent to each other broker, with all questions that wait for it."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        config: "BrokerConfig",
+        metadata: "MetadataCache",
+        coordinators: "TransactionCoordinators",
+        channels: "BrokerChannels | None",
+    ) -> None:
+        """`channels` lead to the other brokers; None if there are none."""
+        self._tasks = runtime.tasks
+        self._clock = runtime.clock
+        self._config = config
+        self._metadata = metadata
+        self._coordinators = coordinators
+        self._channels = channels
+        self._waiting: dict[int, list[tuple[Question, asyncio.Future[ErrorCode]]]] = {}
+        self._senders: dict[int, asyncio.Task[None]] = {}
+        self._is_closed = False
+
+    async def ensure(self, question: Question) -> None:
+        """Return when the coordinator has confirmed that the partition belongs to the transaction.
+
+        The end of the producer's last transaction may still be written. The coordinator is asked again for a short time
+        (add.partitions.to.txn.retry.backoff.max.ms), which is cheaper than to let the client try again. Raises the
+        ApiError of the coordinator, or CoordinatorNotAvailable.
+        """
+        config = self._config
+        wait_max_ms = min(config.get("add.partitions.to.txn.retry.backoff.max.ms"), config.get("request.timeout.ms"))
+        ends_at_s = self._clock.monotonic() + wait_max_ms / 1000
+        while True:
+            code = await self._ask(question)
+            is_too_late = self._clock.monotonic() >= ends_at_s
+            if code is not ErrorCode.CONCURRENT_TRANSACTIONS or not question.adds or is_too_late:
+                break
+            await self._tasks.sleep(config.get("add.partitions.to.txn.retry.backoff.ms") / 1000)
+        if code:
+            topic, index = question.partition
+            raise error_for(code, f"{topic}-{index} is not in the transaction of {question.transactional_id!r}")
+
+    def close(self) -> None:
+        """Answer all waiting questions, and refuse new ones."""
+        self._is_closed = True
+        for sender in self._senders.values():
+            sender.cancel()
+        if self._channels is not None:
+            self._channels.close()
+
+    async def _ask(self, question: Question) -> ErrorCode:
+        answer: asyncio.Future[ErrorCode] = self._tasks.future()
+        host = self._coordinators.host
+        if self._is_closed:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        try:
+            broker_id, _ = host.address_of(question.transactional_id, "")
+        except ApiError as error:
+            return error.code
+        if broker_id == self._config.node_id:
+            self._ask_locally(question, answer)
+        else:
+            self._waiting.setdefault(broker_id, []).append((question, answer))
+            if broker_id not in self._senders:
+                self._senders[broker_id] = self._tasks.spawn(
+                    self._send_all(broker_id), name=f"transactions-{broker_id}"
+                )
+        return await answer
+
+    def _ask_locally(self, question: Question, answer: "asyncio.Future[ErrorCode]") -> None:
+        from tidelog.coordinator.transaction.records import V2
+        from tidelog.coordinator.transaction.transitions import Producer
+
+        def reply(result: "Any") -> None:
+            if answer.done():
+                return
+            if isinstance(result, ApiError):
+                answer.set_result(result.code)
+            else:
+                answer.set_result(ErrorCode.NONE if result is None else result[0])
+
+        transactional_id, partitions = question.transactional_id, [question.partition]
+        producer = Producer(question.producer_id, question.producer_epoch)
+        try:
+            if question.adds:
+                self._coordinators.add_partitions(transactional_id, producer, partitions, V2, reply)
+            else:
+                self._coordinators.verify_partitions(transactional_id, producer, partitions, reply)
+        except ApiError as error:
+            reply(error)
+
+    async def _send_all(self, broker_id: int) -> None:
+        waiting = self._waiting[broker_id]
+        batch: list[tuple[Question, asyncio.Future[ErrorCode]]] = []
+        try:
+            while waiting:
+                batch = waiting[:QUESTIONS_PER_REQUEST_MAX]
+                del waiting[:QUESTIONS_PER_REQUEST_MAX]
+                try:
+                    codes = await self._send(broker_id, [question for question, _ in batch])
+                except (BrokerUnreachable, BrokenProtocol, ApiNotSupported, ApiError):
+                    codes = [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(batch)
+                for (_, answer), code in zip(batch, codes, strict=True):
+                    if not answer.done():
+                        answer.set_result(code)
+        finally:  # some questions have no answer if the broker stops
+            del self._waiting[broker_id], self._senders[broker_id]
+            for _, answer in [*batch, *waiting]:
+                if not answer.done():
+                    answer.set_result(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    async def _send(self, broker_id: int, questions: list[Question]) -> list[ErrorCode]:
+        broker = self._metadata.image.brokers.get(broker_id)
+        if broker is None or self._channels is None:
+            raise CoordinatorNotAvailable(f"broker {broker_id} is not registered")
+        request = AddPartitionsToTxnRequest(
+            [
+                AddPartitionsToTxnTransaction(
+                    question.transactional_id,
+                    question.producer_id,
+                    question.producer_epoch,
+                    not question.adds,
+                    [AddPartitionsToTxnTopic(question.partition[0], [question.partition[1]])],
+                )
+                for question in questions
+            ]
+        )
+        response = await self._channels.ask(broker, request, AddPartitionsToTxnResponse)
+        if response.error_code or len(response.results_by_transaction) != len(questions):
+            raise CoordinatorNotAvailable(f"broker {broker_id} answered with error {response.error_code}")
+        try:
+            return [
+                ErrorCode(result.topic_results[0].results_by_partition[0].partition_error_code)
+                for result in response.results_by_transaction
+            ]
+        except (IndexError, ValueError):
+            raise CoordinatorNotAvailable(f"broker {broker_id} sent an answer that cannot be understood") from None
