@@ -50,6 +50,18 @@ clock. A new timer for such a short rest could fire too early again.
 """
 BYTES_PER_TURN: Final = 1 << 20
 """After this many appended bytes, the fetcher lets other work of the event loop run."""
+LEADER_IS_BEHIND: Final = (
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+)
+"""Errors of a leader that has not processed the metadata of an election or of a new topic yet. It usually processes it
+some milliseconds later."""
+FIRST_PAUSE_S: Final = 0.02
+"""Pause before a partition is fetched again after the first of these errors in a row, in seconds. It doubles with each
+further error, up to `replica.fetch.backoff.ms`. It has no jitter, so that all partitions of an election are in the same
+request."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -58,7 +70,7 @@ two cuts are usual. More are needed only if the two brokers have led the partiti
 class _Followed:
     """One partition of a fetcher, from `follow` to `unfollow`."""
 
-    __slots__ = ("has_failed", "key", "leader_epoch", "log_changes", "partition", "timer")
+    __slots__ = ("has_failed", "key", "leader_epoch", "log_changes", "next_pause_s", "partition", "timer")
 
     def __init__(self, partition: "FollowedPartition", leader_epoch: int) -> None:
         self.partition = partition
@@ -66,6 +78,8 @@ class _Followed:
         self.key: PartitionKey = (partition.topic_id, partition.index)
         self.has_failed = False
         """Whether the last answer for the partition was an error. Such an error has been logged."""
+        self.next_pause_s = FIRST_PAUSE_S
+        """Pause after the next error of LEADER_IS_BEHIND, in seconds."""
         self.log_changes = 0
         """Number of times that its log was cut or made empty since the last answer that was appended."""
         self.timer: TimerHandle | None = None
@@ -323,6 +337,7 @@ class Fetcher:
             self._fetch_after_failure(followed, error)
         else:
             followed.log_changes = 0
+            followed.next_pause_s = FIRST_PAUSE_S
             if self._throttle is not None:
                 self._throttle.record(partition, size)
             if followed.has_failed:
@@ -334,6 +349,10 @@ class Fetcher:
         error = error_for(code, f"broker {self._leader_id} answers {error_name(code)} to a follower")
         if isinstance(error, FencedLeaderEpoch):  # the metadata will name the newer epoch, and `follow` is called again
             self._end_following(followed, error)
+        elif code in LEADER_IS_BEHIND:
+            pause_s = min(followed.next_pause_s, self._settings.backoff_ms / 1000)
+            followed.next_pause_s = 2 * pause_s
+            self._fetch_after_failure(followed, error, pause_s)
         else:
             self._fetch_after_failure(followed, error)
 
@@ -484,8 +503,10 @@ class Fetcher:
         self._leave_session(followed)
         followed.timer = self._runtime.tasks.call_later(delay_s, self._fetch_when_synced, followed)
 
-    def _fetch_after_failure(self, followed: _Followed, error: ApiError) -> None:
-        """Fetch the partition again after a pause. Only the first of several failures is logged."""
+    def _fetch_after_failure(self, followed: _Followed, error: ApiError, pause_s: float | None = None) -> None:
+        """Fetch the partition again after a pause; by default the pause is `replica.fetch.backoff.ms`. Only the first
+        of several failures is logged.
+        """
         if not self._is_current(followed):
             return
         if not followed.has_failed:
@@ -493,7 +514,7 @@ class Fetcher:
             # Leaders and followers learn of an election at different times, so most of these errors are normal.
             level = logging.WARNING if isinstance(error, CorruptMessage | OffsetOutOfRange) else logging.INFO
             logger.log(level, "partition not fetched, trying again partition=%s reason=%s", followed, error.message)
-        self._fetch_later(followed, self._backoff_s())
+        self._fetch_later(followed, self._backoff_s() if pause_s is None else pause_s)
 
     def _end_following(self, followed: _Followed, error: ApiError) -> None:
         if not self._is_current(followed):
