@@ -57,11 +57,11 @@ LEADER_IS_BEHIND: Final = (
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 )
 """Errors of a leader that has not processed the metadata of an election or of a new topic yet. It usually processes it
-some milliseconds later."""
+some milliseconds later. So these errors are logged only if they continue for as long as `replica.fetch.backoff.ms`."""
 FIRST_PAUSE_S: Final = 0.02
 """Pause before a partition is fetched again after the first of these errors in a row, in seconds. It doubles with each
-further error, up to `replica.fetch.backoff.ms`. It has no jitter, so that all partitions of an election are in the same
-request."""
+further error, up to `replica.fetch.backoff.ms`. Pauses below this limit have no jitter, so that all partitions of an
+election are in the same request."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -350,9 +350,12 @@ class Fetcher:
         if isinstance(error, FencedLeaderEpoch):  # the metadata will name the newer epoch, and `follow` is called again
             self._end_following(followed, error)
         elif code in LEADER_IS_BEHIND:
-            pause_s = min(followed.next_pause_s, self._settings.backoff_ms / 1000)
-            followed.next_pause_s = 2 * pause_s
-            self._fetch_after_failure(followed, error, pause_s)
+            if followed.next_pause_s < self._settings.backoff_ms / 1000:
+                # An election of a thousand partitions would write a thousand lines, which say only that it happened.
+                self._fetch_later(followed, followed.next_pause_s)
+                followed.next_pause_s *= 2
+            else:
+                self._fetch_after_failure(followed, error)
         else:
             self._fetch_after_failure(followed, error)
 
@@ -503,10 +506,8 @@ class Fetcher:
         self._leave_session(followed)
         followed.timer = self._runtime.tasks.call_later(delay_s, self._fetch_when_synced, followed)
 
-    def _fetch_after_failure(self, followed: _Followed, error: ApiError, pause_s: float | None = None) -> None:
-        """Fetch the partition again after a pause; by default the pause is `replica.fetch.backoff.ms`. Only the first
-        of several failures is logged.
-        """
+    def _fetch_after_failure(self, followed: _Followed, error: ApiError) -> None:
+        """Fetch the partition again after a pause. Only the first of several failures is logged."""
         if not self._is_current(followed):
             return
         if not followed.has_failed:
@@ -514,7 +515,7 @@ class Fetcher:
             # Leaders and followers learn of an election at different times, so most of these errors are normal.
             level = logging.WARNING if isinstance(error, CorruptMessage | OffsetOutOfRange) else logging.INFO
             logger.log(level, "partition not fetched, trying again partition=%s reason=%s", followed, error.message)
-        self._fetch_later(followed, self._backoff_s() if pause_s is None else pause_s)
+        self._fetch_later(followed, self._backoff_s())
 
     def _end_following(self, followed: _Followed, error: ApiError) -> None:
         if not self._is_current(followed):
