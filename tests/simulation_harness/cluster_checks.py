@@ -64,6 +64,12 @@ class ClusterChecks:
         self._checked_images: dict[Process, int] = {}
         self._roles: dict[tuple[int, Place], tuple[object, ...]] = {}
         self._last_views: dict[tuple[Process, Place], ReplicaView] = {}
+        self._seen: dict[object, tuple[object, ...]] = {}
+        """The state of each replica at its last check."""
+        self._checked_members: tuple[object, ...] = ()
+        """The journal's image, the processes and their broker epochs at the last check of the members of the ISRs."""
+        self._has_changed = True
+        """Whether the state of any replica has changed since this check."""
         self._compacted = CompactedChecks(cluster)
         self.on_unclean_election: Callable[[TopicPartition, Callable[[int, bytes], bool]], None] | None = None
         """Called when a leader was elected out of the ISR, with a function that says whether it has a record."""
@@ -110,7 +116,8 @@ class ClusterChecks:
     def check_node(self, node: SimNode) -> None:
         process = (node.node_id, node.host.starts)
         self._check_image(node, process)
-        for view in replicas_of(node):
+        for view in replicas_of(node, self._seen):
+            self._has_changed = True
             self._check_replica(node, process, view)
 
     def has_been_committed(self, partition: TopicPartition, end_offset: int) -> bool:
@@ -215,8 +222,12 @@ class ClusterChecks:
 
         A broker that has not registered yet is not checked: its registration may remove it from the ISR.
         """
-        image = self._journal.image
-        for node in self._cluster.nodes:
+        image, nodes = self._journal.image, self._cluster.nodes
+        members = (image, *((node.running, node.host.starts, broker_epoch_of(node)) for node in nodes))
+        if not self._has_changed and members == self._checked_members:
+            return
+        self._has_changed, self._checked_members = False, members
+        for node in nodes:
             registered = image.brokers.get(node.node_id)
             if not node.running or registered is None or broker_epoch_of(node) != registered.epoch:
                 continue

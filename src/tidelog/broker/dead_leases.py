@@ -31,6 +31,12 @@ class BrokerLeases:
         self._address = address
         self._runtime = runtime
 
+    async def prepare(self) -> None:
+        """Load the modules that `end` needs. They are loaded at the first use of the store, which takes longer than
+        `end` itself: no partition of a dead broker has a leader in this time.
+        """
+        await self.controller()
+
     async def controller(self) -> int | None:
         """Return the number of the broker that is the controller, or None if there is no controller or the store cannot
         be reached.

@@ -45,6 +45,7 @@ the logs."""
 class Leases(Protocol):
     """The part of `BrokerLeases` that the supervisor uses."""
 
+    async def prepare(self) -> None: ...
     async def controller(self) -> int | None: ...
     async def end(self, number: int, directories: Sequence[str]) -> None: ...
 
@@ -177,6 +178,8 @@ class Supervisor:
         self._stop_requested = asyncio.Event()
         self._stopping = False
         self._all_failed = False
+        self._preparation: asyncio.Future[None] | None = None
+        """The call of `Leases.prepare`, which begins when all brokers serve for the first time."""
         self._reading_end, self._writing_end = os.pipe()
 
     async def run(self) -> int:
@@ -201,6 +204,8 @@ class Supervisor:
             await self._stop_all()
             await asyncio.gather(*keepers)
         finally:
+            if self._preparation is not None:
+                self._preparation.cancel()
             self._kill_all()
             os.close(self._reading_end)
             os.close(self._writing_end)
@@ -262,6 +267,8 @@ class Supervisor:
         all_serving = [other.serving for other in self._children if other.serving is not None]
         if len(all_serving) == len(self._children):
             self._reporter.ready(all_serving)
+            if self._preparation is None:
+                self._preparation = asyncio.ensure_future(self._leases.prepare())
         return time.monotonic()
 
     def _no_broker_works(self) -> bool:

@@ -7,6 +7,7 @@ ApiVersions request that asks for the broker's versions (KIP-35, KIP-511).
 
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -146,6 +147,7 @@ class ClientConnection:
         return [size.to_bytes(SIZE_BYTES, "big") + head, *pieces]
 
 
+@cache
 def response_class(api_key: int) -> type[Message]:
     api = APIS[api_key]
     module = import_module(f"tidelog.wire.messages.{api.module}")

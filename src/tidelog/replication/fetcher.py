@@ -51,6 +51,18 @@ clock. A new timer for such a short rest could fire too early again.
 """
 BYTES_PER_TURN: Final = 1 << 20
 """After this many appended bytes, the fetcher lets other work of the event loop run."""
+LEADER_IS_BEHIND: Final = (
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+)
+"""Errors of a leader that has not processed the metadata of an election or of a new topic yet. It usually processes it
+some milliseconds later. So these errors are logged only if they continue for as long as `replica.fetch.backoff.ms`."""
+FIRST_PAUSE_S: Final = 0.02
+"""Pause before a partition is fetched again after the first of these errors in a row, in seconds. It doubles with each
+further error, up to `replica.fetch.backoff.ms`. Pauses below this limit have no jitter, so that all partitions of an
+election are in the same request."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -59,7 +71,7 @@ two cuts are usual. More are needed only if the two brokers have led the partiti
 class _Followed:
     """One partition of a fetcher, from `follow` to `unfollow`."""
 
-    __slots__ = ("has_failed", "key", "leader_epoch", "log_changes", "partition", "timer")
+    __slots__ = ("has_failed", "key", "leader_epoch", "log_changes", "next_pause_s", "partition", "timer")
 
     def __init__(self, partition: "FollowedPartition", leader_epoch: int) -> None:
         self.partition = partition
@@ -67,6 +79,8 @@ class _Followed:
         self.key: PartitionKey = (partition.topic_id, partition.index)
         self.has_failed = False
         """Whether the last answer for the partition was an error. Such an error has been logged."""
+        self.next_pause_s = FIRST_PAUSE_S
+        """Pause after the next error of LEADER_IS_BEHIND, in seconds."""
         self.log_changes = 0
         """Number of times that its log was cut or made empty since the last answer that was appended."""
         self.timer: TimerHandle | None = None
@@ -324,6 +338,7 @@ class Fetcher:
             self._fetch_after_failure(followed, error)
         else:
             followed.log_changes = 0
+            followed.next_pause_s = FIRST_PAUSE_S
             if self._throttle is not None:
                 self._throttle.record(partition, size)
             if followed.has_failed:
@@ -335,6 +350,13 @@ class Fetcher:
         error = error_for(code, f"broker {self._leader_id} answers {error_name(code)} to a follower")
         if isinstance(error, FencedLeaderEpoch):  # the metadata will name the newer epoch, and `follow` is called again
             self._end_following(followed, error)
+        elif code in LEADER_IS_BEHIND:
+            if followed.next_pause_s < self._settings.backoff_ms / 1000:
+                # An election of a thousand partitions would write a thousand lines, which say only that it happened.
+                self._fetch_later(followed, followed.next_pause_s)
+                followed.next_pause_s *= 2
+            else:
+                self._fetch_after_failure(followed, error)
         else:
             self._fetch_after_failure(followed, error)
 

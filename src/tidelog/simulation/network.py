@@ -186,7 +186,7 @@ class SimNetwork:
             else:
                 self._stuck_messages.append((source, target, lost_at, arrive))
 
-        self.loop.call_system_later(self.latency_s(source, target), attempt)
+        self.loop.call_system_later(self.latency_s((source, target)), attempt)
 
     # Called by streams
 
@@ -199,15 +199,17 @@ class SimNetwork:
     def has_power(self, host: str) -> bool:
         return self._hosts[host] is not None
 
-    def latency_s(self, source: str = "", target: str = "") -> float:
-        """Return a random latency of one segment from `source` to `target`, including its retransmissions."""
-        conditions = self._link_conditions.get((source, target), self.conditions)
-        rng = self.rng
-        is_slow = rng.random() < conditions.slow_chance
-        latency_s = rng.uniform(*(conditions.slow_s if is_slow else conditions.latency_s))
+    def latency_s(self, link: tuple[str, str]) -> float:
+        """Return a random latency of one segment on `link`, from a source to a target, including its
+        retransmissions.
+        """
+        conditions = self._link_conditions.get(link, self.conditions) if self._link_conditions else self.conditions
+        random_number = self.rng.random
+        shortest_s, longest_s = conditions.slow_s if random_number() < conditions.slow_chance else conditions.latency_s
+        latency_s = shortest_s + (longest_s - shortest_s) * random_number()
         if conditions.loss_chance:
             for attempt in range(RETRANSMISSIONS_MAX):
-                if rng.random() >= conditions.loss_chance:
+                if random_number() >= conditions.loss_chance:
                     break
                 latency_s += RETRANSMISSION_S * 2**attempt
         return latency_s
@@ -268,7 +270,7 @@ class HostNetwork:
         loop = network.loop
         deadline = loop.time() + CONNECT_TIMEOUT_S
         while True:
-            round_trip_s = network.latency_s(self.host, target) + network.latency_s(target, self.host)
+            round_trip_s = network.latency_s((self.host, target)) + network.latency_s((target, self.host))
             await self._wait(round_trip_s)
             is_link_open = network.passes(self.host, target) and network.passes(target, self.host)
             if network.has_power(target) and is_link_open:

@@ -180,7 +180,7 @@ class SimTasks:
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         del self._running[task]
-        if not task.cancelled():
+        if getattr(task, "_log_traceback", True):  # it has failed, and no other task has retrieved the exception yet
             self._loop.call_soon(self._report, task)
 
     def _report(self, task: "asyncio.Task[Any]") -> None:
