@@ -105,6 +105,16 @@ def test_several_markers() -> None:
     run(scenario)
 
 
+def test_a_partition_that_is_named_twice_gets_one_marker() -> None:
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"v") == 0
+        assert await stage.mark(producer, 0, 7, 0, 7) == [0, 3, 0, 3]
+        assert stage.partition().log.log_end_offset == 2
+
+    run(scenario)
+
+
 def test_an_administrator_ends_a_hanging_transaction() -> None:
     """As `kafka-transactions abort` does: with the epochs that DescribeProducers returns."""
 
