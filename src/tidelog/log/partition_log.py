@@ -193,7 +193,7 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Return the end for read_committed, which is at or after the start of the log even if a transaction is older."""
+        """Return the end for read_committed. It is not below the start of the log, even if a transaction is older."""
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(max(unstable, self.log_start_offset), high_watermark)
 
