@@ -10,8 +10,8 @@ from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitPr
 
 NONE = -1
 WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-"""Errors that mean that the controller cannot answer for a short time. As in Kafka, producers get
-COORDINATOR_LOAD_IN_PROGRESS instead: after this error all producers repeat the request, but some give up after
+"""Errors that mean that the controller is temporarily unable to answer. As in Kafka, producers get
+COORDINATOR_LOAD_IN_PROGRESS instead. All producers repeat the request after this error, but some give up after
 REQUEST_TIMED_OUT."""
 
 

@@ -1,6 +1,7 @@
-"""Write the records that librdkafka cannot write, with our own client.
+"""Use our own client to write the records that librdkafka cannot write.
 
-librdkafka handles header names as C strings: it would cut a name at a NUL and replace bytes that are not UTF-8.
+librdkafka would cut a header's name at a NUL, because names are C strings. Its Python module, confluent_kafka, does not
+support a name that is not UTF-8: it may crash.
 """
 
 import time

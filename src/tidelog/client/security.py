@@ -74,11 +74,14 @@ def tls_failure(host: str, error: OSError) -> str:
     verify_code = getattr(error, "verify_code", 0)
     if verify_code in (_HOST_NAME_MISMATCH, _ADDRESS_MISMATCH):
         return (
-            f"{text}; use a name of the certificate as the broker's address, or set "
+            f"{text}; connect to the broker by a name that its certificate contains, or set "
             "ssl.endpoint.identification.algorithm=none"
         )
     if verify_code:
-        return f"{text}; set ssl.ca.location to the certificate of an authority that signed the broker's certificate"
+        return (
+            f"{text}; if no certificate of the authority that signed the broker's certificate is installed here, set "
+            "ssl.ca.location to one"
+        )
     if "CERTIFICATE_REQUIRED" in openssl_reason:
         return f"{text}; the broker asks for a certificate: set ssl.certificate.location and ssl.key.location"
     if any(reason in openssl_reason for reason in _NO_TLS_REASONS):
@@ -90,8 +93,9 @@ class TlsFiles(NamedTuple):
     """The certificates and keys for a TLS context; each field may be None."""
 
     authorities_file: str | None = None
-    """A PEM file, or a directory, of CA certificates. None means the system's CA certificates."""
+    """A PEM file with CA certificates, or a directory of them."""
     authorities_pem: str | None = None
+    """CA certificates as PEM text. If both fields are None, the system's CA certificates are used."""
     certificate_file: str | None = None
     key_file: str | None = None
     key_password: str | None = None
@@ -146,8 +150,8 @@ def credentials_refusal(sasl: Sasl) -> str | None:
 
 
 def sasl_messages(sasl: Sasl, nonce: str) -> Generator[bytes, bytes, None]:
-    """Yield the client's SASL messages. The caller passes the broker's response to each message to the generator's
-    `send`.
+    """Yield the client's SASL messages. After each message, the caller passes the broker's response to `send` of the
+    generator.
 
     `nonce` is fresh randomness in printable ASCII without a comma. Raises AuthenticationFailed.
     """
