@@ -108,7 +108,7 @@ class NetworkControllerChannel:
         return channel
 
     def _close_unused(self, target: _Target) -> None:
-        """Close the channels to all brokers except the broker of `target`. Channels with requests in flight stay open."""
+        """Close the channels to brokers other than the broker of `target`, except channels with requests in flight."""
         for other, channel in list(self._channels.items()):
             if other[:2] != target[:2] and channel.is_idle:
                 channel.close()

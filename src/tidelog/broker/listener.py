@@ -124,7 +124,7 @@ class Listener:
     # Called by connections
 
     def broker_route(self, api_key: int, version: int) -> "Route | None":
-        """Return the route of an API that only brokers use. None if there is none, or if brokers use another listener."""
+        """Return the route of an API that only brokers use. None if there is none, or if brokers connect elsewhere."""
         return find_broker_route(api_key, version) if self._accepts_brokers else None
 
     def opened(self, connection: ServerConnection) -> None:

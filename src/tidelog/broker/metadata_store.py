@@ -39,8 +39,8 @@ def is_elsewhere(address: "StoreAddress", paths: Sequence[str]) -> bool:
 def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str], *, elsewhere: bool) -> bool:
     """Return whether one of the directories has a mark. Blocks.
 
-    `elsewhere` is the result of `is_elsewhere`. Raises UnusableDirectories if it is False and a directory has a mark, or
-    if it is True and a directory has its own store file: the metadata of the directory is then in another store.
+    `elsewhere` is the result of `is_elsewhere`. Raises UnusableDirectories if it is False and a directory has a mark,
+    or if it is True and a directory has a store file: the metadata of the directory is then in another store.
     """
     marks = {path: f"{path}/{METADATA_STORE_MARK}" for path in paths if disk.exists(f"{path}/{METADATA_STORE_MARK}")}
     for path, mark in marks.items():

@@ -28,7 +28,7 @@ def handle_in_steps(
     position: int,
     is_wanted: Callable[[], bool],
 ) -> "Steps[Any]":
-    """Decode the request, and call its handler. The header was read up to its tagged fields, which begin at `position`.
+    """Decode the request, and call its handler. `position` is the end of the header without its tagged fields.
 
     If the outcome is a response, or steps that return a response, the response is encoded, and `Encoded` is returned.
     If the response is not needed any more, None is returned. Any other outcome is returned unchanged.

@@ -131,7 +131,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def escape_unencodable_output() -> None:
-    """If the encoding of stdout or stderr (ASCII, Latin-1) lacks a character, write it as an escape and do not raise."""
+    """Make stdout and stderr write an escape for a character that their encoding (ASCII, Latin-1) lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -85,9 +85,7 @@ def shift_port(listener: str, distance: int) -> str:
     if number == 0:
         return listener
     if number + distance > PORT_MAX:
-        raise ConfigError(
-            f"{listener}: there is no port {number + distance} for broker {distance + 1}; choose a lower port"
-        )
+        raise ConfigError(f"{listener}: broker {distance + 1} would need port {number + distance}; choose a lower port")
     return f"{address}:{number + distance}"
 
 

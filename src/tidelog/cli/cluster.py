@@ -251,8 +251,8 @@ def offsets(client: "Client", topics: Iterable[TopicState], *, committed: bool =
     """Return the earliest and the latest offset of every partition that has a leader, or the reason why they cannot
     be read.
 
-    With `committed`, the latest offset is the last stable offset, where the first open transaction begins. For consumers
-    with isolation.level read_committed, the log ends at this offset.
+    With `committed`, the latest offset is the last stable offset, where the first open transaction begins. For
+    consumers with isolation.level read_committed, the log ends at this offset.
     """
     from tidelog.client.operations import EARLIEST, LATEST
 

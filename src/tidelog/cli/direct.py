@@ -49,9 +49,9 @@ class DirectWriter:
         self._client.produce({TopicPartition(self._topic, partition): batch}, self._acks)
 
     def _partition(self, key: bytes | None) -> int:
-        """Return the partition that the key selects. Without a key, return the partitions one after another.
+        """Return the partition that the key selects. Without a key, each call returns the next partition.
 
-        A missing topic is created, if the broker creates topics on demand.
+        A missing topic is created if the broker creates topics on demand.
         """
         count = len(self._client.topics([self._topic], create=True)[self._topic].leaders)
         if key is None:

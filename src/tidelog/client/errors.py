@@ -44,7 +44,9 @@ class BrokenProtocol(ClientError):
 
 
 class ApiNotSupported(ClientError):
-    """The broker and this client support no common version of an API, or no common version has the request's fields."""
+    """The broker and this client support no common version of an API, or their highest common version does not have the
+    request's fields.
+    """
 
 
 class GaveUp(ClientError):

@@ -62,12 +62,12 @@ _NO_TLS_REASONS = (
 )
 """Parts of OpenSSL's error texts. Each of them suggests that the peer does not use TLS."""
 _HOST_NAME_MISMATCH, _ADDRESS_MISMATCH = 62, 64
-"""OpenSSL's codes of errors for a certificate that belongs to another host."""
+"""OpenSSL's error codes for a certificate that belongs to another host."""
 
 
 def tls_failure(host: str, error: OSError) -> str:
-    """Return the text for a failed TLS handshake (an `ssl.SSLError`). It names the setting that may have to change,
-    if the error suggests one.
+    """Return the text for a failed TLS handshake (an `ssl.SSLError`). If the error suggests that a setting has to
+    change, the text names this setting.
     """
     openssl_reason = str(getattr(error, "reason", None) or error)
     text = f"the TLS handshake with broker {host} failed: {getattr(error, 'verify_message', '') or openssl_reason}"
@@ -79,8 +79,8 @@ def tls_failure(host: str, error: OSError) -> str:
         )
     if verify_code:
         return (
-            f"{text}; if no certificate of the authority that signed the broker's certificate is installed here, set "
-            "ssl.ca.location to one"
+            f"{text}; if this system does not trust the authority that signed the broker's certificate, set "
+            "ssl.ca.location to a certificate of this authority"
         )
     if "CERTIFICATE_REQUIRED" in openssl_reason:
         return f"{text}; the broker asks for a certificate: set ssl.certificate.location and ssl.key.location"
@@ -95,7 +95,7 @@ class TlsFiles(NamedTuple):
     authorities_file: str | None = None
     """A PEM file with CA certificates, or a directory of them."""
     authorities_pem: str | None = None
-    """CA certificates as PEM text. If both fields are None, the system's CA certificates are used."""
+    """CA certificates as PEM text. If this and `authorities_file` are None, the system's CA certificates are used."""
     certificate_file: str | None = None
     key_file: str | None = None
     key_password: str | None = None
