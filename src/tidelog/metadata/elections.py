@@ -1,10 +1,12 @@
 """Leaders of partitions, in-sync replicas (ISR) and eligible leader replicas (ELR, KIP-966). Pure functions.
 
-`next_state` chooses every leader except the first one of a new partition (`records.new_partition`). Every decision of
-the controller that may change the ISR, the replicas or the leader calls it: when a broker stops or returns, and for
-AlterPartition, reassignments and ElectLeaders.
+`next_state` chooses every leader except the first one of a new partition (`records.new_partition`). The controller
+calls it for every decision that may change the ISR, the replicas or the leader: when a broker stops, returns or cannot
+use a log any more, when `unclean.leader.election.enable` changes, for AlterPartition, reassignments and ElectLeaders,
+and for the automatic rebalance.
 
-The current leader remains if rule 1 or 2 allows it to lead. Otherwise an election chooses, in the same order as Kafka:
+The current leader remains if rule 1 or 2 allows it to lead, unless the decision prefers the first replica. Otherwise an
+election chooses, in the same order as Kafka:
 
 1. the first active replica, in the order of the assignment, that is in the ISR;
 2. if the ISR is empty, the first active replica that is in the ELR;
@@ -116,8 +118,8 @@ def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_a
     if leader != NO_LEADER or not rules.elr:
         last_known_elr = ()
     elif not isr and not last_known_elr:
-        # The last known leader is the leader that stops now. If there is none, because the leader stopped while ELR
-        # was off, it is the first of the members that remained in the ISR.
+        # The last known leader is the leader that stops now. If the leader had already stopped while ELR was off, the
+        # last known leader is the first of the members that remained in the ISR.
         last_known_elr = state.isr[:1] if state.leader == NO_LEADER else (state.leader,)
     begins_epoch = leader != state.leader or not set(state.replicas) <= set(replicas)
     new_state = PartitionState(
@@ -295,8 +297,8 @@ def elect_leaders(
     """Elect leaders on an administrator's request (ElectLeaders).
 
     A preferred election makes the first replica the leader if it is in sync. An unclean election lets any active
-    replica lead a partition that has no leader. If `partitions` is None, all partitions are examined, and as in Kafka
-    the results contain only the partitions that need an election. Raises ApiError (INVALID_REQUEST) if the type is
+    replica lead a partition that has no leader. If `partitions` is None, all partitions are examined. As in Kafka, the
+    results then contain only the partitions that need an election. Raises ApiError (INVALID_REQUEST) if the type is
     unknown.
     """
     changes = StateChanges(image)
@@ -352,8 +354,8 @@ def rebalance_leaders(image: MetadataImage, config: BrokerConfig) -> Steps[Journ
     """Make preferred replicas the leaders of their partitions again (`auto.leader.rebalance.enable`). One call changes
     at most REBALANCED_PARTITIONS_MAX partitions.
 
-    The reply says whether more partitions may remain; the caller then calls again soon. Like Kafka 4.3, this changes
-    every partition whose preferred leader is in sync. Kafka without ZooKeeper ignores
+    The reply says whether more partitions may need a change. If so, the caller calls again soon. Like Kafka 4.3, this
+    function changes every partition whose preferred leader is in sync. Kafka without ZooKeeper ignores
     `leader.imbalance.per.broker.percentage`.
     """
     changes = StateChanges(image)
@@ -377,7 +379,7 @@ def rebalance_leaders(image: MetadataImage, config: BrokerConfig) -> Steps[Journ
 
 def elect_leaderless(image: MetadataImage, config: BrokerConfig) -> Steps[JournalDecision[None]]:
     """Elect leaders of partitions without a leader, where the current settings allow this. Called after a change of
-    `unclean.leader.election.enable`, and at intervals.
+    `unclean.leader.election.enable`, and once by each new controller.
     """
     changes = StateChanges(image)
     yield from elect_where_leaderless(changes, image, TopicRules(image, config))

@@ -45,7 +45,7 @@ MATCH_ANY: Final = 2
 
 
 def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
-    """Build the entity. Raises ApiError (INVALID_REQUEST) for a combination that cannot have quotas."""
+    """Build the entity from pairs of type and name. Raises ApiError (INVALID_REQUEST) if it cannot have quotas."""
     names_by_type: dict[str, str | None] = {}
     for kind, name in parts:
         if kind not in (USER, CLIENT_ID, IP):
