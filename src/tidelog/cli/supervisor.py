@@ -38,8 +38,8 @@ RESTART_MAX_S = 30.0
 HEALTHY_S = 60.0
 """A broker that has served for this long is started again after the shortest pause."""
 STOP_S = 60.0
-"""A broker that has not stopped after this time is killed. A clean stop takes at most about 15 s and the time to sync
-the logs."""
+"""A broker that has not stopped after this time is killed. A clean stop takes at most about 15 s plus the time to
+sync the logs."""
 
 
 class Leases(Protocol):
@@ -186,7 +186,7 @@ class Supervisor:
         """Start the brokers. Return the exit code when all of them have ended.
 
         The first stop signal stops all brokers cleanly, and the second one kills them. The exit code is 0 if a signal
-        stopped the brokers and every broker stopped cleanly.
+        or the end of the parent stopped the brokers, and the last exit code of every broker was 0.
         """
         restore_signals = handle_stop_signals(self._stop_requested, logger, self._kill_all)
         if self._parent_pipe is not None:
@@ -243,7 +243,7 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._reading_end],
-            start_new_session=True,  # a terminal's Ctrl-C and hang-up reach only this process
+            start_new_session=True,  # a terminal's Ctrl-C and hang-up reach only the supervisor
         )
         child.process = process
         if self._stopping:
@@ -305,9 +305,9 @@ class Supervisor:
 
 
 def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
-    """Send a signal to a process, unless the event loop has noticed its end.
+    """Send a signal to a process. Do nothing if the event loop has already collected the process's exit code.
 
-    Methods of `process` are not used, because they may collect the exit code, which asyncio then reports as 255.
+    Methods of `process` are not used, because they may collect the exit code; asyncio then reports 255 instead.
     """
     with suppress(ProcessLookupError):
         os.kill(process.pid, number)

@@ -1,8 +1,8 @@
 """Fetch partitions from one other broker, which leads them. This broker follows them.
 
 One fetch session serves all partitions together, with one request at a time. Each answer is appended before the next
-request is sent. A partition that has failed, is being cut or must wait is removed from the session for this time, so
-that it does not delay the other partitions.
+request is sent. A partition that has failed, is being cut or must wait does not delay the other partitions: it is
+removed from the session until it can be fetched again.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class _Followed:
         self.log_changes = 0
         """Number of times that its log was cut or made empty since the last answer that was appended."""
         self.timer: TimerHandle | None = None
-        """Ends the pause after a failure."""
+        """Ends the pause after a failure, or the pause that the throttle requires."""
 
     def position(self) -> FetchPosition:
         partition = self.partition
@@ -131,7 +131,7 @@ class Fetcher:
         self._wake_signal: asyncio.Future[None] | None = None
         self._stopping = False
         self._has_failed = False
-        """Whether the last request failed. Such a failure has been logged."""
+        """Whether the last request failed. Only the first of consecutive failures is logged."""
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -248,7 +248,8 @@ class Fetcher:
             return
         if not is_repeated:
             logger.info("fetch from leader failed, trying again leader=%d reason=%s", self._leader_id, error)
-        # The channel itself pauses before it connects again. One lost session is replaced at once.
+        # After a first failure, an unreachable leader needs no pause here, since the channel itself pauses before it
+        # connects again. A lost session is replaced at once.
         if is_repeated or not isinstance(error, ApiError | BrokerUnreachable):
             await self._pause(self._backoff_s())
 
@@ -290,8 +291,9 @@ class Fetcher:
             if followed is None:
                 continue
             if self._session.positions.get(answer.key) != answer.position:
-                # The partition is now followed in another epoch, so this answer is dropped. The leader assumes that
-                # this follower has processed the answer. A new session makes the leader send the state again.
+                # After the request was sent, `follow` was called again for the partition, so this answer is dropped.
+                # But the leader assumes that this follower has processed the answer. A new session makes the leader
+                # send the state again.
                 self._session.begin_anew()
             elif answer.data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 self._leave_session(followed)
@@ -379,7 +381,7 @@ class Fetcher:
         """Let an empty log begin at the first offset of the leader's first batch, and append the answer.
 
         No request for the partition may be sent between these two changes: the leader's log starts after the first
-        offset, so the leader would refuse a fetch from it.
+        offset, so the leader would refuse a fetch from this offset.
         """
         partition = followed.partition
         if not self._is_current(followed):
@@ -393,7 +395,7 @@ class Fetcher:
         current = self._followed.get(followed.key)
         if current is None or current.leader_epoch != followed.leader_epoch:
             return
-        # When the restart ended, `follow` may have been called again for the partition.
+        # The end of the restart may have caused a new call of `follow`, which put the partition into the session.
         self._leave_session(current)
         self._append(current, data)
         if self._is_current(current) and current.timer is None:
