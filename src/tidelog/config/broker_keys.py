@@ -575,8 +575,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1000",
         AtLeast(1),
-        doc="Pause between two syncs of all logs that have new records. A power failure can lose the records that were "
-        "written during this pause.",
+        doc="Time between two syncs of the logs. A power failure can lose the records that were written in this time.",
         effect=True,
         read_only=True,
     ),

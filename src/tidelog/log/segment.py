@@ -155,9 +155,7 @@ class Segment:
         return segment
 
     def _undo_creation(self) -> None:
-        """Remove the files after a failed creation. The previous segment must be the last one again, because appends
-        may continue in it.
-        """
+        """Remove the files after a failed creation, so that appends may continue in the previous segment."""
         for suffix in SUFFIXES:
             path = self.path[: -len(LOG_SUFFIX)] + suffix
             if self._disk.exists(path):

@@ -50,7 +50,7 @@ class ReplicationRate:
         self._rate.record(byte_count, self._window, self._now_ms())
 
     def pause_s(self) -> float:
-        """Return the seconds until the rate is below the limit, at most PAUSE_S_MAX; 0 if it is below it already."""
+        """Return the seconds until the rate is below the limit, at most PAUSE_S_MAX; 0 if the limit is not exceeded."""
         limit = self._limit()
         if limit is None:
             return 0.0

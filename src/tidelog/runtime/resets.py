@@ -1,8 +1,8 @@
 """Detect resets of connections whose peer has shut its sending side.
 
-After the end of its input, a socket is always readable. So the event loop, which can report only that a socket is
-readable, does not show a reset. An epoll in which the socket is registered without any event reports only errors of
-the socket, and the end of both directions. The epoll itself is then readable, so the loop can watch the epoll.
+After the end of its input, a socket is always readable. The event loop reports only that a socket is readable, so it
+does not show a reset. An epoll in which the socket is registered without any event reports nothing but an error of the
+socket or the end of both directions. The epoll itself is then readable, so the loop can watch the epoll.
 """
 
 import asyncio

@@ -46,7 +46,9 @@ class ClusterClient:
         await self._runtime.tasks.sleep(delay_s)
 
     async def run(self, operation: Operation[T], timeout_s: float) -> T:
-        """Run an operation. Raises ApiError for a final error from a broker, and GaveUp when `timeout_s` has passed."""
+        """Run an operation. Raises ApiError for a final error from a broker, and GaveUp if the next attempt would begin
+        more than `timeout_s` after this call.
+        """
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
             effect = operation.send(None)

@@ -110,7 +110,7 @@ class SimLoop(base_events.BaseEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Callback:
         """Call `callback` in the next turn. This is asyncio's method without its debug checks, which take more time
-        than all other steps.
+        than the rest of the method.
         """
         if self._closed:  # type: ignore[attr-defined]
             self._check_closed()  # type: ignore[attr-defined]

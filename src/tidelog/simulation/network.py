@@ -2,8 +2,8 @@
 
 Connections are byte streams like TCP connections. Bytes arrive in order, but may be split and joined anywhere. They may
 be slow, may be delayed while a link is blocked, or may be lost by a reset. A lost segment causes only the delay of its
-retransmission. The bytes of different connections may overtake each other. So a test can reorder segments by giving a
-link a varying latency.
+retransmission. The bytes of one connection may overtake the bytes of another. So a test can reorder the segments of
+different connections by giving a link a varying latency.
 """
 
 import errno
@@ -89,7 +89,8 @@ class SimNetwork:
         """Number of faults that block each link."""
         self._stuck_streams: dict[SimStream, None] = {}
         self._stuck_messages: list[tuple[str, str, float, Callable[[], object]]] = []
-        """Messages of `send` on blocked links: source, target, the time at which they are lost, and their arrival."""
+        """Messages of `send` on blocked links: source, target, the time at which the message is lost, and the function
+        to call when it arrives."""
 
     def add_host(self, name: str, address: str) -> None:
         """Add a host that is switched off."""
@@ -300,7 +301,9 @@ class HostNetwork:
             stream.abort()
 
     def kill(self, *, notify_peers: bool) -> None:
-        """End the process. `notify_peers` says whether the kernel closes or resets the connections of the process."""
+        """End the process. With `notify_peers`, the kernel closes or resets its connections. Otherwise the peers
+        receive nothing.
+        """
         self.alive = False
         self.listeners.clear()
         for stream in list(self.streams):
@@ -308,7 +311,7 @@ class HostNetwork:
         self.streams.clear()
 
     def listener(self, address: str, port: int) -> SimListener | None:
-        """Return the listener that accepts connections to this address and port, or None if no listener does."""
+        """Return the listener that accepts connections to this address and port, or None if there is none."""
         listener = self.listeners.get((address, port)) or self.listeners.get(("*", port))
         return listener if listener is not None and listener.receiver is not None else None
 

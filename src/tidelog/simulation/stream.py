@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.network")
 
 COPY_BYTES = 65_536
-"""File regions are read in parts of this size, when they reach the front of the backlog."""
+"""When a file region reaches the front of the backlog, it is read in parts of at most this size."""
 
 LINGER_S = 1.0
+"""Longest time, in seconds, that a finished stream waits for the peer's END."""
 PROBE_S = 1.0
 """Time between two probes of a host without power, in seconds."""
 PROBES_MAX = 120
@@ -37,8 +38,8 @@ class Signal(enum.Enum):
 
 class State(enum.Enum):
     OPEN = enum.auto()
-    FINISHING = enum.auto()
-    LINGERING = enum.auto()
+    FINISHING = enum.auto()  # `finish` was called, and the backlog is still being sent
+    LINGERING = enum.auto()  # END was sent, and the peer's END is awaited
     CLOSED = enum.auto()
 
 
@@ -62,11 +63,11 @@ class SimStream:
         self._receiver: Receiver | None = None
         self._state = State.OPEN
         self._backlog: deque[_BacklogItem] = deque()
-        self._unread_bytes = 0  # bytes that were sent and that the peer has not read yet
+        self._unread_bytes = 0  # sent bytes that the peer has not acknowledged as read
         self._acknowledgements: deque[tuple[float, int]] = deque()
         """Numbers of bytes that the peer has read, with the times at which its acknowledgements arrive here, in
         order."""
-        self._acknowledgement_due = False  # whether an event is scheduled that processes the next acknowledgements
+        self._acknowledgement_due = False  # whether an event that processes acknowledgements is scheduled
         self._stalled = False
         self._on_wire: deque[tuple[float, bytes | Signal]] = deque()  # items with their times of arrival
         self._last_arrival = 0.0
@@ -136,8 +137,8 @@ class SimStream:
     # For the network
 
     def vanish(self, *, notify_peers: bool) -> None:
-        """End this side, since its process has ended. `notify_peers` says whether the kernel sends END or RESET to the
-        peer.
+        """End this side, since its process has ended. With `notify_peers`, the kernel sends RESET to the peer if unread
+        bytes have arrived here, otherwise END. Without it, the peer receives nothing.
         """
         unread = any(isinstance(item, bytes) for item in self._arrived)
         self._process_ended = True
@@ -159,7 +160,7 @@ class SimStream:
             side._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     def stall(self) -> None:
-        """Stop the delivery of bytes in both directions, until `break_both`."""
+        """Stop the delivery of bytes and signals in both directions, until `break_both` resets the connection."""
         self._network.trace.note(self._process.host, "net.stall", self._sent_name)
         self._stalled = self._other._stalled = True
 
@@ -251,8 +252,8 @@ class SimStream:
         network.loop.call_system_at(self._last_arrival, self._arrive)
 
     def _arrive(self) -> None:
-        """Deliver the items whose time of arrival has come, unless the link is blocked or the other host is without
-        power.
+        """Deliver the items whose time of arrival has come, unless the connection is stalled, the link is blocked or
+        the other host is without power.
         """
         network, on_wire = self._network, self._on_wire
         now = network.loop.time()
@@ -271,7 +272,7 @@ class SimStream:
             if not self._other._process_ended:
                 self._other._process_arrival(item)
             elif isinstance(item, bytes):
-                # The process has ended or was replaced, so the host's kernel does not know this connection.
+                # The peer's process has ended or was replaced, so the kernel there does not know this connection.
                 self._reset_by_peer()
 
     def _probe(self) -> None:
@@ -298,7 +299,7 @@ class SimStream:
             self._unread_bytes -= acknowledgements.popleft()[1]
 
     def _acknowledged_later(self, count: int) -> None:
-        """Add an acknowledgement of the peer that arrives after the network's latency.
+        """Add an acknowledgement of the peer. It arrives after the network's latency.
 
         An event for it is scheduled only if bytes wait for the window. Otherwise the next write processes it.
         """
@@ -388,7 +389,9 @@ class SimStream:
         receiver.received(count)
 
     def _end_of_input(self) -> None:
-        """Close the stream, unless the receiver still has something to send."""
+        """Report the end of the input to the receiver. Close the stream, unless the receiver still has something to
+        send.
+        """
         eof_received = getattr(self._receiver, "eof_received", None)
         if eof_received is None or not eof_received():
             self._send_end()
