@@ -268,8 +268,7 @@ class Segment:
     def note_batch(self, position: int, fields: Fields, latest: int | None = None) -> None:
         """Update timestamps and indexes for a batch that a scan found at `position`.
 
-        `latest`: the largest timestamp of the batch. If it is None, it is read from the file, which must then contain
-        the batch.
+        `latest`: the largest timestamp of the batch. If it is None, it is read from the batch in the file.
         """
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         if latest is None:
