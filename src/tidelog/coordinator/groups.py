@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tidelog.metadata.publisher import MetadataCache
     from tidelog.model.steps import Steps
     from tidelog.replication.partitions import Partitions
+    from tidelog.replication.verification import Verification
     from tidelog.runtime.interfaces import Runtime
     from tidelog.wire.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
     from tidelog.wire.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
@@ -249,10 +250,13 @@ class GroupCoordinators:
         described: DescribedConsumerGroup = coordinator.core.describe_consumer(group_id)
         coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))
 
-    def commit(self, commit: "OffsetCommit", reply: "Reply") -> "Steps[None]":
+    def commit(
+        self, commit: "OffsetCommit", reply: "Reply", verification: "Verification | None" = None
+    ) -> "Steps[None]":
         """Commit offsets. The reply is one ErrorCode for each offset.
 
-        The records are encoded in steps, and appended as one batch in the last step.
+        The records are encoded in steps, and appended as one batch in the last step. `verification` is the question to
+        the coordinator of the transaction that commits the offsets. It must still be valid in the last step.
         """
         from tidelog.coordinator.group.offsets import prepare_commit
 
@@ -269,6 +273,8 @@ class GroupCoordinators:
         # During the steps, the group may have moved to another broker, or its generation may have changed. Therefore
         # the coordinator is looked up again, and it checks the commit again.
         coordinator = self.host.coordinator(commit.group_id)
+        if verification is not None:
+            verification.check()
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
     def end_transaction(

@@ -34,6 +34,7 @@ from tidelog.wire.errors import (
     ApiError,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
+    InvalidProducerEpoch,
     NotCoordinator,
     NotLeaderOrFollower,
 )
@@ -243,6 +244,9 @@ class CoordinatorPartition(Generic[C]):
             except NotLeaderOrFollower as error:
                 self._is_closed = True
                 self._unload(NotCoordinator(f"{self.name}: {error.message}"), decision.replies)
+                return
+            except InvalidProducerEpoch as error:  # offsets of a producer that was fenced; nothing depends on them
+                self._refuse([reply for reply, _ in decision.replies], error)
                 return
             except (ApiError, OSError) as error:
                 if not self.partition.deleted and self._group_log.failed_appends.admits_line():
