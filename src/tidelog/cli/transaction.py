@@ -24,6 +24,7 @@ from tidelog.cli.tables import (
 )
 from tidelog.cli.transaction_abort import BrokerId, Escaped, Topics, abort, find_hanging_transactions
 from tidelog.cli.transactions import (
+    OPEN_STATES,
     age_ms,
     describe_transactions,
     list_transactions,
@@ -105,8 +106,12 @@ def list_all(
     """
     from tidelog.client.transactions import TransactionFilter
 
-    duration_ms = -1 if longer_than is None else parse_duration_option("--longer-than", longer_than)
-    wanted = TransactionFilter(parse_states(state), producer_id, duration_ms, pattern)
+    states, duration_ms = parse_states(state), -1
+    if longer_than is not None:
+        duration_ms = parse_duration_option("--longer-than", longer_than)
+        # A broker compares the time since the last start, also if that transaction has ended, or if there was none.
+        states = states or list(OPEN_STATES)
+    wanted = TransactionFilter(states, producer_id, duration_ms, pattern)
     with connect(bootstrap, client).open() as cluster_client:
         listing = list_transactions(cluster_client, wanted)
         if names:
@@ -219,8 +224,6 @@ def describe_producers(
     $ tidelog transaction describe-producers --topic orders --open
     $ tidelog transaction describe-producers --topic orders:0 --broker-id 2 --json
     """
-    if not topic:
-        raise UsageError("--topic is missing, for example --topic orders:0")
     wanted = topics_and_partitions(topic)
     with connect(bootstrap, client).open() as cluster_client:
         partitions = partitions_of_topics(cluster_client, wanted, broker)

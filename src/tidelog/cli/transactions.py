@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 TRANSACTIONS_TOPIC = "__transaction_state"
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
 """The states of a transactional id, in the spelling of brokers."""
+OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
+"""The states in which a transaction has not ended."""
 PARTITIONS_PER_CALL = 1_000
 """Upper bound on the partitions whose producers are requested in one call."""
 
