@@ -12,6 +12,7 @@ from tidelog.api.services import Peer, RequestContext, Services
 from tidelog.config.broker_config import BrokerConfig, Setting
 from tidelog.config.endpoints import Endpoint
 from tidelog.coordinator.groups import GroupCoordinators
+from tidelog.coordinator.transactions import TransactionCoordinators
 from tidelog.metadata.controller import TopicResult
 from tidelog.metadata.image import CONSUMER_OFFSETS, BrokerRegistration, MetadataImage, TopicImage
 from tidelog.metadata.link import Answer, EnsureTopics
@@ -129,10 +130,27 @@ class VirtualBroker:
             controller=cast(Any, self),
             incarnation=incarnation,
         )
+        self.transactions = TransactionCoordinators(
+            runtime=cast(Any, runtime),
+            config=self.config,
+            partitions=cast(Any, self.partitions),
+            metadata=cast(Any, self.metadata),
+            controller=cast(Any, self),
+            producer_ids=cast(Any, None),
+            perform=self._perform,
+            incarnation=incarnation,
+        )
         self._incarnation = incarnation
         self._brokers = {broker: _registration(broker, "") for broker in brokers}
         self.services = cast(
-            Services, SimpleNamespace(groups=self.groups, metadata=self.metadata, config=self.config, runtime=runtime)
+            Services,
+            SimpleNamespace(
+                groups=self.groups,
+                transactions=self.transactions,
+                metadata=self.metadata,
+                config=self.config,
+                runtime=runtime,
+            ),
         )
         self.peer = Peer("127.0.0.1", 50000, "127.0.0.1", 9092)
         self.change_topics(dict(topics))
@@ -209,6 +227,11 @@ class VirtualBroker:
     def _change_roles(self, old: MetadataImage, new: MetadataImage) -> None:
         self.partitions.change_roles(new)
         self.groups.host.change_roles(old, new)
+        self.transactions.host.change_roles(old, new)
+
+    @staticmethod
+    def _perform(coordinator: object, effect: object) -> None:
+        raise AssertionError(f"this harness has no transactions to end: {effect}")
 
     def start_coordinators(self) -> None:
         """Start the coordinators, as an earlier FindCoordinator request does."""
@@ -216,25 +239,26 @@ class VirtualBroker:
         self.change_topics({**counts, CONSUMER_OFFSETS: self.config.offsets_topic_num_partitions})
 
     async def ensure_topics(self, request: EnsureTopics) -> Answer[list[TopicResult]]:
-        """Create the offsets topic, in place of the metadata controller."""
+        """Create one internal topic, in place of the metadata controller."""
         await asyncio.sleep(0)
         self.made_topics += request.names
         if self.refuse_topics is not None:
             message = "refused by the test"
             return Answer([TopicResult(name, error=self.refuse_topics, message=message) for name in request.names])
         image: MetadataImage = self.metadata.image
+        (name,) = request.names
         count = self.config.offsets_topic_num_partitions
         state = PartitionState(NODE_ID, 0, (NODE_ID,), (NODE_ID,), 0)
-        topic = TopicImage(CONSUMER_OFFSETS, TopicId(topic_id(CONSUMER_OFFSETS)), (state,) * count, {})
+        topic = TopicImage(name, TopicId(topic_id(name)), (state,) * count, {})
         new = MetadataImage(
             brokers=image.brokers,
-            topics={**image.topics, CONSUMER_OFFSETS: topic},
+            topics={**image.topics, name: topic},
             topics_by_id={**image.topics_by_id, topic.topic_id: topic},
         )
         self.metadata.image = new
         self._change_roles(image, new)
         self.groups.on_image(image, new)
-        return Answer([TopicResult(CONSUMER_OFFSETS, topic.topic_id)])
+        return Answer([TopicResult(name, topic.topic_id)])
 
     # Requests
 

@@ -93,6 +93,8 @@ class Node:
             controller=self.metadata.link,
             partitions=cast(Any, partitions),
             groups=cast(Any, None),
+            transactions=cast(Any, None),
+            transaction_guard=cast(Any, None),
             producer_ids=ProducerIds(self.metadata.link, self.config.node_id),
             fetch_sessions=cast(Any, None),
             quotas=cast(Any, None),

@@ -13,7 +13,7 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import link
 from tidelog.metadata.alterations import Alteration, Change, Operation
 from tidelog.metadata.controller import NewTopic
-from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, NO_LEADER, MetadataImage
+from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, NO_LEADER, TRANSACTION_FEATURE, MetadataImage
 from tidelog.metadata.isr_changes import IsrProposal
 from tidelog.metadata.records import ClusterNamed, ControllerElected, PartitionState, encode
 from tidelog.metadata.store import LeaseLost
@@ -97,7 +97,7 @@ def test_brokers_register_fenced_and_serve_when_they_are_unfenced() -> None:
         await asyncio.sleep(1)
         for node in cluster.nodes:
             image = image_of(node)
-            assert image.feature_levels == {METADATA_FEATURE: 1, ELR_FEATURE: 1}
+            assert image.feature_levels == {METADATA_FEATURE: 1, ELR_FEATURE: 1, TRANSACTION_FEATURE: 2}
             assert image.broker_configs == {"": {"min.insync.replicas": "1"}}
             assert list(image.brokers) == [1, 2, 3]
             assert all(broker.active for broker in image.brokers.values())

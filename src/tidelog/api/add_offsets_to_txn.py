@@ -3,7 +3,7 @@
 Add the group's partition of `__consumer_offsets` to a transaction. Producers with transaction version 2 do not send it.
 """
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.transactions import code_for_version
@@ -23,7 +23,7 @@ async def handle(
             return AddOffsetsToTxnResponse()
         return AddOffsetsToTxnResponse(error_code=code_for_version(answer.code, context.api_version, FENCED_SINCE))
 
-    reply = GroupReply(build)
+    reply = CoordinatorReply(build)
     groups = services.groups.host
     try:
         if not groups.has_topic:

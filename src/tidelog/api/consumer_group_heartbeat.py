@@ -2,7 +2,7 @@
 member ids (KIP-1082).
 """
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.wire.errors import ApiError
@@ -15,7 +15,7 @@ from tidelog.wire.messages.consumer_group_heartbeat import (
 def handle(
     services: Services, context: RequestContext, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse | Pending[ConsumerGroupHeartbeatResponse]:
-    reply = GroupReply(_build)
+    reply = CoordinatorReply(_build)
     try:
         services.groups.consumer_heartbeat(
             request, context.client_id or "", f"/{context.client_host}", context.api_version, reply

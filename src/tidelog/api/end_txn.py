@@ -2,7 +2,7 @@
 the epoch with which the client continues.
 """
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.transactions import code_for_version
@@ -28,7 +28,7 @@ async def handle(
             return EndTxnResponse()
         return EndTxnResponse(producer_id=answer.producer_id, producer_epoch=answer.epoch)
 
-    reply = GroupReply(build)
+    reply = CoordinatorReply(build)
     try:
         await services.transactions.end(
             request.transactional_id,

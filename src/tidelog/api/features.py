@@ -3,15 +3,13 @@
 from typing import Final, NamedTuple
 
 from tidelog.api.services import Services
+from tidelog.metadata.features import FEATURES_OF_BROKER_ALONE, SUPPORTED_LEVELS
 from tidelog.metadata.image import TRANSACTION_FEATURE
 
 GROUP_FEATURE: Final = "group.version"
 """The only feature of Kafka that is fully supported here: the consumer group protocol (KIP-848)."""
 GROUP_VERSION: Final = 1
 """The highest level of GROUP_FEATURE. It is always the current level."""
-
-TRANSACTION_VERSION: Final = 2
-"""The highest level of TRANSACTION_FEATURE."""
 
 
 class Feature(NamedTuple):
@@ -29,19 +27,23 @@ def features(services: Services) -> dict[str, Feature]:
     own_features = {}
     if services.groups.serves_consumer_groups:
         own_features[GROUP_FEATURE] = Feature(0, GROUP_VERSION, GROUP_VERSION)
-    own_features[TRANSACTION_FEATURE] = Feature(0, TRANSACTION_VERSION, services.metadata.image.transaction_version)
+    lowest, highest = SUPPORTED_LEVELS[TRANSACTION_FEATURE]
+    own_features[TRANSACTION_FEATURE] = Feature(
+        lowest, highest, services.metadata.image.feature_level(TRANSACTION_FEATURE)
+    )
     return {**own_features, **cluster_features(services)}
 
 
 def cluster_features(services: Services) -> dict[str, Feature]:
-    """Return the features whose levels the controller finalizes. Returns no features if this broker is not registered
-    in a cluster.
+    """Return the features whose levels the controller finalizes. Returns no features if this broker is not registered.
+
+    A broker that is alone registers without features. Only the level of transaction.version can be changed there.
     """
     image = services.metadata.image
     registration = image.brokers.get(services.config.node_id)
     if registration is None:
         return {}
     return {
-        name: Feature(lowest, highest, image.feature_levels.get(name, 0))
-        for name, (lowest, highest) in registration.features.items()
+        name: Feature(lowest, highest, image.feature_level(name))
+        for name, (lowest, highest) in (registration.features or FEATURES_OF_BROKER_ALONE).items()
     }

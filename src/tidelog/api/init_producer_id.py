@@ -4,7 +4,7 @@ An idempotent producer, which has no transactional id, gets a new producer id. A
 belongs to its transactional id, with the next epoch.
 """
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.transactions import code_for_version
@@ -47,7 +47,7 @@ async def _initialize(
             return _failure(version, answer)
         return InitProducerIdResponse(producer_id=answer.producer_id, producer_epoch=answer.epoch)
 
-    reply = GroupReply(build)
+    reply = CoordinatorReply(build)
     expected = Producer(request.producer_id, request.producer_epoch)
     await services.transactions.initialize(transactional_id, request.transaction_timeout_ms, expected, reply)
     return reply.outcome()

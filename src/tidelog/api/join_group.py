@@ -3,7 +3,7 @@ instance id (KIP-345); v7: protocol type in the response (KIP-559); v8: reason (
 returns as leader need not assign partitions (KIP-814).
 """
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -31,7 +31,7 @@ def handle(
             answer.protocol_name = ""
         return answer
 
-    reply = GroupReply(build)
+    reply = CoordinatorReply(build)
     try:
         services.groups.join(request, context.client_id or "", f"/{context.client_host}", version, reply)
     except ApiError as error:

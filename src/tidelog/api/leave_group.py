@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Gathering
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
@@ -30,7 +30,7 @@ def handle(services: Services, context: RequestContext, request: LeaveGroupReque
             return LeaveGroupResponse(error_code=answer.members[0].error_code)
         return answer
 
-    reply = GroupReply(build)
+    reply = CoordinatorReply(build)
     try:
         services.groups.leave(request, reply)
     except ApiError as error:
@@ -51,7 +51,7 @@ def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> "Steps[Ou
         part_request = LeaveGroupRequest(
             group_id=request.group_id, members=request.members[start : start + MEMBERS_PER_STEP]
         )
-        reply = GroupReply(_to_response)
+        reply = CoordinatorReply(_to_response)
         try:
             services.groups.leave(part_request, reply)
         except ApiError as error:

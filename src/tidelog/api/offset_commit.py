@@ -5,7 +5,7 @@ v9: GROUP_ID_NOT_FOUND (KIP-848); v10: topic ids in place of names.
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.repeats import join_by_topic
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
@@ -54,7 +54,7 @@ def handle(
     def build(result: list[ErrorCode] | ApiError) -> Steps[OffsetCommitResponse]:
         return OffsetCommitResponse(topics=(yield from entries.answer(result)))
 
-    reply = GroupReply(build)
+    reply = CoordinatorReply(build)
     try:
         yield from services.groups.commit(commit, reply)
     except ApiError as error:

@@ -284,8 +284,8 @@ def _append(
         return deferred.answer
     base_offset, next_offset, append_time_ms, log_start_offset = appended
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
-    mark = mark_of(request.acks)
-    if not (partition.replica.high_watermark >= next_offset or partition.has_reached(mark, next_offset)):
+    is_committed = partition.replica.high_watermark >= next_offset
+    if not is_committed and not partition.has_reached(mark_of(request.acks), next_offset):
         uncommitted.append((partition, next_offset, answer))
     return answer
 

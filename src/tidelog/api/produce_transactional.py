@@ -56,7 +56,7 @@ def verify_first(
         except ApiError as error:
             raise _for_producer(error, version) from None
 
-    unverified.add(batch, header, ask, done)
+    unverified.add(batch, header, question, ask, done)
     return True
 
 

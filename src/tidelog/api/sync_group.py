@@ -2,7 +2,7 @@
 (KIP-559).
 """
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -22,7 +22,7 @@ def handle(
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     if len(request.assignments) > ASSIGNMENTS_MAX:
         return SyncGroupResponse(error_code=ErrorCode.INVALID_REQUEST)
-    reply = GroupReply(_build)
+    reply = CoordinatorReply(_build)
     try:
         services.groups.sync(request, reply)
     except ApiError as error:

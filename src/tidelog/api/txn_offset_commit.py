@@ -6,7 +6,7 @@ Commit a group's offsets in a transaction. They count when the transaction is co
 
 from typing import TYPE_CHECKING
 
-from tidelog.api.group_reply import GroupReply
+from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.offset_commit import Entries, collect
 from tidelog.api.produce_transactional import producer_code
 from tidelog.api.services import RequestContext, Services
@@ -82,7 +82,7 @@ async def _verify(
 
 
 def _commit(services: Services, commit: OffsetCommit, entries: Entries) -> "Steps[Outcome[TxnOffsetCommitResponse]]":
-    reply = GroupReply(lambda result: _response(entries, result))
+    reply = CoordinatorReply(lambda result: _response(entries, result))
     try:
         yield from services.groups.commit(commit, reply)
     except ApiError as error:

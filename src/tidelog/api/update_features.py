@@ -83,6 +83,8 @@ def _check(feature: Feature | None, update: FeatureUpdateKey, *, is_finalized: b
         raise _error(f"{name} has levels {feature.lowest} to {feature.highest}, not {level}")
     if level < feature.level and update.upgrade_type == UPGRADE:
         raise _error(f"{name} has level {feature.level}, and an upgrade to level {level} would be a downgrade")
+    if level > feature.level and update.upgrade_type != UPGRADE:
+        raise _error(f"{name} has level {feature.level}, and a downgrade to level {level} would be an upgrade")
     if level != feature.level and not is_finalized:
         raise _error(
             f"{name} remains at level {feature.level}: group.coordinator.rebalance.protocols determines it when the "

@@ -38,6 +38,7 @@ from tidelog.broker.metadata_store import (
     refuse_empty_store,
     write_marks,
 )
+from tidelog.broker.start_report import directory_state, log_start, warn_of_settings
 from tidelog.broker.transaction_parts import TransactionParts
 from tidelog.config.broker_config import ConfigError
 from tidelog.config.topic_config import TopicSettings
@@ -224,8 +225,9 @@ class BrokerServer:
             self._compaction = Compaction(self.runtime, self.config, services.partitions)
             self._compaction.start()
         seconds = self.runtime.clock.monotonic() - began_s
-        self._log_start(self._directory_state(directories, identity), seconds)
-        self._warn_of_settings()
+        is_new = identity.cluster_id is None and not len(services.partitions)
+        log_start(self.config, cluster_id, directory_state(directories, is_new=is_new), services.partitions, seconds)
+        warn_of_settings(self.config)
 
     async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
         """Create the `Peers` object, if other brokers can use the metadata store. It must exist before the partitions
@@ -349,44 +351,10 @@ class BrokerServer:
         self._services = self._make_services(directories, metadata)
         return directories, metadata
 
-    def _warn_of_settings(self) -> None:
-        """Warn of settings that were set and have no effect."""
-        for text in self.config.controller_listeners:
-            logger.info("controller listener not opened listener=%s", text)
-        for name, place, reason in self.config.ignored:
-            logger.warning("unknown setting ignored name=%s place=%s reason=%s", name, place, reason)
-        for name in self.config.settings_without_effect():
-            logger.warning("setting has no effect yet name=%s", name)
-
     def _apply_quotas(self, old: "MetadataImage", new: "MetadataImage") -> None:
         if old.client_quotas is not new.client_quotas:
             self.services.quotas.set(new.client_quotas)
             self.services.connection_quotas.set(new.client_quotas)
-
-    def _directory_state(self, directories: DataDirectories, identity: Identity) -> str:
-        """Return the state of the directories after the last stop of a broker: "clean", "unclean", or "new" if no
-        broker has used them.
-        """
-        if identity.cluster_id is None and not len(self.services.partitions):
-            return "new"
-        return "clean" if directories.clean else "unclean"
-
-    def _log_start(self, directory_state: str, seconds: float) -> None:
-        """Log the results of the start in one line. Operators read it first after a crash."""
-        partitions = self.services.partitions
-        reports = [partition.log.recovery for partition in partitions]
-        logger.info(
-            "started cluster=%s node=%d directory=%s partitions=%d offline=%d scanned_bytes=%d truncated_bytes=%d "
-            "seconds=%.3f",
-            self.cluster_id,
-            self.config.node_id,
-            directory_state,
-            partitions.count,
-            partitions.offline_count,
-            sum(report.scanned_bytes for report in reports),
-            sum(report.truncated_bytes for report in reports),
-            seconds,
-        )
 
     def _make_services(self, directories: DataDirectories, metadata: MetadataService) -> Services:
         config, runtime, cache, controller = self.config, self.runtime, self._cache, metadata.link

@@ -528,7 +528,14 @@ KEYS: tuple[Key, ...] = (
         effect=True,
         hidden=True,
     ),
-    Key("request.timeout.ms", INT, "30000", read_only=True),
+    Key(
+        "request.timeout.ms",
+        INT,
+        "30000",
+        doc="How long a change of a transaction waits for the replicas of __transaction_state.",
+        effect=True,
+        read_only=True,
+    ),
     Key(
         "socket.listen.backlog.size",
         INT,

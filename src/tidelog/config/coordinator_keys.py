@@ -18,8 +18,27 @@ CONSUMER_ASSIGNORS = {
 """The accepted items of `group.consumer.assignors`, each with the name of its assignor in the protocol."""
 
 KEYS: tuple[Key, ...] = (
-    Key("add.partitions.to.txn.retry.backoff.max.ms", INT, "100", AtLeast(0), read_only=True),
-    Key("add.partitions.to.txn.retry.backoff.ms", INT, "20", AtLeast(1), read_only=True),
+    Key(
+        "add.partitions.to.txn.retry.backoff.max.ms",
+        INT,
+        "100",
+        AtLeast(0),
+        doc=(
+            "How long the leader of a partition asks the coordinator again to add the partition to a transaction, "
+            "while the end of the producer's last transaction is still being written."
+        ),
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "add.partitions.to.txn.retry.backoff.ms",
+        INT,
+        "20",
+        AtLeast(1),
+        doc="Pause between two such questions.",
+        effect=True,
+        read_only=True,
+    ),
     Key(
         "group.consumer.assignment.interval.ms",
         INT,
@@ -292,15 +311,92 @@ KEYS: tuple[Key, ...] = (
     Key("share.coordinator.threads", INT, "1", AtLeast(1), read_only=True),
     Key("share.coordinator.write.timeout.ms", INT, "5000", AtLeast(1), read_only=True),
     Key("share.fetch.purgatory.purge.interval.requests", INT, "1000", read_only=True),
-    Key("transaction.abort.timed.out.transaction.cleanup.interval.ms", INT, "10000", AtLeast(1), read_only=True),
-    Key("transaction.max.timeout.ms", INT, "900000", AtLeast(1), read_only=True),
-    Key("transaction.partition.verification.enable", BOOLEAN, "true"),
-    Key("transaction.remove.expired.transaction.cleanup.interval.ms", INT, "3600000", AtLeast(1), read_only=True),
+    Key(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        INT,
+        "10000",
+        AtLeast(1),
+        doc="Interval between two searches for transactions that are older than their transaction.timeout.ms.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "transaction.max.timeout.ms",
+        INT,
+        "900000",
+        AtLeast(1),
+        doc="Upper bound on the transaction.timeout.ms that a producer may request.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "transaction.partition.verification.enable",
+        BOOLEAN,
+        "true",
+        doc=(
+            "Verify that a partition belongs to the producer's transaction before the first records of the "
+            "transaction are appended. It concerns only producers that add the partitions themselves (transaction "
+            "version 1)."
+        ),
+        effect=True,
+    ),
+    Key(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        INT,
+        "3600000",
+        AtLeast(1),
+        doc=(
+            "Interval between two searches for transactional ids that nobody has used for "
+            "transactional.id.expiration.ms."
+        ),
+        effect=True,
+        read_only=True,
+    ),
     Key("transaction.state.log.load.buffer.size", INT, "5242880", AtLeast(1), read_only=True),
-    Key("transaction.state.log.min.isr", INT, "2", AtLeast(1), read_only=True),
-    Key("transaction.state.log.num.partitions", INT, "50", AtLeast(1), read_only=True),
-    Key("transaction.state.log.replication.factor", SHORT, "3", AtLeast(1), read_only=True),
-    Key("transaction.state.log.segment.bytes", INT, "104857600", AtLeast(1), read_only=True),
+    Key(
+        "transaction.state.log.min.isr",
+        INT,
+        "2",
+        AtLeast(1),
+        doc="The topic setting min.insync.replicas of __transaction_state.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "transaction.state.log.num.partitions",
+        INT,
+        "50",
+        AtLeast(1),
+        doc="Number of partitions of __transaction_state. It applies when the topic is created.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "transaction.state.log.replication.factor",
+        SHORT,
+        "3",
+        AtLeast(1),
+        doc="Number of replicas of __transaction_state. If there are fewer brokers, each broker has one replica.",
+        effect=True,
+        read_only=True,
+    ),
+    Key(
+        "transaction.state.log.segment.bytes",
+        INT,
+        "104857600",
+        AtLeast(1),
+        doc="Size of the segments of __transaction_state, in bytes.",
+        effect=True,
+        read_only=True,
+    ),
     Key("transaction.two.phase.commit.enable", BOOLEAN, "false", read_only=True),
-    Key("transactional.id.expiration.ms", INT, "604800000", AtLeast(1), read_only=True),
+    Key(
+        "transactional.id.expiration.ms",
+        INT,
+        "604800000",
+        AtLeast(1),
+        doc="Forget a transactional id that no producer has used for this long.",
+        effect=True,
+        read_only=True,
+    ),
 )

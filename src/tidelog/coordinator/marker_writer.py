@@ -1,8 +1,12 @@
 """Write the markers that end transactions, on the brokers that lead the transactions' partitions.
 
 A decided end is never given up: markers that cannot be written are tried again until the coordinator's leader epoch
-ends. The next coordinator then finds the decision in its log, and begins again. There is one exception: if a partition
-knows a higher epoch of the producer, or of the coordinator, then another coordinator has taken over.
+ends. The next coordinator then finds the decision in its log, and begins again.
+
+A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. It counts
+as written there: the transaction cannot be open in such a partition, unless another coordinator has taken over. In that
+case this coordinator cannot commit the end of the transaction. In Kafka the transaction would remain in its
+PREPARE state until another broker became the coordinator.
 """
 
 import logging
@@ -37,7 +41,8 @@ PARTITIONS_PER_REQUEST_MAX = 2_000
 """Upper bound on the partitions in one request. A transaction with more of them has a request of its own."""
 NO_LEADER = -1
 SUPERSEDED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
-"""Errors after which markers are not sent again: another coordinator has taken over."""
+"""Errors after which markers are not sent again, see above."""
+WRITTEN = (ErrorCode.NONE, *SUPERSEDED)
 
 WriteLocally = Callable[[WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]]
 
@@ -125,6 +130,9 @@ class MarkerWriter:
                 except (BrokerUnreachable, BrokenProtocol, ApiNotSupported) as error:
                     logger.info("markers not written, tried again broker=%d reason=%s", broker_id, error)
                     failed = {work: list(partitions) for work, partitions in batch.items()}
+                except Exception:
+                    logger.exception("markers not written, tried again broker=%d", broker_id)
+                    failed = {work: list(partitions) for work, partitions in batch.items()}
             if failed:
                 await self._tasks.sleep(RETRY_DELAY_S)
                 for work, partitions in failed.items():
@@ -136,6 +144,8 @@ class MarkerWriter:
     ) -> "dict[_Work, list[Partition]]":
         """Send one request. Return the partitions whose markers must be sent again."""
         works = [work for work in batch if work.coordinator.is_open]
+        if not works:
+            return {}
         request = WriteTxnMarkersRequest([_marker(work, batch[work]) for work in works])
         if broker_id == self._node_id:
             response = await self._write_locally(request)
@@ -144,6 +154,8 @@ class MarkerWriter:
             if broker is None or self._channels is None:
                 return {work: list(batch[work]) for work in works}
             response = await self._channels.ask(broker, request, WriteTxnMarkersResponse)
+        if [result.producer_id for result in response.markers] != [work.markers.producer_id for work in works]:
+            raise BrokenProtocol("the response has other markers than the request")
         failed: dict[_Work, list[Partition]] = {}
         for work, result in zip(works, response.markers, strict=True):
             codes = {
@@ -151,17 +163,18 @@ class MarkerWriter:
                 for topic in result.topics
                 for partition in topic.partitions
             }
-            self._report(work, [partition for partition in batch[work] if codes.get(partition) == ErrorCode.NONE])
-            repeated = [p for p in batch[work] if codes.get(p) not in (ErrorCode.NONE, *SUPERSEDED)]
+            written = [partition for partition in batch[work] if codes.get(partition) in WRITTEN]
+            repeated = [partition for partition in batch[work] if codes.get(partition) not in WRITTEN]
             if repeated:
                 failed[work] = repeated
-            superseded = [p for p in batch[work] if codes.get(p) in SUPERSEDED]
-            if superseded:
+            refused_count = sum(1 for partition in batch[work] if codes.get(partition) in SUPERSEDED)
+            if refused_count:
                 logger.warning(
-                    "markers refused, another coordinator has taken over transactional_id=%s partitions=%d",
+                    "markers refused, since a partition knows a higher epoch transactional_id=%s partitions=%d",
                     work.markers.transactional_id,
-                    len(superseded),
+                    refused_count,
                 )
+            self._report(work, written)
         return failed
 
     def _report(self, work: _Work, partitions: "Iterable[Partition]") -> None:

@@ -60,6 +60,7 @@ class TransactionGuard:
         self._channels = channels
         self._waiting: dict[int, list[tuple[Question, asyncio.Future[ErrorCode]]]] = {}
         self._senders: dict[int, asyncio.Task[None]] = {}
+        self._is_closed = False
 
     async def ensure(self, question: Question) -> None:
         """Return when the coordinator has confirmed that the partition belongs to the transaction.
@@ -68,18 +69,22 @@ class TransactionGuard:
         (add.partitions.to.txn.retry.backoff.max.ms), which is cheaper than to let the client try again. Raises the
         ApiError of the coordinator, or CoordinatorNotAvailable.
         """
-        ends_at_s = self._clock.monotonic() + self._config.get("add.partitions.to.txn.retry.backoff.max.ms") / 1000
+        config = self._config
+        wait_max_ms = min(config.get("add.partitions.to.txn.retry.backoff.max.ms"), config.get("request.timeout.ms"))
+        ends_at_s = self._clock.monotonic() + wait_max_ms / 1000
         while True:
             code = await self._ask(question)
             is_too_late = self._clock.monotonic() >= ends_at_s
             if code is not ErrorCode.CONCURRENT_TRANSACTIONS or not question.adds or is_too_late:
                 break
-            await self._tasks.sleep(self._config.get("add.partitions.to.txn.retry.backoff.ms") / 1000)
+            await self._tasks.sleep(config.get("add.partitions.to.txn.retry.backoff.ms") / 1000)
         if code:
             topic, index = question.partition
             raise error_for(code, f"{topic}-{index} is not in the transaction of {question.transactional_id!r}")
 
     def close(self) -> None:
+        """Answer all waiting questions, and refuse new ones."""
+        self._is_closed = True
         for sender in self._senders.values():
             sender.cancel()
         if self._channels is not None:
@@ -88,6 +93,8 @@ class TransactionGuard:
     async def _ask(self, question: Question) -> ErrorCode:
         answer: asyncio.Future[ErrorCode] = self._tasks.future()
         host = self._coordinators.host
+        if self._is_closed:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
             broker_id, _ = host.address_of(question.transactional_id, "")
         except ApiError as error:
@@ -126,17 +133,23 @@ class TransactionGuard:
 
     async def _send_all(self, broker_id: int) -> None:
         waiting = self._waiting[broker_id]
-        while waiting:
-            batch = waiting[:QUESTIONS_PER_REQUEST_MAX]
-            del waiting[:QUESTIONS_PER_REQUEST_MAX]
-            try:
-                codes = await self._send(broker_id, [question for question, _ in batch])
-            except (BrokerUnreachable, BrokenProtocol, ApiNotSupported, ApiError):
-                codes = [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(batch)
-            for (_, answer), code in zip(batch, codes, strict=True):
+        batch: list[tuple[Question, asyncio.Future[ErrorCode]]] = []
+        try:
+            while waiting:
+                batch = waiting[:QUESTIONS_PER_REQUEST_MAX]
+                del waiting[:QUESTIONS_PER_REQUEST_MAX]
+                try:
+                    codes = await self._send(broker_id, [question for question, _ in batch])
+                except (BrokerUnreachable, BrokenProtocol, ApiNotSupported, ApiError):
+                    codes = [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(batch)
+                for (_, answer), code in zip(batch, codes, strict=True):
+                    if not answer.done():
+                        answer.set_result(code)
+        finally:  # some questions have no answer if the broker stops
+            del self._waiting[broker_id], self._senders[broker_id]
+            for _, answer in [*batch, *waiting]:
                 if not answer.done():
-                    answer.set_result(code)
-        del self._senders[broker_id]
+                    answer.set_result(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     async def _send(self, broker_id: int, questions: list[Question]) -> list[ErrorCode]:
         broker = self._metadata.image.brokers.get(broker_id)
@@ -157,7 +170,10 @@ class TransactionGuard:
         response = await self._channels.ask(broker, request, AddPartitionsToTxnResponse)
         if response.error_code or len(response.results_by_transaction) != len(questions):
             raise CoordinatorNotAvailable(f"broker {broker_id} answered with error {response.error_code}")
-        return [
-            ErrorCode(result.topic_results[0].results_by_partition[0].partition_error_code)
-            for result in response.results_by_transaction
-        ]
+        try:
+            return [
+                ErrorCode(result.topic_results[0].results_by_partition[0].partition_error_code)
+                for result in response.results_by_transaction
+            ]
+        except (IndexError, ValueError):
+            raise CoordinatorNotAvailable(f"broker {broker_id} sent an answer that cannot be understood") from None

@@ -1,17 +1,20 @@
 """The transaction coordinators of this broker: one for each partition of `__transaction_state` that it leads."""
 
 from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.coordinator.host import CoordinatorHost
 from tidelog.coordinator.transaction.settings import TransactionSettings
-from tidelog.metadata.image import TRANSACTION_STATE
+from tidelog.metadata.image import TRANSACTION_FEATURE, TRANSACTION_STATE
 from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, ErrorCode, InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.coordinator.decision import Reply
-    from tidelog.coordinator.runtime import Perform
+    from tidelog.coordinator.runtime import CoordinatorPartition, Perform
     from tidelog.coordinator.transaction.core import TransactionCore
     from tidelog.coordinator.transaction.records import Partition, Transaction
     from tidelog.coordinator.transaction.transitions import Producer
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from tidelog.metadata.publisher import MetadataCache
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
+
+SWEEP_IDS_PER_TURN = 50
+"""Transactional ids that a sweep examines in one turn of the event loop."""
 
 
 class ListedTransaction(NamedTuple):
@@ -51,10 +57,8 @@ class TransactionCoordinators:
         self._runtime = runtime
         self._metadata = metadata
         self._producer_ids = producer_ids
-        self._settings = TransactionSettings(
-            timeout_max_ms=config.get("transaction.max.timeout.ms"),
-            id_expiration_ms=config.get("transactional.id.expiration.ms"),
-        )
+        self._timeout_max_ms = config.get("transaction.max.timeout.ms")
+        self._settings = TransactionSettings(id_expiration_ms=config.get("transactional.id.expiration.ms"))
         self.host: CoordinatorHost[TransactionCore] = CoordinatorHost(
             TRANSACTION_STATE,
             runtime=runtime,
@@ -89,9 +93,9 @@ class TransactionCoordinators:
         from tidelog.coordinator.transaction.core import InitCall
 
         _check_id(transactional_id)
-        if not 0 < timeout_ms <= self._settings.timeout_max_ms:
+        if not 0 < timeout_ms <= self._timeout_max_ms:
             raise ApiError(
-                f"the transaction timeout {timeout_ms} ms is not between 1 and {self._settings.timeout_max_ms} "
+                f"the transaction timeout {timeout_ms} ms is not between 1 and {self._timeout_max_ms} "
                 "(transaction.max.timeout.ms)",
                 ErrorCode.INVALID_TRANSACTION_TIMEOUT,
             )
@@ -178,20 +182,26 @@ class TransactionCoordinators:
 
     async def abort_timed_out(self) -> None:
         """Abort the transactions that take longer than the timeout of their producer."""
-        for coordinator in self.host.loaded():
-            coordinator.apply_all(coordinator.core.abort_timed_out(coordinator.now()))
-            await self._runtime.tasks.sleep(0)
+        async for coordinator, ids in self._ids_in_turns():
+            coordinator.apply_all(coordinator.core.abort_timed_out(ids, coordinator.now()))
 
     async def remove_expired(self) -> None:
         """Forget the transactional ids that nobody has used for transactional.id.expiration.ms."""
+        async for coordinator, ids in self._ids_in_turns():
+            coordinator.apply(coordinator.core.remove_expired(ids, coordinator.now()))
+
+    async def _ids_in_turns(self) -> "AsyncIterator[tuple[CoordinatorPartition[TransactionCore], list[str]]]":
+        """Yield some transactional ids in each turn of the event loop, until all were yielded."""
         for coordinator in self.host.loaded():
-            coordinator.apply_all(coordinator.core.remove_expired(coordinator.now()))
-            await self._runtime.tasks.sleep(0)
+            ids = iter(coordinator.core.transactional_ids())
+            while coordinator.is_loaded and (some := list(islice(ids, SWEEP_IDS_PER_TURN))):
+                yield coordinator, some
+                await self._runtime.tasks.sleep(0)
 
     def _new_core(self) -> "TransactionCore":
         from tidelog.coordinator.transaction.core import TransactionCore
 
-        return TransactionCore(self._settings, lambda: self._metadata.image.transaction_version)
+        return TransactionCore(self._settings, lambda: self._metadata.image.feature_level(TRANSACTION_FEATURE))
 
 
 def _check_id(transactional_id: str) -> None:

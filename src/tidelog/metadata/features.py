@@ -12,13 +12,26 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.elections import MIN_INSYNC_REPLICAS
 from tidelog.metadata.eligible_replicas import clear_elr
-from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, ImageBuilder, MetadataImage
+from tidelog.metadata.image import (
+    ELR_FEATURE,
+    METADATA_FEATURE,
+    TRANSACTION_FEATURE,
+    ImageBuilder,
+    MetadataImage,
+)
 from tidelog.metadata.records import BrokerConfigChanged, FeatureLevelChanged, JournalRecord
 from tidelog.wire.errors import ApiError, ErrorCode
 
-SUPPORTED_LEVELS: Final[Mapping[str, tuple[int, int]]] = {METADATA_FEATURE: (0, 1), ELR_FEATURE: (0, 1)}
+SUPPORTED_LEVELS: Final[Mapping[str, tuple[int, int]]] = {
+    METADATA_FEATURE: (0, 1),
+    ELR_FEATURE: (0, 1),
+    TRANSACTION_FEATURE: (0, 2),
+}
 """The lowest and the highest level that this version of Tidelog supports, for each feature that the controller
 knows."""
+FEATURES_OF_BROKER_ALONE: Final[Mapping[str, tuple[int, int]]] = {TRANSACTION_FEATURE: (0, 2)}
+"""The features of a broker without a cluster, which registers without features: it has no other broker that must
+support their levels."""
 
 
 class LevelChange(NamedTuple):
@@ -37,29 +50,36 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
     - or if it switches ELR off while a partition has an empty ISR.
     """
     feature, level, _ = change
-    present = image.feature_levels.get(feature, 0)
+    present = image.feature_level(feature)
     lowest, highest = SUPPORTED_LEVELS.get(feature, (0, 0))
     if not lowest <= level <= highest:
         raise _refusal(f"the controller supports levels {lowest} to {highest} of {feature}, not {level}")
+    is_alone = _is_alone(image)
     for broker in image.brokers.values():
-        lowest, highest = broker.features.get(feature, (0, 0))
+        supported = broker.features or (FEATURES_OF_BROKER_ALONE if is_alone else {})
+        lowest, highest = supported.get(feature, (0, 0))
         if not lowest <= level <= highest:
             raise _refusal(
                 f"broker {broker.broker_id} supports levels {lowest} to {highest} of {feature}, not {level}; upgrade "
                 "or unregister it"
             )
-    if level == present:
+    if level == present and (not level or feature in image.feature_levels):
         return JournalDecision([], None)
     if level < present and not change.allow_downgrade:
         raise _refusal(f"{feature} has level {present}, and an upgrade to level {level} would be a downgrade")
     if level < present and feature == METADATA_FEATURE:
         raise _refusal(f"{feature} has level {present} and cannot be lowered: the journal has records of that level")
-    if feature != METADATA_FEATURE and not image.has_fencing:
+    if feature != METADATA_FEATURE and not image.has_fencing and not is_alone:
         raise _refusal(f"{feature} needs level 1 of {METADATA_FEATURE}")
     records: list[JournalRecord] = [FeatureLevelChanged(feature, level)]
     if feature == ELR_FEATURE:
         records += _elr_records(image, level, config)
     return JournalDecision(records, None)
+
+
+def _is_alone(image: MetadataImage) -> bool:
+    """Whether the only registered broker has no cluster. Such a broker registers without features."""
+    return len(image.brokers) == 1 and not any(broker.features for broker in image.brokers.values())
 
 
 def change_feature_levels(

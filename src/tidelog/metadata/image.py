@@ -41,8 +41,8 @@ ELR_FEATURE: Final = "eligible.leader.replicas.version"
 """Kafka's feature for eligible leader replicas (KIP-966)."""
 TRANSACTION_FEATURE: Final = "transaction.version"
 """The protocol of transactions (KIP-890): with level 2, each end of a transaction increments the producer's epoch."""
-TRANSACTION_VERSION_DEFAULT: Final = 2
-"""The level of TRANSACTION_FEATURE if the journal does not say it."""
+LEVELS_WITHOUT_RECORD: Final[Mapping[str, int]] = {TRANSACTION_FEATURE: 2}
+"""The levels of features that the journal does not mention; 0 for all others."""
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
@@ -164,7 +164,9 @@ class MetadataImage:
         self.partition_count = partition_count
         """Number of partitions of all topics."""
         self.feature_levels = feature_levels
-        """Finalized levels of the cluster's features (KIP-584). Features of level 0 are not listed."""
+        """Finalized levels of the cluster's features (KIP-584). Level 0 is listed only for the features of
+        LEVELS_WITHOUT_RECORD. `feature_level` returns the level of any feature.
+        """
 
     def is_active(self, broker_id: int) -> bool:
         """Return whether the broker is registered, not fenced and not shutting down."""
@@ -183,10 +185,9 @@ class MetadataImage:
         """
         return self.feature_levels.get(METADATA_FEATURE, 0) > 0
 
-    @property
-    def transaction_version(self) -> int:
-        """The finalized level of TRANSACTION_FEATURE."""
-        return self.feature_levels.get(TRANSACTION_FEATURE, TRANSACTION_VERSION_DEFAULT)
+    def feature_level(self, feature: str) -> int:
+        """Return the finalized level of a feature."""
+        return self.feature_levels.get(feature, LEVELS_WITHOUT_RECORD.get(feature, 0))
 
     def reported_controller(self, node_id: int) -> int:
         """Return the broker to which clients should send requests for the controller; -1 if all brokers are fenced.
@@ -291,7 +292,7 @@ class ImageBuilder:
 
     def _feature_level_changed(self, record: FeatureLevelChanged) -> None:
         levels = {**self._feature_levels, record.feature: record.level}
-        self._feature_levels = {feature: level for feature, level in levels.items() if level}
+        self._feature_levels = {name: level for name, level in levels.items() if level or name in LEVELS_WITHOUT_RECORD}
 
     def _leadership_renewed(self, record: LeadershipRenewed) -> None:
         renewed: dict[PartitionState, PartitionState] = {}

@@ -4,12 +4,13 @@ Only the first batch of a transaction in a partition waits, and the batches that
 batches of all other producers are appended meanwhile.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.validation import NotInline
 from tidelog.wire.batches import BatchHeader
-from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower
+from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, OutOfOrderSequenceNumber
 
 if TYPE_CHECKING:
     from tidelog.log.appended import Appended
@@ -18,79 +19,151 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Tasks
 
 ACKS_ALL = -1
+REFUSED_MAX = 1_000
+"""Upper bound on the producers whose last refused batch a partition remembers."""
+RETRIED = (
+    ErrorCode.CONCURRENT_TRANSACTIONS,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+)
+"""Errors after which producers send the batch again."""
+
 Ask = Callable[[], Awaitable[None]]
 """Asks the coordinator. Raises the ApiError with which the batches are refused."""
+
+
+class _Waiting(NamedTuple):
+    batch: bytearray
+    question: Hashable
+    ask: Ask
+    done: "Outcome"
 
 
 class UnverifiedBatches:
     """The waiting batches of one partition; usually empty. All methods are called on the event loop."""
 
-    __slots__ = ("_bytes", "_partition", "_tasks", "_waiting")
+    __slots__ = ("_bytes", "_partition", "_refused", "_tasks", "_waiting")
 
     def __init__(self, partition: "Partition", tasks: "Tasks", queued_bytes: "QueuedBytes") -> None:
         self._partition = partition
         self._tasks = tasks
         self._bytes = queued_bytes
-        self._waiting: dict[int, list[tuple[bytearray, Outcome]]] = {}
+        self._waiting: dict[int, deque[_Waiting]] = {}
         """By producer id, in the order of their arrival."""
+        self._refused: dict[int, tuple[int, int]] = {}
+        """By producer id: the epoch and the lowest base sequence of batches that were refused and may be sent again."""
 
     def must_wait(self, header: BatchHeader) -> bool:
         """Return whether the batch of a transaction must be passed to `add`.
 
         That is so unless it continues the transaction that the partition has records of.
         """
-        if header.producer_id in self._waiting:
-            return True
-        entry = self._partition.log.producers.entries.get(header.producer_id)
-        return entry is None or entry.transaction_start < 0 or entry.epoch != header.producer_epoch
+        return header.producer_id in self._waiting or not self._continues_transaction(header)
 
-    def add(self, batch: memoryview, header: BatchHeader, ask: Ask, done: "Outcome") -> None:
+    def add(self, batch: memoryview, header: BatchHeader, question: Hashable, ask: Ask, done: "Outcome") -> None:
         """Append the batch when the coordinator has confirmed it. `done` is called later with the result.
 
-        Raises RequestTimedOut if too many bytes wait already.
+        `question` is equal for batches with the same answer. Raises RequestTimedOut if too many bytes wait already.
         """
         self._bytes.reserve(len(batch))
+        item = _Waiting(bytearray(batch), question, ask, done)
         waiting = self._waiting.get(header.producer_id)
         if waiting is not None:
-            waiting.append((bytearray(batch), done))
+            waiting.append(item)
             return
-        self._waiting[header.producer_id] = [(bytearray(batch), done)]
+        waiting = self._waiting[header.producer_id] = deque([item])
         name = f"verify-{self._partition.topic}-{self._partition.index}"
-        self._tasks.spawn(self._verify(header.producer_id, ask), name=name)
+        self._tasks.spawn(self._verify_all(header.producer_id, waiting), name=name)
 
-    async def _verify(self, producer_id: int, ask: Ask) -> None:
+    async def _verify_all(self, producer_id: int, waiting: deque[_Waiting]) -> None:
+        """Verify and append the batches of one producer, until there are none."""
+        error: ApiError | None = None
+        try:
+            while waiting:
+                item = waiting[0]
+                header = BatchHeader(item.batch)
+                error = None if self._continues_transaction(header) else await self._verify(producer_id, item)
+                if error is None:
+                    self._append(waiting, header)
+                    continue
+                # Batches of the same transaction behind it are refused, too, so that their order does not change.
+                if error.code in RETRIED:
+                    self._remember_refused(header)
+                while waiting and waiting[0].question == item.question:
+                    self._remove_first(waiting)(error)
+        finally:  # something is left if the broker stops
+            del self._waiting[producer_id]
+            while waiting:
+                self._remove_first(waiting)(NotLeaderOrFollower("the broker stops"))
+
+    async def _verify(self, producer_id: int, item: _Waiting) -> ApiError | None:
+        """Return the error with which the batch must be refused, or None if it may be appended."""
         partition, producers = self._partition, self._partition.log.producers
         leader_epoch = partition.leader_epoch
         verification = producers.begin_verification(producer_id)
-        error: ApiError | None = NotLeaderOrFollower("the broker stops")
         try:
-            await ask()
-            error = None
+            await item.ask()
             if partition.leader_epoch != leader_epoch or partition.log.producers is not producers:
-                error = NotLeaderOrFollower(f"the leader epoch of {partition.topic}-{partition.index} has ended")
-            elif not producers.is_verification_valid(producer_id, verification):
+                return NotLeaderOrFollower(f"the leader epoch of {partition.topic}-{partition.index} has ended")
+            if not producers.is_verification_valid(producer_id, verification):
                 # The coordinator may have confirmed a transaction that has ended since.
-                error = ApiError("the transaction has ended meanwhile", ErrorCode.INVALID_TXN_STATE)
+                return ApiError("the transaction has ended meanwhile", ErrorCode.INVALID_TXN_STATE)
         except ApiError as refusal:
-            error = refusal
+            return refusal
         finally:
             producers.end_verification(producer_id, verification)
-            for batch, done in self._waiting.pop(producer_id):
-                self._bytes.total -= len(batch)
-                if error is None:
-                    self._append(batch, done)
-                else:
-                    done(error)
+        return self._check_sequence(BatchHeader(item.batch))
 
-    def _append(self, batch: bytearray, done: "Outcome") -> None:
+    def _check_sequence(self, header: BatchHeader) -> ApiError | None:
+        """Refuse a batch that overtakes an earlier one, which was refused and will be sent again.
+
+        The log cannot notice it if it has no batch of the producer yet.
+        """
+        refused = self._refused.get(header.producer_id)
+        if refused is None:
+            return None
+        epoch, sequence = refused
+        if header.producer_epoch == epoch and header.base_sequence > sequence and not self._has_batches_of(header):
+            return OutOfOrderSequenceNumber(
+                f"producer {header.producer_id} epoch {epoch} sent sequence {header.base_sequence}, expected {sequence}"
+            )
+        del self._refused[header.producer_id]
+        return None
+
+    def _remember_refused(self, header: BatchHeader) -> None:
+        epoch, sequence = self._refused.pop(header.producer_id, (header.producer_epoch, header.base_sequence))
+        if epoch != header.producer_epoch or header.base_sequence < sequence:
+            epoch, sequence = header.producer_epoch, header.base_sequence
+        self._refused[header.producer_id] = epoch, sequence
+        if len(self._refused) > REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+
+    def _has_batches_of(self, header: BatchHeader) -> bool:
+        """Return whether the log knows the sequence of this producer and epoch."""
+        entry = self._partition.log.producers.entries.get(header.producer_id)
+        return entry is not None and entry.epoch == header.producer_epoch and entry.next_sequence > 0
+
+    def _continues_transaction(self, header: BatchHeader) -> bool:
+        entry = self._partition.log.producers.entries.get(header.producer_id)
+        return entry is not None and entry.transaction_start >= 0 and entry.epoch == header.producer_epoch
+
+    def _remove_first(self, waiting: deque[_Waiting]) -> "Outcome":
+        item = waiting.popleft()
+        self._bytes.total -= len(item.batch)
+        return item.done
+
+    def _append(self, waiting: deque[_Waiting], header: BatchHeader) -> None:
+        """Append the first waiting batch. Batches that arrive during the call wait behind the others."""
+        batch = waiting[0].batch
+        done = self._remove_first(waiting)
         partition = self._partition
         outcome: Appended | ApiError | None
         try:
             if partition.appends_directly:
-                outcome = partition.append(memoryview(batch), BatchHeader(batch))
+                outcome = partition.append(memoryview(batch), header)
             else:
                 partition.check_writable(ACKS_ALL)
-                outcome = partition.queue.append(memoryview(batch), BatchHeader(batch), done)
+                outcome = partition.queue.append(memoryview(batch), header, done)
         except NotInline:
             partition.queue.examine(memoryview(batch), done)
             return

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from group_harness.virtual_broker import NODE_ID, VirtualBroker
-from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.metadata.image import CONSUMER_OFFSETS, TRANSACTION_STATE
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest
 from tidelog.wire.messages.heartbeat import HeartbeatRequest
@@ -64,13 +64,20 @@ def test_several_keys(broker: VirtualBroker, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 7))
-def test_a_transactional_id_is_refused_for_good(broker: VirtualBroker, version: int) -> None:
+def test_the_first_transactional_id_makes_the_topic_of_transactions(broker: VirtualBroker, version: int) -> None:
     response = broker.call("FindCoordinator", version, request(version, "tx", key_type=1))
     told = response.coordinators[0] if version >= 4 else response
-    assert told.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert "transactions are not supported" in told.error_message
-    assert told.node_id == -1
-    assert broker.made_topics == []
+    assert (told.error_code, told.node_id, told.host, told.port) == (ErrorCode.NONE, NODE_ID, "broker.example", 9092)
+    assert broker.made_topics == [TRANSACTION_STATE]
+    broker.call("FindCoordinator", version, request(version, "another", key_type=1))
+    assert broker.made_topics == [TRANSACTION_STATE]
+
+
+@pytest.mark.parametrize("version", range(1, 7))
+def test_an_empty_transactional_id_has_no_coordinator(broker: VirtualBroker, version: int) -> None:
+    response = broker.call("FindCoordinator", version, request(version, "", key_type=1))
+    told = response.coordinators[0] if version >= 4 else response
+    assert (told.error_code, told.node_id) == (ErrorCode.INVALID_REQUEST, -1)
 
 
 @pytest.mark.parametrize("key_type", [2, 3, -1])

@@ -1,4 +1,7 @@
-"""InitProducerId. The expectations are Kafka 4.3.1's answers, except for transactional ids."""
+"""InitProducerId without a transactional id. The expectations are Kafka 4.3.1's answers.
+
+tests/unit/api/transactions has the tests with a transactional id.
+"""
 
 from typing import Any
 
@@ -22,13 +25,10 @@ def test_every_producer_gets_an_id_of_its_own(version: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
-        ({"transactional_id": ""}, 42),
         ({"transactional_id": None, "producer_id": 3}, 42),
         ({"transactional_id": None, "producer_epoch": 0}, 42),
         ({"transactional_id": "", "producer_id": 3}, 42),
         ({"transactional_id": "mine", "producer_id": 3}, 42),
-        ({"transactional_id": "mine"}, 53),
-        ({"transactional_id": "mine", "producer_id": 3, "producer_epoch": 1}, 53),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], code: int) -> None:

@@ -125,7 +125,7 @@ def test_coordinators_topics_are_made_as_they_are_needed() -> None:
         answer = await node.call("Metadata", 13, topics=named("__consumer_offsets", "__transaction_state"))
         assert [(t.name, t.is_internal, len(t.partitions)) for t in answer.topics] == [
             ("__consumer_offsets", True, 5),
-            ("__transaction_state", True, 1),
+            ("__transaction_state", True, 50),
         ]
 
     with_node(scenario, offsets_topic_num_partitions="5")

@@ -1,4 +1,4 @@
-"""UpdateFeatures. The expectations are Kafka 4.3.1's answers, except that no level changes."""
+"""UpdateFeatures. The expectations are Kafka 4.3.1's answers, except that the level of group.version never changes."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from metadata_harness.controlled import Node, with_node
+from tidelog.api.features import features
 from tidelog.wire.messages.update_features import FeatureUpdateKey
 
 UPGRADE, SAFE, UNSAFE = 1, 2, 3
@@ -50,6 +51,30 @@ def test_one_refusal_is_all_of_the_answer(update: tuple[str, int, int], word: st
         answer = await asked(node, 1, ("group.version", 1, UPGRADE), update)
         assert (answer.error_code, answer.results) == (REFUSED, [])
         assert word in answer.error_message
+
+    with_node(scenario)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_level_of_transactions_changes(version: int) -> None:
+    async def scenario(node: Node) -> None:
+        for level, kind in ((1, SAFE), (0, UNSAFE), (1, UPGRADE), (2, UPGRADE)):
+            assert (await asked(node, version, ("transaction.version", level, kind))).error_code == 0
+            assert features(node.services)["transaction.version"] == (0, 2, level)
+        for level, kind in ((1, UPGRADE), (3, UPGRADE)):
+            answer = await asked(node, version, ("transaction.version", level, kind))
+            assert answer.error_code == REFUSED
+        assert features(node.services)["transaction.version"] == (0, 2, 2)
+
+    with_node(scenario)
+
+
+def test_a_downgrade_to_a_higher_level_is_refused() -> None:
+    async def scenario(node: Node) -> None:
+        assert (await asked(node, 2, ("transaction.version", 0, SAFE))).error_code == 0
+        answer = await asked(node, 2, ("transaction.version", 1, SAFE))
+        assert answer.error_code == REFUSED
+        assert "would be an upgrade" in answer.error_message
 
     with_node(scenario)
 

@@ -48,7 +48,7 @@ def commit(broker: VirtualBroker, group: str, offset: int = 5, topic: str = "t")
 def committed(broker: VirtualBroker, group: str, topic: str = "t") -> int | None:
     told: list[Any] = []
 
-    def read(durable: Any) -> int | None:
+    def read(durable: Any, _pending: object) -> int | None:
         value = durable.committed_offset(topic, 0) if durable else None
         return value.offset if value else None
 
@@ -126,7 +126,7 @@ def test_while_loading(broker: VirtualBroker) -> None:
     with pytest.raises(CoordinatorLoadInProgress):
         list(again.groups.listing())
     with pytest.raises(CoordinatorLoadInProgress):
-        again.groups.read_offsets("g", lambda durable: None, print)
+        again.groups.read_offsets("g", lambda durable, pending: None, print)
 
 
 def test_while_a_load_fails_clients_are_told_and_no_list_is_short(broker: VirtualBroker) -> None:

@@ -7,7 +7,7 @@ from metadata_harness.journal_life import JournalLife
 from tidelog.metadata.alterations import TOPIC_RESOURCE, Alteration, Change, Operation, alter_configs
 from tidelog.metadata.eligible_replicas import clear_elr_after
 from tidelog.metadata.features import SUPPORTED_LEVELS, LevelChange, change_feature_level, check_supported
-from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, MetadataImage
+from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, TRANSACTION_FEATURE, MetadataImage, snapshot
 from tidelog.metadata.records import (
     BrokerConfigChanged,
     BrokerRegistered,
@@ -57,6 +57,44 @@ def test_a_level_that_all_brokers_support_is_finalized() -> None:
         check_supported(finalized, 3, {ELR_FEATURE: (0, 1)})
     assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
     check_supported(finalized, 3, {METADATA_FEATURE: (1, 2)})
+
+
+def test_the_level_of_transactions_may_be_lowered_to_0_and_raised_again() -> None:
+    before = image(FeatureLevelChanged(METADATA_FEATURE, 1), supporting(1))
+    assert before.feature_level(TRANSACTION_FEATURE) == 2
+    for level, present in ((0, 2), (1, 0), (0, 1), (2, 0)):
+        change = LevelChange(TRANSACTION_FEATURE, level, allow_downgrade=level < present)
+        decision = change_feature_level(before, change, settings())
+        assert decision.records == [FeatureLevelChanged(TRANSACTION_FEATURE, level)]
+        before = image(FeatureLevelChanged(METADATA_FEATURE, 1), *decision.records, supporting(1))
+        assert before.feature_level(TRANSACTION_FEATURE) == level
+        assert change_feature_level(before, change, settings()).records == []
+    with pytest.raises(ApiError, match="would be a downgrade"):
+        change_feature_level(before, LevelChange(TRANSACTION_FEATURE, 1), settings())
+    with pytest.raises(ApiError, match="the controller supports levels 0 to 2"):
+        change_feature_level(before, LevelChange(TRANSACTION_FEATURE, 3), settings())
+
+
+def test_the_level_of_transactions_survives_a_snapshot() -> None:
+    lowered = image(FeatureLevelChanged(TRANSACTION_FEATURE, 0), brokers=[1])
+    assert FeatureLevelChanged(TRANSACTION_FEATURE, 0) in snapshot(lowered)
+    assert image(brokers=[1]).feature_level(TRANSACTION_FEATURE) == 2
+
+
+def test_a_new_level_of_transactions_keeps_brokers_away_that_have_no_transactions() -> None:
+    before = image(FeatureLevelChanged(METADATA_FEATURE, 1), supporting(1))
+    decision = change_feature_level(before, LevelChange(TRANSACTION_FEATURE, 2), settings())
+    assert decision.records == [FeatureLevelChanged(TRANSACTION_FEATURE, 2)]
+    with pytest.raises(ApiError, match=r"level 2 is finalized: upgrade this broker"):
+        check_supported(image(*decision.records), 3, {METADATA_FEATURE: (0, 1)})
+
+
+def test_a_broker_that_is_alone_changes_the_level_of_transactions_only() -> None:
+    alone = image(broker(1))
+    decision = change_feature_level(alone, LevelChange(TRANSACTION_FEATURE, 1, allow_downgrade=True), settings())
+    assert decision.records == [FeatureLevelChanged(TRANSACTION_FEATURE, 1)]
+    with pytest.raises(ApiError, match="broker 1 supports levels 0 to 0"):
+        change_feature_level(alone, LevelChange(ELR_FEATURE, 1), settings())
 
 
 def test_elr_gives_min_insync_replicas_one_value() -> None:

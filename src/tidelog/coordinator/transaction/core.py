@@ -17,8 +17,9 @@ from tidelog.coordinator.transaction.records import (
     Transaction,
     TransactionRecord,
     decode_record,
+    size_of,
 )
-from tidelog.coordinator.transaction.settings import TRANSACTIONAL_IDS_MAX, TransactionSettings
+from tidelog.coordinator.transaction.settings import BYTES_MAX, TRANSACTIONAL_IDS_MAX, TransactionSettings
 from tidelog.coordinator.transaction.transitions import (
     Producer,
     add_partitions,
@@ -33,8 +34,6 @@ from tidelog.coordinator.transaction.transitions import (
 )
 from tidelog.wire.errors import ApiError, CoordinatorNotAvailable, ErrorCode
 
-SWEEP_RECORDS_MAX = 500
-"""Upper bound on the records in one batch of a sweep."""
 EXPIRABLE = (Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT)
 
 
@@ -70,6 +69,8 @@ class TransactionCore:
         self._level_now = level_now
         self._entries: dict[str, _Entry] = {}
         self._last_removal_offset = 0
+        self._bytes = 0
+        """Sum of `size_of` all entries."""
 
     # Durable state
 
@@ -80,12 +81,17 @@ class TransactionCore:
     def replay(self, record: TransactionRecord, next_offset: int) -> None:
         state = record.transaction
         if state is None:
-            if self._entries.pop(record.transactional_id, None) is not None:
+            removed = self._entries.pop(record.transactional_id, None)
+            if removed is not None:
                 self._last_removal_offset = next_offset
+                self._bytes -= size_of(record.transactional_id, removed.state)
             return
         entry = self._entries.get(record.transactional_id)
         if entry is None:
             entry = self._entries[record.transactional_id] = _Entry(state, next_offset)
+        else:
+            self._bytes -= size_of(record.transactional_id, entry.state)
+        self._bytes += size_of(record.transactional_id, state)
         entry.state, entry.next_offset = state, next_offset
         entry.unwritten = set(state.partitions) if state.status.is_prepared else set()
 
@@ -120,8 +126,10 @@ class TransactionCore:
     def initialize(self, call: InitCall, reply: Reply, now: Moment) -> Decision:
         """Handle InitProducerId. The reply is a Producer. Raises CoordinatorNotAvailable for too many ids."""
         state = self._state(call.transactional_id)
-        if state is None and len(self._entries) >= TRANSACTIONAL_IDS_MAX:
-            raise CoordinatorNotAvailable(f"this coordinator has {TRANSACTIONAL_IDS_MAX} transactional ids already")
+        if state is None:
+            if len(self._entries) >= TRANSACTIONAL_IDS_MAX:
+                raise CoordinatorNotAvailable(f"this coordinator has {TRANSACTIONAL_IDS_MAX} transactional ids already")
+            self._check_memory()
         out = self._decision(call.transactional_id)
         try:
             if state is not None and state.status is Status.ONGOING:
@@ -145,7 +153,11 @@ class TransactionCore:
         reply: Reply,
         now: Moment,
     ) -> Decision:
-        """Add partitions to the producer's transaction, and begin one if it has none. The reply is None."""
+        """Add partitions to the producer's transaction, and begin one if it has none. The reply is None.
+
+        Raises CoordinatorNotAvailable for too many partitions in all transactions together.
+        """
+        self._check_memory()
         out = self._decision(transactional_id)
         try:
             after = add_partitions(self._state(transactional_id), producer, partitions, version, now)
@@ -254,10 +266,17 @@ class TransactionCore:
     def expire(self, now: Moment) -> Iterator[Decision]:
         return iter(())
 
-    def abort_timed_out(self, now: Moment) -> Iterator[Decision]:
-        """Yield a decision for each transaction that is older than its transaction.timeout.ms: it will be aborted."""
-        for transactional_id, entry in list(self._entries.items()):
-            state = entry.state
+    def transactional_ids(self) -> list[str]:
+        return list(self._entries)
+
+    def abort_timed_out(self, transactional_ids: Iterable[str], now: Moment) -> Iterator[Decision]:
+        """Yield a decision for each of these ids whose transaction is older than its transaction.timeout.ms: it will be
+        aborted.
+        """
+        for transactional_id in transactional_ids:
+            state = self._state(transactional_id)
+            if state is None:
+                continue
             if state.status is Status.ONGOING and now.wall_ms - state.started_ms > state.timeout_ms:
                 out = Decision()
                 self._fence(transactional_id, state, out, now)
@@ -270,18 +289,16 @@ class TransactionCore:
                 )
                 yield out
 
-    def remove_expired(self, now: Moment) -> Iterator[Decision]:
-        """Yield decisions that forget the transactional ids that were not used for transactional.id.expiration.ms."""
+    def remove_expired(self, transactional_ids: Iterable[str], now: Moment) -> Decision:
+        """Forget those of these ids that were not used for transactional.id.expiration.ms."""
         out = Decision()
-        for transactional_id, entry in list(self._entries.items()):
-            state = entry.state
-            if state.status in EXPIRABLE and now.wall_ms - state.updated_ms > self._settings.id_expiration_ms:
+        for transactional_id in transactional_ids:
+            state = self._state(transactional_id)
+            if state is None or state.status not in EXPIRABLE:
+                continue
+            if now.wall_ms - state.updated_ms > self._settings.id_expiration_ms:
                 out.records.append(TransactionRecord(transactional_id, None))
-                if len(out.records) >= SWEEP_RECORDS_MAX:
-                    yield out
-                    out = Decision()
-        if out.records:
-            yield out
+        return out
 
     # Implementation
 
@@ -295,6 +312,10 @@ class TransactionCore:
         entry = self._entries.get(transactional_id)
         out.reply_offset = self._last_removal_offset if entry is None else entry.next_offset
         return out
+
+    def _check_memory(self) -> None:
+        if self._bytes >= BYTES_MAX:
+            raise CoordinatorNotAvailable(f"the transactions of this coordinator have {BYTES_MAX} bytes already")
 
     def _change(self, transactional_id: str, after: Transaction, out: Decision) -> None:
         out.records.append(TransactionRecord(transactional_id, after, self._level_now()))

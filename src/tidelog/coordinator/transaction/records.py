@@ -55,6 +55,13 @@ class Status(IntEnum):
         return self in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
 
 
+ID_BYTES = 500
+"""About the memory of a transactional id without partitions."""
+PARTITION_BYTES = 200
+"""About the memory of one partition of a transaction."""
+NEVER_STORED = (Status.DEAD, Status.PREPARE_EPOCH_FENCE)
+
+
 class Transaction(NamedTuple):
     """The durable state of one transactional id: its producer, and the producer's current or last transaction."""
 
@@ -86,6 +93,11 @@ class Transaction(NamedTuple):
 
 def is_epoch_exhausted(epoch: int) -> bool:
     return epoch >= EPOCH_MAX - 1
+
+
+def size_of(transactional_id: str, transaction: Transaction) -> int:
+    """Return about how many bytes of memory a transactional id needs."""
+    return ID_BYTES + len(transactional_id) + len(transaction.partitions) * PARTITION_BYTES
 
 
 class TransactionRecord:
@@ -148,7 +160,9 @@ def decode_record(key: bytes, value: bytes | None) -> TransactionRecord | None:
     try:
         status = Status(decoded.transaction_status)
     except ValueError:
-        raise MalformedMessage(f"a transaction record has status {decoded.transaction_status}") from None
+        status = Status.DEAD
+    if status in NEVER_STORED:
+        raise MalformedMessage(f"a transaction record has status {decoded.transaction_status}")
     transaction = Transaction(
         producer_id=decoded.producer_id,
         producer_epoch=decoded.producer_epoch,

@@ -5,14 +5,15 @@ from typing import NamedTuple
 TRANSACTIONAL_IDS_MAX = 200_000
 """Maximum number of transactional ids in one partition of `__transaction_state`. A producer with a new id is refused
 beyond it, so that clients with random ids cannot fill the memory."""
-PARTITIONS_MAX = 100_000
-"""Maximum number of partitions in one transaction."""
+PARTITIONS_MAX = 10_000
+"""Maximum number of partitions in one transaction. Each change of a transaction writes all of them into a record."""
+BYTES_MAX = 256 << 20
+"""Maximum size of all transactions in one partition of `__transaction_state`, in bytes of memory, as `size_of` counts.
+Beyond it, new transactional ids and more partitions are refused."""
 
 
 class TransactionSettings(NamedTuple):
     """All times are in ms."""
 
-    timeout_max_ms: int
-    """transaction.max.timeout.ms"""
     id_expiration_ms: int
     """transactional.id.expiration.ms: a transactional id that was not used for this time is forgotten."""

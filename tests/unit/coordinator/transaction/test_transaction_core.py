@@ -12,7 +12,7 @@ from tidelog.coordinator.transaction.settings import TransactionSettings
 from tidelog.coordinator.transaction.transitions import NO_PRODUCER, Producer
 from tidelog.wire.errors import ApiError, ErrorCode
 
-SETTINGS = TransactionSettings(timeout_max_ms=900_000, id_expiration_ms=10_000)
+SETTINGS = TransactionSettings(id_expiration_ms=10_000)
 T0 = ("t", 0)
 T1 = ("t", 1)
 
@@ -176,7 +176,7 @@ def test_a_producer_continues_after_its_transaction_timed_out(coordinator: Coord
     producer = coordinator.initialize(timeout_ms=500)
     coordinator.add(producer, T0)
     coordinator.now_ms += 501
-    for decision in coordinator.core.abort_timed_out(coordinator.now):
+    for decision in coordinator.core.abort_timed_out(coordinator.core.transactional_ids(), coordinator.now):
         coordinator.apply(decision)
     assert coordinator.end(producer, commit=True) is ErrorCode.INVALID_TXN_STATE
     coordinator.write_markers()
@@ -192,9 +192,9 @@ def test_only_transactions_older_than_their_timeout_are_aborted(coordinator: Coo
         coordinator.add(coordinator.initialize(name, timeout_ms=timeout_ms), T0, name=name)
     coordinator.initialize("idle", timeout_ms=500)
     coordinator.now_ms += 500
-    assert not list(coordinator.core.abort_timed_out(coordinator.now))
+    assert not list(coordinator.core.abort_timed_out(coordinator.core.transactional_ids(), coordinator.now))
     coordinator.now_ms += 1
-    for decision in coordinator.core.abort_timed_out(coordinator.now):
+    for decision in coordinator.core.abort_timed_out(coordinator.core.transactional_ids(), coordinator.now):
         coordinator.apply(decision)
     assert [coordinator.status(name) for name in ("short", "long", "idle")] == [
         Status.PREPARE_ABORT,
@@ -335,10 +335,10 @@ def test_ids_that_nobody_uses_are_forgotten(coordinator: Coordinator) -> None:
     coordinator.initialize("idle")
     coordinator.add(producer, T0, name="busy")
     coordinator.now_ms += SETTINGS.id_expiration_ms
-    assert not list(coordinator.core.remove_expired(coordinator.now))
+    ids = coordinator.core.transactional_ids()
+    assert not coordinator.core.remove_expired(ids, coordinator.now).records
     coordinator.now_ms += 1
-    for decision in coordinator.core.remove_expired(coordinator.now):
-        coordinator.apply(decision)
+    coordinator.apply(coordinator.core.remove_expired(ids, coordinator.now))
     assert coordinator.status("idle") is None
     assert coordinator.status("busy") is Status.ONGOING
     coordinator.load_again()

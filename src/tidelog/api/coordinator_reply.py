@@ -1,4 +1,4 @@
-"""Convert a group coordinator's reply into the return value of a handler."""
+"""Convert the reply of a group's or a transaction's coordinator into the return value of a handler."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -8,7 +8,7 @@ from tidelog.api.pending import Pending
 R = TypeVar("R")
 
 
-class GroupReply(Generic[R]):
+class CoordinatorReply(Generic[R]):
     """The `Reply` of one request. `build` returns the response for the coordinator's answer or its ApiError."""
 
     __slots__ = ("_build", "_pending", "_response")
