@@ -30,7 +30,7 @@ from tidelog.wire.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from transaction_harness import RawProducer, hang
+from transaction_harness.raw_producer import RawProducer, hang
 
 Rows = list[list[str]]
 

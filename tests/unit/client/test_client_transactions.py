@@ -10,7 +10,7 @@ from tidelog.client.transactions import ActiveProducer, TransactionFilter
 from tidelog.model.ids import TopicPartition
 from tidelog.testing import Broker
 from tidelog.wire.errors import ApiError, ErrorCode
-from transaction_harness import RawProducer
+from transaction_harness.raw_producer import RawProducer
 
 ORDERS = TopicPartition("orders", 0)
 
