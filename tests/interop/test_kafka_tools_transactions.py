@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from interop_harness.java_tools import JavaTools, Ran
+from interop_harness.java_tools import START_S, JavaTools, Ran
 from interop_harness.suite import NewTopicNamed, Unique, wait_until
 from tidelog.wire.errors import ErrorCode
 from transaction_harness.raw_producer import RawProducer
@@ -52,6 +52,7 @@ class Commands:
 
 @pytest.fixture
 def commands(java: JavaTools, bootstrap: str) -> Commands:
+    java.run("cluster", "cluster-id", "--bootstrap-server", bootstrap, limit_s=START_S)
     return Commands(java, bootstrap)
 
 

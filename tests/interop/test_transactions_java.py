@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from interop_harness.java_tools import JavaTools
+from interop_harness.java_tools import START_S, JavaTools
 from interop_harness.suite import Unique, wait_until
 from interop_harness.target import kafka_jars
 from tidelog.testing import Broker
@@ -47,6 +47,7 @@ def version(request: pytest.FixtureRequest, java: JavaTools, bootstrap: str) -> 
         java.run("features", "--bootstrap-server", bootstrap, direction, "--feature", feature)
         wait_until(lambda: finalized() == str(to), feature)
 
+    java.run("cluster", "cluster-id", "--bootstrap-server", bootstrap, limit_s=START_S)
     assert finalized() == "2"
     if level != 2:
         update("downgrade", level)
