@@ -186,7 +186,7 @@ def show_transaction(transaction: "Transaction") -> None:
         f"coordinator {transaction.coordinator}",
         f"timeout {duration_text(transaction.timeout_ms / 1000)}",
     ]
-    if transaction.started_ms is not None:
+    if transaction.started_ms is not None and transaction.state in OPEN_STATES:
         details.append(f"open for {duration_text(age_ms(transaction.started_ms) / 1000)}")
     print_heading(name_text(transaction.transactional_id), *details)
     if not transaction.partitions:

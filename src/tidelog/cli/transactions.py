@@ -307,8 +307,11 @@ def listed_json(listed: "ListedTransaction") -> dict[str, Any]:
 
 
 def transaction_json(transaction: "Transaction") -> dict[str, Any]:
-    """Return the transaction as JSON. `started_ms` and `open_for_ms` are null if no transaction is open."""
-    started_ms = transaction.started_ms
+    """Return the transaction as JSON. `started_ms` and `open_for_ms` are null if no transaction is open.
+
+    A broker reports the start of the last transaction also after its end.
+    """
+    started_ms = transaction.started_ms if transaction.state in OPEN_STATES else None
     return {
         "transactional_id": transaction.transactional_id,
         "state": state_text(transaction.state),

@@ -166,8 +166,10 @@ def test_a_transactional_id_is_described(unchanged: Stage) -> None:
         "timeout_ms": 60_000,
         "partitions": [{"topic": "orders", "partition": 0}],
     }
-    [idle] = tx("transaction", "describe", "idle", "--json").json()
-    assert (idle["started_ms"], idle["open_for_ms"], idle["partitions"]) == (None, None, [])
+    for name in ("idle", "done"):  # for the ended one, the broker still reports its start
+        [other] = tx("transaction", "describe", name, "--json").json()
+        assert (other["started_ms"], other["open_for_ms"], other["partitions"]) == (None, None, [])
+    assert "open for" not in tx("transaction", "describe", "done").text
 
 
 def test_an_unknown_transactional_id_does_not_hide_the_others(unchanged: Stage) -> None:
