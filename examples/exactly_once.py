@@ -8,8 +8,10 @@ Start as many workers as SOURCE has partitions, each with a name of its own. A w
 open transaction is aborted, and another worker does the work again.
 """
 
+import os
 import signal
 import sys
+import threading
 import time
 import uuid
 
@@ -19,6 +21,9 @@ PAYMENTS = 30
 RECORDS_MAX = 500
 """Upper bound on the records of one transaction."""
 ANSWER_S = 30.0
+STUCK_S = 45.0
+"""Time limit of one transaction; the broker aborts it earlier, after transaction.timeout.ms. The process then ends, and
+must be started again: librdkafka's `send_offsets_to_transaction` can wait for ever (its issue 5456)."""
 
 
 class Worker:
@@ -55,6 +60,8 @@ class Worker:
         if not records:
             return 0
         offsets = {(record.topic(), record.partition()): record.offset() + 1 for record in records}
+        stuck = threading.Timer(STUCK_S, os._exit, [1])
+        stuck.start()
         self.producer.begin_transaction()
         try:
             for record in records:
@@ -71,6 +78,8 @@ class Worker:
             self.producer.abort_transaction(ANSWER_S)
             self.rewind()
             return 0
+        finally:
+            stuck.cancel()
         return len(records)
 
     def rewind(self) -> None:
