@@ -263,6 +263,7 @@ class Stage:
 
     async def offset(self, *, group: str = "g", index: int = 0, stable: bool = True, topic: str = TOPIC) -> int | str:
         """Return the committed offset, or the name of the error."""
+        await self.call("FindCoordinator", 4, key_type=0, coordinator_keys=[group])
         while True:
             response = await self.call(
                 "OffsetFetch",

@@ -256,7 +256,9 @@ class Fetch:
             if self._isolation == READ_COMMITTED and fits:
                 self._aborted[item] = [
                     AbortedTransaction(producer_id=t.producer_id, first_offset=t.first_offset)
-                    for t in partition.log.aborted_transactions(item.fetch_offset, partition.last_stable_offset)
+                    for t in partition.log.aborted_transactions(
+                        item.fetch_offset, partition.last_stable_offset, batches
+                    )
                 ]
         except ApiError as error:
             self._add_error(item, error, item.partition or cached_partition)

@@ -14,7 +14,7 @@ from tidelog.coordinator.group.offsets import OffsetCommit
 from tidelog.coordinator.transaction_guard import Question
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError, ErrorCode, error_for
+from tidelog.wire.errors import ApiError, ErrorCode, InvalidGroupId, error_for
 from tidelog.wire.messages.offset_commit import OffsetCommitRequestPartition, OffsetCommitRequestTopic
 from tidelog.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -53,6 +53,8 @@ def handle(
     entries = yield from collect(services.metadata.image, topics, NAMES_VERSION)
     if not entries.offsets:
         return (yield from _response(entries, []))
+    if not request.group_id:
+        return (yield from _response(entries, InvalidGroupId()))
     commit = OffsetCommit(
         request.group_id,
         request.member_id,

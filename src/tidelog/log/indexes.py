@@ -280,6 +280,15 @@ class OffsetIndex(SparseIndex):
         row = bisect_right(self._values, position_max) - 1
         return self._values[row] if row >= 0 else 0
 
+    def offset_at(self, position_min: int) -> int | None:
+        """Return the last offset of the first indexed batch at or after `position_min`; None if there is no such
+        batch.
+        """
+        if not self._values or self._values[0] > position_min:
+            self.load_all()
+        row = bisect_left(self._values, position_min)
+        return self.base_offset + self._keys[row] if row < len(self._keys) else None
+
     def truncate_to(self, offset: int) -> None:
         """Remove the entries whose batch ends at or after `offset`."""
         self.load_all()

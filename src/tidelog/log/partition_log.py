@@ -412,9 +412,13 @@ class PartitionLog:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
 
-    def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
-        """Return aborted transactions with records in this range, ordered by first offset. Raises StorageError."""
-        return self.look_up(lambda: self.reader.aborted_transactions(start, end_offset))
+    def aborted_transactions(
+        self, start: int, end_offset: int, batches: Slice | None = None
+    ) -> "list[AbortedTransaction]":
+        """Return aborted transactions with records in this range, ordered by first offset. With `batches`, which were
+        read from `start`, those behind the batches are left out. Raises StorageError.
+        """
+        return self.look_up(lambda: self.reader.aborted_transactions(start, end_offset, batches))
 
     def look_up(self, function: Callable[[], T]) -> T:
         """Call `function`, which reads files, and return its result. Raises StorageError."""

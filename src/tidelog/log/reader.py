@@ -37,6 +37,9 @@ MARGIN_BYTES = 8192
 entry to the offset."""
 
 
+OFFSET_MAX = (1 << 63) - 1
+
+
 class Slice(NamedTuple):
     """`size` bytes of whole batches at `position` of `file`. If there is no data, `size` is 0 and `file` is None.
 
@@ -214,19 +217,37 @@ class LogReader:
             del positions[next(iter(positions))]
         positions[offset] = (segment, position)
 
-    def aborted_transactions(self, start: int, end_offset: int) -> list[AbortedTransaction]:
+    def aborted_transactions(
+        self, start: int, end_offset: int, batches: Slice | None = None
+    ) -> list[AbortedTransaction]:
         """Return the aborted transactions with records from `start` to `end_offset` (exclusive), by first offset.
 
-        Raises CorruptLog.
+        With `batches`, which were read from `start`, those behind the batches are left out, as far as the index of
+        offsets allows it. Raises CorruptLog.
         """
         transactions: list[AbortedTransaction] = []
-        for segment in self._segments.items[self._segments.floor(start) :]:
-            for aborted in segment.transactions.read():
-                if aborted.last_offset >= start and aborted.first_offset < end_offset:
+        first = self._segments.floor(start)
+        for segment in self._segments.items[first:]:
+            if not segment.transactions.exists:
+                continue
+            if batches is not None:
+                end_offset, batches = min(end_offset, self._offset_behind(first, batches)), None
+            for aborted in segment.transactions.entries(start):
+                if aborted.first_offset < end_offset:
                     transactions.append(aborted)
                 if aborted.last_stable_offset >= end_offset:
                     return sorted(transactions, key=lambda aborted: aborted.first_offset)
         return sorted(transactions, key=lambda aborted: aborted.first_offset)
+
+    def _offset_behind(self, number: int, batches: Slice) -> int:
+        """Return an offset at or after the end of the batches, which begin in the segment with this number."""
+        segments = self._segments.items
+        while number + 1 < len(segments) and segments[number + 1].base_offset <= batches.first_batch_offset:
+            number += 1
+        offset = segments[number].offset_at(batches.position + batches.size)
+        if offset is not None:
+            return offset
+        return segments[number + 1].base_offset if number + 1 < len(segments) else OFFSET_MAX
 
     # Searches by timestamp. They run in steps, because they may read the headers of a whole segment. They raise
     # LogChanged if a segment is removed between two steps.

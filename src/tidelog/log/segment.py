@@ -353,6 +353,16 @@ class Segment:
             self.rebuild_indexes(str(error))
             return self.index.boundary(position_max)
 
+    def offset_at(self, position_min: int) -> int | None:
+        """Return the last offset of the first indexed batch at or after `position_min`; None if there is no such
+        batch.
+        """
+        try:
+            return self.index.offset_at(position_min)
+        except (CorruptIndex, FileNotFoundError) as error:
+            self.rebuild_indexes(str(error))
+            return self.index.offset_at(position_min)
+
     def offset_before_time(self, timestamp_ms: int) -> int:
         """Return an offset of this segment such that no record up to it is later than `timestamp_ms`."""
         try:

@@ -7,6 +7,7 @@ Most segments have no aborted transactions, and therefore no such file. The file
 needed.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
 from struct import Struct
@@ -67,18 +68,22 @@ class TransactionIndex:
         """
         return list(self.entries())
 
-    def entries(self) -> Iterator[AbortedTransaction]:
-        """Yield the entries one by one. If an entry is bad, the entries before it are yielded first. Raises the
-        errors of `read`.
+    def entries(self, start: int = 0) -> Iterator[AbortedTransaction]:
+        """Yield the entries one by one: those whose marker is at `start` or later. If an entry is bad, the entries
+        before it are yielded first. Raises the errors of `read`.
         """
         if self._loaded is not None:
-            yield from self._loaded
+            yield from (entry for entry in self._loaded if entry.last_offset >= start)
             return
         if not self.exists:
             return
         data = self._disk.read(self.path)
         previous_last = -1
-        for position in range(0, len(data) - ENTRY.size + 1, ENTRY.size):
+        first_row = 0
+        if start > 0:  # markers are in the order of their offsets; a long index is not decoded as a whole
+            rows = range(len(data) // ENTRY.size)
+            first_row = bisect_left(rows, start, key=lambda row: ENTRY.unpack_from(data, row * ENTRY.size)[3])
+        for position in range(first_row * ENTRY.size, len(data) - ENTRY.size + 1, ENTRY.size):
             version, producer_id, first, last, stable = ENTRY.unpack_from(data, position)
             if version != 0 or not 0 <= first < last or last <= previous_last:
                 raise CorruptLog(self.path, position, "this is not an entry of a transaction index")

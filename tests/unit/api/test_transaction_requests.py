@@ -1,4 +1,4 @@
-"""InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn and EndTxn in each version, against the answers of Kafka 4.3.1."""
+"""InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn and EndTxn in each version, against answers of Kafka 4.3.1."""
 
 import pytest
 
