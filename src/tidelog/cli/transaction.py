@@ -3,6 +3,7 @@ find-hanging.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,7 +42,8 @@ from tidelog.cli.transactions import (
 from tidelog.cli.when import NotATimeError, duration_text, parse_duration_s
 
 if TYPE_CHECKING:
-    from tidelog.client.transactions import Transaction
+    from tidelog.client.transactions import ActiveProducer, Transaction
+    from tidelog.model.ids import TopicPartition
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -237,41 +239,40 @@ def describe_producers(
     if json:
         print_json([producer_json(tp, each) for tp, each in rows])
     elif rows:
-        columns = [
-            Column("Topic"),
-            Column("Partition", True, spare=-1),
-            Column("Producer ID", True, spare=-1),
-            Column("Epoch", True, spare=1),
-            Column("Last sequence", True, spare=3),
-            Column("Last write", spare=2),
-            Column("Coordinator epoch", True, spare=4),
-            Column("Open since", True, style="yellow", spare=-1),
-        ]
-        print_table(
-            Table(
-                columns,
-                [
-                    (
-                        tp.topic,
-                        str(tp.partition),
-                        str(each.producer_id),
-                        str(each.producer_epoch),
-                        str(each.last_sequence),
-                        time_text(each.last_timestamp_ms),
-                        str(each.coordinator_epoch),
-                        "-" if each.start_offset is None else str(each.start_offset),
-                    )
-                    for tp, each in rows
-                ],
-                name_columns=3,
-            )
-        )
+        print_table(producers_table(rows))
     elif not failures:
         kind = "No transaction is open" if only_open else "No producer has written with a producer id"
         place = f" on broker {broker}" if broker is not None else ""
         print(f"{kind} in {', '.join(wanted)}{place}.", file=sys.stderr)
     sys.stdout.flush()
     raise_together(failures.values())
+
+
+def producers_table(rows: "Sequence[tuple[TopicPartition, ActiveProducer]]") -> Table:
+    columns = [
+        Column("Topic"),
+        Column("Partition", True, spare=-1),
+        Column("Producer ID", True, spare=-1),
+        Column("Epoch", True, spare=1),
+        Column("Last sequence", True, spare=3),
+        Column("Last write", spare=2),
+        Column("Coordinator epoch", True, spare=4),
+        Column("Open since", True, style="yellow", spare=-1),
+    ]
+    cells = [
+        (
+            tp.topic,
+            str(tp.partition),
+            str(each.producer_id),
+            str(each.producer_epoch),
+            str(each.last_sequence),
+            time_text(each.last_timestamp_ms),
+            str(each.coordinator_epoch),
+            "-" if each.start_offset is None else str(each.start_offset),
+        )
+        for tp, each in rows
+    ]
+    return Table(columns, cells, name_columns=3)
 
 
 app.command("abort")(abort)
