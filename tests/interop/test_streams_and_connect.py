@@ -82,7 +82,10 @@ class Reader:
         try:
             wait_until(enough, f"{count} records", LIMIT_S)
         except AssertionError as error:
-            raise AssertionError(f"{error}: {len(self.records)} arrived; {log.read_text()[-3000:]}") from error
+            last = [value for _, value in self.records[-3:]]
+            raise AssertionError(
+                f"{error}: {len(self.records)} arrived, the last {last}; {log.read_text()[-3000:]}"
+            ) from error
 
     def close(self) -> None:
         self.poll()
