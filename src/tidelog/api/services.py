@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Final
 from tidelog.api.encoded_topics import EncodedTopics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidelog.api.fetch_sessions import FetchSessions
     from tidelog.api.follower_fetch import Followers
     from tidelog.api.metering import Meter
@@ -26,6 +28,7 @@ class Services:
     """The parts of the broker that handlers use. `broker.BrokerServer` creates one object of this class."""
 
     __slots__ = (
+        "_transaction_guard",
         "config",
         "connection_quotas",
         "controller",
@@ -40,7 +43,6 @@ class Services:
         "quotas",
         "runtime",
         "selects_replicas",
-        "transaction_guard",
         "transactions",
         "turns",
     )
@@ -55,12 +57,13 @@ class Services:
         partitions: "Partitions",
         groups: "GroupCoordinators",
         transactions: "TransactionCoordinators",
-        transaction_guard: "TransactionGuard",
+        transaction_guard: "Callable[[], TransactionGuard]",
         producer_ids: "ProducerIds",
         fetch_sessions: "FetchSessions",
         quotas: "ClientQuotas",
         connection_quotas: "ConnectionQuotas",
     ) -> None:
+        """`transaction_guard` creates the guard at its first call: most brokers have no transactions."""
         self.runtime = runtime
         self.config = config
         self.metadata = metadata
@@ -68,7 +71,7 @@ class Services:
         self.partitions = partitions
         self.groups = groups
         self.transactions = transactions
-        self.transaction_guard = transaction_guard
+        self._transaction_guard = transaction_guard
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
         self.encoded_topics = EncodedTopics()
@@ -81,6 +84,10 @@ class Services:
         self.quotas = quotas
         self.connection_quotas = connection_quotas
         self.turns = runtime.turns
+
+    @property
+    def transaction_guard(self) -> "TransactionGuard":
+        return self._transaction_guard()
 
 
 class Peer:

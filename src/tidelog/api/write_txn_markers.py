@@ -9,7 +9,7 @@ from functools import partial
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
-from tidelog.coordinator.transaction.records import V2
+from tidelog.coordinator.transaction.records import V2, Partition
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.steps import Steps
 from tidelog.wire.control_batches import marker_batch
@@ -33,13 +33,18 @@ def handle(
 
 
 def write_markers(services: Services, request: WriteTxnMarkersRequest) -> Steps[Pending[WriteTxnMarkersResponse]]:
-    """Append the markers. The response is sent when each of them is committed or refused."""
+    """Append the markers. The response is sent when each of them is committed or refused. A partition that a marker
+    names more than once gets it once.
+    """
     answers: Gathering[WritableTxnMarkerResult] = Gathering(lambda results: WriteTxnMarkersResponse(markers=results))
     for marker in request.markers:
-        codes: Gathering[ErrorCode] = Gathering(partial(_result, marker))
+        partitions: dict[Partition, None] = {}
+        codes: Gathering[ErrorCode] = Gathering(partial(_result, marker, partitions))
         for topic in marker.topics:
             for position, index in enumerate(topic.partition_indexes):
-                _write(services, marker, topic.name, index, codes.reply())
+                if (topic.name, index) not in partitions:
+                    partitions[topic.name, index] = None
+                    _write(services, marker, topic.name, index, codes.reply())
                 if not position % PARTITIONS_PER_STEP:
                     yield
         answers.add(codes.finish())
@@ -47,14 +52,19 @@ def write_markers(services: Services, request: WriteTxnMarkersRequest) -> Steps[
     return answers.finish()
 
 
-def _result(marker: WritableTxnMarker, codes: list[ErrorCode]) -> WritableTxnMarkerResult:
-    next_code = iter(codes)
+def _result(
+    marker: WritableTxnMarker, partitions: dict[Partition, None], codes: list[ErrorCode]
+) -> WritableTxnMarkerResult:
+    code_by_partition = dict(zip(partitions, codes, strict=True))
     return WritableTxnMarkerResult(
         marker.producer_id,
         [
             WritableTxnMarkerTopicResult(
                 topic.name,
-                [WritableTxnMarkerPartitionResult(index, next(next_code)) for index in topic.partition_indexes],
+                [
+                    WritableTxnMarkerPartitionResult(index, code_by_partition[topic.name, index])
+                    for index in topic.partition_indexes
+                ],
             )
             for topic in marker.topics
         ],

@@ -407,7 +407,7 @@ class BrokerServer:
                 incarnation=incarnation,
             ),
             transactions=transactions.coordinators,
-            transaction_guard=transactions.guard,
+            transaction_guard=lambda: transactions.guard,
             producer_ids=producer_ids,
             quotas=quotas,
             connection_quotas=ConnectionQuotas(

@@ -1,9 +1,10 @@
-"""The broker's parts for transactions: coordinators, the writer of markers, and the guard of partitions."""
+"""The broker's parts for transactions: coordinators, the writer of markers, and the guard of partitions.
+
+The last two are created, and their modules imported, when the first transaction needs them.
+"""
 
 from typing import TYPE_CHECKING
 
-from tidelog.coordinator.marker_writer import MarkerWriter
-from tidelog.coordinator.transaction_guard import TransactionGuard
 from tidelog.coordinator.transactions import TransactionCoordinators
 
 if TYPE_CHECKING:
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
 
     from tidelog.api.services import Services
     from tidelog.config.broker_config import BrokerConfig
+    from tidelog.coordinator.marker_writer import MarkerWriter
+    from tidelog.coordinator.runtime import CoordinatorPartition
+    from tidelog.coordinator.transaction.core import TransactionCore
+    from tidelog.coordinator.transaction.markers import MarkersToWrite
+    from tidelog.coordinator.transaction_guard import TransactionGuard
     from tidelog.metadata.broker_channels import BrokerChannels
     from tidelog.metadata.link import ControllerLink
     from tidelog.metadata.peer_connections import PeerConnections
@@ -40,17 +46,13 @@ class TransactionParts:
     ) -> None:
         """`connections` lead to other brokers; None if this broker is alone. `services` is called later."""
         self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
+        self._connections = connections
         self._services = services
-
-        def channels(purpose: str) -> "BrokerChannels | None":
-            if connections is None:
-                return None
-            from tidelog.client.channel import ChannelConfig
-            from tidelog.metadata.broker_channels import BrokerChannels
-
-            return BrokerChannels(connections, ChannelConfig(client_id=f"broker-{config.node_id}-{purpose}"))
-
-        self._markers = MarkerWriter(runtime, config.node_id, metadata, self._write_markers, channels("markers"))
+        self._marker_writer: MarkerWriter | None = None
+        self._guard: TransactionGuard | None = None
+        self._is_closed = False
         self.coordinators = TransactionCoordinators(
             runtime=runtime,
             config=config,
@@ -58,16 +60,51 @@ class TransactionParts:
             metadata=metadata,
             controller=controller,
             producer_ids=producer_ids,
-            perform=self._markers.begin,
+            perform=self._begin_markers,
             incarnation=incarnation,
         )
-        self.guard = TransactionGuard(runtime, config, metadata, self.coordinators, channels("transactions"))
+
+    @property
+    def guard(self) -> "TransactionGuard":
+        if self._guard is None:
+            from tidelog.coordinator.transaction_guard import TransactionGuard
+
+            channels = self._channels("transactions")
+            self._guard = TransactionGuard(self._runtime, self._config, self._metadata, self.coordinators, channels)
+            if self._is_closed:
+                self._guard.close()
+        return self._guard
+
+    @property
+    def _markers(self) -> "MarkerWriter":
+        if self._marker_writer is None:
+            from tidelog.coordinator.marker_writer import MarkerWriter
+
+            node_id, channels = self._config.node_id, self._channels("markers")
+            self._marker_writer = MarkerWriter(self._runtime, node_id, self._metadata, self._write_markers, channels)
+        return self._marker_writer
 
     def close(self) -> None:
         """Answer all waiting requests, and stop. Other brokers write the markers that are missing."""
+        self._is_closed = True
         self.coordinators.close()
-        self._markers.close()
-        self.guard.close()
+        if self._marker_writer is not None:
+            self._marker_writer.close()
+        if self._guard is not None:
+            self._guard.close()
+
+    def _channels(self, purpose: str) -> "BrokerChannels | None":
+        if self._connections is None:
+            return None
+        from tidelog.client.channel import ChannelConfig
+        from tidelog.metadata.broker_channels import BrokerChannels
+
+        config = ChannelConfig(client_id=f"broker-{self._config.node_id}-{purpose}")
+        return BrokerChannels(self._connections, config)
+
+    def _begin_markers(self, coordinator: "CoordinatorPartition[TransactionCore]", markers: "MarkersToWrite") -> None:
+        if not self._is_closed:
+            self._markers.begin(coordinator, markers)
 
     async def _write_markers(self, request: "WriteTxnMarkersRequest") -> "WriteTxnMarkersResponse":
         """Append markers to partitions that this broker leads."""

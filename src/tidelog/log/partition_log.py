@@ -193,9 +193,11 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Return the end for read_committed. A transaction is open until its marker is below the high watermark."""
+        """Return the end for read_committed. A transaction is open until its marker is below the high watermark. Its
+        first records may have been deleted (DeleteRecords, retention): then it is unstable from the start of the log.
+        """
         unstable = self.producers.first_unstable_offset(high_watermark)
-        return high_watermark if unstable is None else min(unstable, high_watermark)
+        return high_watermark if unstable is None else min(max(unstable, self.log_start_offset), high_watermark)
 
     # Appending
 

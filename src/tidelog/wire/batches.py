@@ -199,7 +199,7 @@ def check_produced(
     if header.base_offset:
         raise InvalidRecord(f"the record batch's base offset is {header.base_offset}; a producer must send 0")
     if header.attributes & refused_kinds:
-        _refuse_kind(header)
+        _refuse_kind(header, refused_kinds)
     if header.attributes & CODEC_MASK > Codec.ZSTD:
         raise ApiError(f"compression codec {header.codec} is not known", ErrorCode.UNKNOWN_SERVER_ERROR)
     if header.producer_id >= 0 and header.base_sequence < 0:
@@ -207,11 +207,11 @@ def check_produced(
     return header
 
 
-def _refuse_kind(header: BatchHeader) -> None:
-    if header.attributes & CONTROL_BIT:
-        raise InvalidRecord("a client may not write control batches")
-    message = "the batch belongs to a transaction, but the request has no transactional id"
-    raise ApiError(message, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+def _refuse_kind(header: BatchHeader, refused_kinds: int) -> None:
+    if header.attributes & refused_kinds & TRANSACTIONAL_BIT:
+        message = "the batch belongs to a transaction, but the request has no transactional id"
+        raise ApiError(message, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    raise InvalidRecord("a client may not write control batches")
 
 
 def _refuse_magic(magic: int) -> None:

@@ -1,0 +1,134 @@
+"""WriteTxnMarkers v1-2, from administrators and coordinators. The expectations are Kafka 4.3.1's."""
+
+import pytest
+
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.describe_producers import TopicRequest
+from tidelog.wire.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic
+from transaction_harness import PRODUCE_V1, Producer, Stage, run
+
+VERSIONS = [1, 2]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_marker_ends_the_transaction_in_its_partition(version: int, *, commit: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        for index in (0, 1):
+            assert await stage.produce(producer, b"v", index=index) == 0
+        assert await stage.mark(producer, 0, commit=commit, version=version) == [0]
+        assert await stage.end_offset(committed=True) == 2
+        assert await stage.values() == ([b"v"] if commit else [])
+        assert await stage.end_offset(committed=True, index=1) == 0
+        assert (await stage.describe()).transaction_state == "Ongoing", "the coordinator does not know of it"
+        await stage.finish(producer, commit=True)
+        assert await stage.values() == ([b"v"] if commit else [])
+        assert await stage.values(index=1) == [b"v"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_markers_that_are_refused(version: int) -> None:
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"v") == 0
+        assert await stage.mark(producer._replace(epoch=5), 0, coordinator_epoch=3, version=version) == [0]
+        for asked, codes in (
+            (stage.mark(producer, 0, version=version), [ErrorCode.INVALID_PRODUCER_EPOCH]),
+            (stage.mark(producer._replace(epoch=-1), 0, version=version), [ErrorCode.UNKNOWN_SERVER_ERROR]),
+            (
+                stage.mark(producer._replace(epoch=6), 0, coordinator_epoch=2, version=version),
+                [ErrorCode.TRANSACTION_COORDINATOR_FENCED],
+            ),
+            (stage.mark(producer, 7, -1, 1, version=version), [3, 3, 0]),
+            (stage.mark(producer, 0, topic="none", version=version), [3]),
+            (stage.mark(Producer(99_999, 0), 2, version=version), [0]),
+        ):
+            assert await asked == codes
+        assert await stage.end_offset(committed=True) == 2
+
+    run(scenario)
+
+
+def test_a_marker_of_version_2_has_a_higher_epoch_than_the_records() -> None:
+    """KIP-1228: a delayed marker of the last transaction has the epoch of the present records."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"v") == 0
+        assert await stage.mark(producer, 0, transaction_version=2) == [ErrorCode.INVALID_PRODUCER_EPOCH]
+        assert await stage.end_offset(committed=True) == 0
+        for _ in range(2):  # the second one is a repeated request
+            assert await stage.mark(producer.next, 0, transaction_version=2) == [0]
+        assert await stage.end_offset(committed=True) == 3
+        assert await stage.mark(producer, 0, transaction_version=2) == [ErrorCode.INVALID_PRODUCER_EPOCH]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_marker_in_a_partition_of_groups_ends_the_pending_offsets(*, commit: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        await stage.commit_offset(producer, 5)
+        (index,) = (await stage.describe()).topics[0].partitions
+        assert await stage.offset() == "UNSTABLE_OFFSET_COMMIT"
+        assert await stage.mark(producer, index, topic="__consumer_offsets", commit=commit) == [0]
+        assert await stage.offset() == (5 if commit else -1)
+        await stage.kill()
+        assert await stage.offset() == (5 if commit else -1)
+        assert await stage.mark(producer, 9, topic="__consumer_offsets") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+    run(scenario)
+
+
+def test_several_markers() -> None:
+    async def scenario(stage: Stage) -> None:
+        markers = []
+        for tx in ("a", "b"):
+            producer = await stage.producer(tx)
+            assert await stage.produce(producer, tx.encode(), tx=tx) == 0
+            topics = [WritableTxnMarkerTopic("t", [0]), WritableTxnMarkerTopic("none", [0])]
+            markers.append(WritableTxnMarker(producer.producer_id, 0, tx == "a", topics, 0))
+        response = await stage.call("WriteTxnMarkers", 2, markers=markers)
+        assert [marker.producer_id for marker in response.markers] == [marker.producer_id for marker in markers]
+        for marker in response.markers:
+            assert [(t.name, [p.error_code for p in t.partitions]) for t in marker.topics] == [
+                ("t", [0]),
+                ("none", [3]),
+            ]
+        assert await stage.values() == [b"a"]
+        assert (await stage.call("WriteTxnMarkers", 1, markers=[])).markers == []
+
+    run(scenario)
+
+
+def test_a_partition_that_is_named_twice_gets_one_marker() -> None:
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"v") == 0
+        assert await stage.mark(producer, 0, 7, 0, 7) == [0, 3, 0, 3]
+        assert stage.partition().log.log_end_offset == 2
+
+    run(scenario)
+
+
+def test_an_administrator_ends_a_hanging_transaction() -> None:
+    """As `kafka-transactions abort` does: with the epochs that DescribeProducers returns."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        # Without verification a client can write records of a transaction that its coordinator does not know.
+        assert await stage.produce(producer, b"hanging", version=PRODUCE_V1) == 0
+        response = await stage.call("DescribeProducers", 0, topics=[TopicRequest("t", [0])])
+        (state,) = response.topics[0].partitions[0].active_producers
+        assert (state.current_txn_start_offset, state.coordinator_epoch) == (0, -1)
+        assert (await stage.describe()).transaction_state == "Empty"
+        named = Producer(state.producer_id, state.producer_epoch)
+        assert await stage.mark(named, 0, coordinator_epoch=state.coordinator_epoch, version=1) == [0]
+        assert await stage.end_offset(committed=True) == 2
+        assert await stage.values() == []
+
+    run(scenario, transaction_partition_verification_enable="false")
