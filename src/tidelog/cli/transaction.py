@@ -212,7 +212,7 @@ def describe_producers(
 ) -> None:
     """Show the producers that a partition remembers, and where their open transactions begin.
 
-    Open since is the first offset of the open transaction, or - if the
+    Start offset is that of the open transaction, or - if the
     producer has none. Consumers with isolation.level=read_committed wait at
     the lowest of these offsets. tidelog transaction list --producer-id ID
     shows the transactional id.
@@ -257,7 +257,7 @@ def producers_table(rows: "Sequence[tuple[TopicPartition, ActiveProducer]]") -> 
         Column("Last sequence", True, spare=3),
         Column("Last write", spare=2),
         Column("Coordinator epoch", True, spare=4),
-        Column("Open since", True, style="yellow", spare=-1),
+        Column("Start offset", True, style="yellow", spare=-1),
     ]
     cells = [
         (
