@@ -170,7 +170,8 @@ class Cluster:
         """Return the process that listens on the port."""
         inodes = {
             fields[9]
-            for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
+            for sockets in ("tcp", "tcp6")  # Java listens with sockets of IPv6, also on addresses of IPv4
+            for line in pathlib.Path(f"/proc/net/{sockets}").read_text().splitlines()[1:]
             if (fields := line.split())[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port
         }
         for pid in compare.process_tree(self.process.pid):

@@ -24,10 +24,12 @@ CREATE_TIME = -(1 << 63)
 
 WELL_FORMED = 0
 MALFORMED = 1
+"""Results of `walk`."""
 
 WANT_KEY = 1
 WANT_VALUE = 2
 WANT_HEADERS = 4
+"""Flags for the columns that the caller wants. The other columns are always filled."""
 
 # Indexes into `Rows.filled`: the numbers of items and bytes written so far, and the position of the record at which
 # `walk` failed.
@@ -35,6 +37,8 @@ ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, FAI
 
 MICROSECONDS_MAX = (1 << 63) - 1
 MILLISECONDS_MAX = MICROSECONDS_MAX // 1000
+"""The largest timestamps of rows, in microseconds and in milliseconds. Larger timestamps of records are replaced by
+them."""
 
 
 class Column(NamedTuple):

@@ -27,7 +27,7 @@ class OffsetLookupClient(Protocol):
 
 
 class Lookup:
-    """Look up partitions and offsets of one subscription, at one isolation level."""
+    """Looks up partitions and offsets of one subscription, at one isolation level."""
 
     def __init__(self, brokers: OffsetLookupClient, subscription: Subscription, isolation: int) -> None:
         self._brokers = brokers
@@ -36,8 +36,8 @@ class Lookup:
         self._pattern = TopicPattern(subscription.pattern)
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that the subscription matches at present. A pattern never matches an internal topic.
-        For assigned partitions, it is not checked whether they exist.
+        """Return the partitions that the subscription matches now. A pattern never matches an internal topic. For
+        assigned partitions, it is not checked whether they exist.
 
         Raises UnknownTopicOrPartition if a named topic does not exist, and OptionError if Java rejects the pattern.
         """
@@ -61,9 +61,9 @@ class Lookup:
     def resolve(self, option: str, bound: Bound, partitions: list[TopicPartition]) -> Offsets:
         """Return the offsets for a starting or ending option.
 
-        Raises OptionError in two cases. An option with a value for each partition does not name exactly
-        `partitions`. Or a partition has no record with the starting timestamp or a later one, and the options do not
-        say that reading then begins at the end.
+        Raises OptionError in two cases: an option with a value for each partition does not name exactly `partitions`;
+        or a partition has no record with the starting timestamp or a later one, and the options do not say that reading
+        then begins at the end.
         """
         if isinstance(bound, Everywhere):
             return self._everywhere(partitions, bound.timestamp)

@@ -109,7 +109,7 @@ class BatchEncoder:
 
     def _partitions_in_turn(self, columns: Columns, rows: int, count: int) -> Any:
         """Return partitions for rows without a key. The rows are divided into groups that are about as large as one
-        record batch. Each group is assigned to the partition after the one of the previous group.
+        record batch. Each group is assigned to the partition that follows the previous group's partition.
         """
         average = columns["value"].nbytes // max(1, len(columns["value"])) + 1
         group_rows = max(1, self._batch_bytes // average)

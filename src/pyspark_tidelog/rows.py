@@ -33,7 +33,7 @@ TYPES: Mapping[str, pa.DataType] = {
 
 
 class ArrowRows:
-    """Convert the batches of one partition. `columns` are names of TYPES, in the order that Spark expects."""
+    """Converts the batches of one partition. `columns` are names of TYPES, in the order that Spark expects."""
 
     def __init__(self, partition: TopicPartition, columns: tuple[str, ...]) -> None:
         self._partition = partition

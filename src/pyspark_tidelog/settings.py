@@ -1,10 +1,10 @@
 """Parse the texts of options, and decide which settings of Kafka's clients are accepted.
 
-A `kafka.*` option is the prefix `kafka.` and the name of a setting of Kafka's own clients. Some settings change
-which data is read or written, or guarantee something. They have this effect, or they are refused. Other settings
-only tune a part of Kafka's client that does not exist here. They are accepted without effect, so that a job need not
-change when it replaces the format kafka by tidelog; a warning in the log names such a setting. A name that no client
-of Kafka knows is refused, because it is probably misspelt.
+A `kafka.*` option is the prefix `kafka.` and the name of a setting of Kafka's own clients. Some settings change which
+data is read or written, or guarantee something. Such a setting has the same effect here, or it is refused. Other
+settings only tune a part of Kafka's client that does not exist here. They are accepted without effect, so that a job
+need not change when it replaces the format kafka by tidelog; a warning in the log names such a setting. A name that no
+client of Kafka knows is refused, because it is probably misspelt.
 """
 
 import difflib
@@ -160,10 +160,10 @@ class Options:
 
     def at_most_one(self, *names: str) -> str | None:
         """Return the one of these names that is set, or None. Raises OptionError if several are set."""
-        present = [name for name in names if name in self]
-        if len(present) > 1:
-            raise OptionError(f"options {' and '.join(present)} cannot be used together: set only one")
-        return present[0] if present else None
+        given_names = [name for name in names if name in self]
+        if len(given_names) > 1:
+            raise OptionError(f"options {' and '.join(given_names)} cannot be used together: set only one")
+        return given_names[0] if given_names else None
 
     def refuse_unknown(self, known: Iterable[str], unsupported: Mapping[str, str]) -> None:
         """Raise OptionError for the first option that is not accepted. The message contains the reason, or a similar

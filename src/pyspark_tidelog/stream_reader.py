@@ -76,7 +76,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(options.min_offsets_per_trigger) if options.min_offsets_per_trigger else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Set the target: the query reads up to the present end of each partition, and then stops."""
+        """Set the target: the query reads up to the current end of each partition, and then stops."""
         lookup = self._lookup()
         self._target = self._latest = lookup.latest(lookup.partitions())
 

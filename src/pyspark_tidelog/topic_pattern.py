@@ -36,17 +36,17 @@ class TopicPattern:
 
     def topics_among(self, names: Iterable[str]) -> set[str]:
         """Return the names that contain a match. Raises OptionError if the expression is invalid or Java cannot run."""
-        present = set(names)
-        if (new_names := present - self._is_match.keys()) or not self._compiled:
+        requested_names = set(names)
+        if (new_names := requested_names - self._is_match.keys()) or not self._compiled:
             with java_regex() as java:
                 matching = java.matching_names(self._text, new_names)
             self._is_match |= {name: name in matching for name in new_names}
             self._compiled = True
-        return {name for name in present if self._is_match[name]}
+        return {name for name in requested_names if self._is_match[name]}
 
 
 class JavaRegex:
-    """Call Java's regular expressions in a JVM."""
+    """Calls Java's regular expressions in a JVM."""
 
     def __init__(self, jvm: Any) -> None:
         self._jvm = jvm

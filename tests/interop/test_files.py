@@ -61,7 +61,7 @@ def commit(bootstrap: str, group: str, topic: str, protocol: str = "classic") ->
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory of Tidelog's, stopped in order: topic `log` in three segments, commits of the group `readers`,
+    """A data directory of Tidelog's, stopped cleanly: topic `log` in three segments, commits of the group `readers`,
     and of `new-readers` of the consumer protocol; both once more as `gone` and `new-gone`, which were deleted."""
     data = tmp_path_factory.mktemp("data")
     settings = {"log.segment.bytes": 1 << 20, "log.index.interval.bytes": 4096}

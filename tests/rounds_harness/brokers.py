@@ -201,7 +201,7 @@ class Brokers:
             list(threads.map(BrokerProcess.start, stopped))
 
     def stop(self) -> list[str]:
-        """Stop all brokers in order, then the store. Return what did not stop in order."""
+        """Stop all brokers cleanly, then the store. Return what did not stop cleanly."""
         codes = {number: broker.stop() for number, broker in self._brokers.items() if broker.is_running}
         self.store.stop()
         return [f"broker {number} ended with exit code {code}" for number, code in codes.items() if code]

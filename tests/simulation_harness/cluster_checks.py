@@ -169,7 +169,11 @@ class ClusterChecks:
         before = self._high_watermarks.get(mark, 0)
         # An empty log may begin anew at the start of a batch, if DeleteRecords has moved the leader's start into it.
         is_empty = view.log_start_offset == view.high_watermark == view.log_end_offset
-        if view.high_watermark < before and not is_empty:
+        # A follower that was in sync before an unclean election is cut to the log of the new leader.
+        is_cut = (
+            not view.is_leader and place in self._journal.unclean_places and view.high_watermark == view.log_end_offset
+        )
+        if view.high_watermark < before and not is_empty and not is_cut:
             text = f"{name} was at {before}, and is at {view.high_watermark} in epoch {view.leader_epoch}"
             raise Violation("MonotonicHighWatermark", text, view.partition)
         if not view.log_start_offset <= view.high_watermark <= view.log_end_offset:

@@ -111,6 +111,12 @@ class GroupLedger:
         self._coverage["commits of members"] += 1
         self._note("client", "committed", f"{partition} at {attempt.offset} in generation {generation}")
 
+    def unknown_to_coordinator(self, partition: TopicPartition) -> None:
+        """Count a commit for a partition that a member has read. The coordinator has not processed its creation."""
+        if partition in self._confirmed:
+            raise Violation("NoFinalError", f"{partition} was committed before, and is unknown", partition)
+        self._coverage["topics not known to a broker"] += 1
+
     def check(self, partition: TopicPartition, offset: int, began_s: float) -> None:
         """Check a committed offset that was read by a request that began at `began_s`; -1 means that there is no
         committed offset. `CommitsStay`: the offset belongs to an attempt, and no later attempt was confirmed before the
@@ -227,7 +233,9 @@ class GroupMember:
                     if position > positions[partition]:
                         positions[partition] = position
                         code = await self._commit(partition, position)
-                        if code:
+                        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                            self._ledger.unknown_to_coordinator(partition)
+                        elif code:
                             await self._refused(code)
                             return
             await self.client.sleep(0.3)
@@ -236,7 +244,7 @@ class GroupMember:
         member = self._member
         number = self._ledger.attempt(partition, position, self._now_s())
         code = await member.commit(*partition, position)
-        if code in FENCED:
+        if code in (*FENCED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             self._ledger.refuse(partition, number)
         elif not code:
             self._ledger.confirm(partition, number, member.generation, self._now_s())

@@ -1,7 +1,7 @@
 """AlterReplicaLogDirs (key 34), v1-2: move partitions between the data directories of this broker (KIP-113).
 
-The response says that a move has begun; DescribeLogDirs shows its progress. Moving a partition to its present
-directory cancels a running move.
+The response says that a move has begun; DescribeLogDirs shows its progress. If the target is the directory in which
+the partition already is, a running move is cancelled.
 """
 
 from tidelog.api.repeats import NamedPartitions
@@ -66,7 +66,7 @@ def _begin(services: Services, topic: str, index: int, path: str) -> None:
     if partition is None:
         image = services.metadata.image.topics.get(topic)
         if image is not None and 0 <= index < len(image.partitions):
-            # kafka-reassign-partitions repeats the request after this error until the new replica is here.
+            # kafka-reassign-partitions repeats the request after this error until this broker has the new replica.
             raise ApiError(f"this broker has no replica of {topic}-{index}", ErrorCode.REPLICA_NOT_AVAILABLE)
         raise UnknownTopicOrPartition(f"there is no partition {index} of topic {topic!r}")
     if partition.log.failure is not None:

@@ -1,4 +1,6 @@
-"""ConsumerGroupDescribe (key 69), v0-1 (KIP-848). v1: the protocol of each member (KIP-1099)."""
+"""ConsumerGroupDescribe (key 69), v0-1 (KIP-848): describe groups of the consumer protocol. v1: the protocol of each
+member (KIP-1099).
+"""
 
 from functools import partial
 from typing import TYPE_CHECKING

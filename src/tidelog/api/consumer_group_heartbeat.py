@@ -1,5 +1,5 @@
-"""ConsumerGroupHeartbeat (key 68), v0-1 (KIP-848). v1: subscription by a regular expression; clients choose their
-member ids (KIP-1082).
+"""ConsumerGroupHeartbeat (key 68), v0-1 (KIP-848): a member joins or leaves its group, and gets its assignment. v1:
+subscription by a regular expression; clients choose their member ids (KIP-1082).
 """
 
 from tidelog.api.coordinator_reply import CoordinatorReply

@@ -1,5 +1,5 @@
 """DeleteRecords (key 21), v0-2: raise the log start offset of partitions. The response is sent when the new log start
-offset is durable here, and when the logs of all online replicas begin at it.
+offset is durable on this broker, and when the logs of all other online replicas begin at this offset or above it.
 
 The next retention pass deletes the segments that are completely below the log start offset.
 """

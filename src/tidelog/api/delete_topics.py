@@ -1,4 +1,4 @@
-"""DeleteTopics (key 20), v1-6. v5: error messages; v6: topic ids as well as names (KIP-516)."""
+"""DeleteTopics (key 20), v1-6. v5: error messages; v6: a topic may be named by its id (KIP-516)."""
 
 from typing import TYPE_CHECKING
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 NAMES_PER_STEP = 200
 NO_EFFECT = "No effect yet."
 SET_AT_START = "Set at the start by"
+"""Words in the documentation of a setting, before the place where the setting was set."""
 UNKNOWN_TYPE = 0
 SETTINGS_MAX = 100_000
 """When a response has this many settings, which is about the number of settings of two thousand topics, the remaining

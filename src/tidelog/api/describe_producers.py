@@ -1,6 +1,7 @@
 """DescribeProducers (key 61), v0 (KIP-664): the producers that a partition remembers, and their open transactions.
 
-Followers also answer. They describe the producers of the records that they have, which may be fewer than the leader's.
+Followers also answer. A follower describes the producers of its own records, and it may have fewer records than the
+leader.
 """
 
 from tidelog.api.services import RequestContext, Services

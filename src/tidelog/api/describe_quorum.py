@@ -1,8 +1,9 @@
 """DescribeQuorum (key 55), v0-2 (KIP-595): the controller, and how far the brokers have followed the metadata journal.
 
-Tidelog has no quorum of its own: the metadata store decides which broker is the controller. The leader is the
-controller, the leader epoch is the controller's, offsets are positions of the journal, and the voters are the brokers
-that can take over: all that are not fenced. The times of their last fetches are not known.
+Tidelog has no quorum of controllers: the metadata store decides which broker is the controller. In the response, the
+leader is the controller, and the leader epoch is the epoch of the controller. Offsets are positions in the journal.
+The voters are the brokers that are not fenced, since each of them can become the controller. The times of the voters'
+last fetches are not known, so they are omitted from the response.
 """
 
 from typing import TYPE_CHECKING
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 NOT_HOSTED = "This server does not host this topic-partition."
 NODES_SINCE = 2
+"""The first version whose response contains directory ids and the addresses of the nodes."""
 TIMEOUT_MS = 10_000
-"""Longest time that the request waits for the controller."""
+"""Longest time, in milliseconds, that the request waits for the controller."""
 
 
 def handle(

@@ -14,10 +14,11 @@ from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseTop
 from tidelog.wire.primitives import uvarint
 
 BYTES_MAX: Final = 16 << 20
-"""Upper bound on all stored topics, in bytes: some 300,000 partitions in one version."""
+"""Upper bound on all stored topics, in bytes. It is enough for about 300,000 partitions in one version of the API."""
 ENTRY_BYTES: Final = 200
 """Estimate of the memory of an entry besides its encoded topic, in bytes."""
 FLEXIBLE_FROM: Final = 9
+"""The first version of Metadata in which the number of topics is a varint."""
 
 
 class EncodedTopics:
@@ -38,7 +39,7 @@ class EncodedTopics:
             self.clear()
             self._online = online
         topics = self._topics.setdefault((version, operations), {})
-        if len(topics) > 2 * len(image.topics) + 16:  # most of them are deleted
+        if len(topics) > 2 * len(image.topics) + 16:  # most of the stored topics were deleted
             self.clear()
             topics = self._topics.setdefault((version, operations), {})
         return TopicsOfVersion(self, topics, online)
@@ -96,7 +97,7 @@ def encode_topics(topics: list[MetadataResponseTopic], version: int) -> Steps[by
 
 def join_topics(response: MetadataResponse, count: int, topics: list[bytes], version: int) -> bytes:
     """Return the encoded `response` with `count` encoded topics. `response` itself has no topics, and each element of
-    `topics` contains one or several.
+    `topics` contains one or several topics.
     """
     data = response.encode(version)
     _, end_bytes = _place_of_topics(version)
@@ -116,7 +117,9 @@ def _stepwise_encoder(version: int) -> StepwiseEncoder:
 
 @cache
 def _place_of_topics(version: int) -> tuple[int, int]:
-    """Return where the first topic of a response without brokers begins, and the bytes after the last topic."""
+    """Return the position of the first topic in a response without brokers, and the number of bytes after the last
+    topic.
+    """
     without, with_one = (MetadataResponse(topics=topics).encode(version) for topics in ([], [MetadataResponseTopic()]))
     # The first difference is in the last byte of the number of topics.
     start = next(position for position, (a, b) in enumerate(zip(without, with_one, strict=False)) if a != b) + 1

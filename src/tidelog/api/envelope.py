@@ -22,8 +22,8 @@ def handle(
 ) -> "Outcome[EnvelopeResponse | CloseConnection]":
     """Process a message of a broker's identification, or execute a request to the controller.
 
-    The connection of any other client is closed. Kafka's brokers, which do not serve Envelope, also close it. Raises
-    ApiError.
+    The connection of any other client is closed. Kafka's brokers also close a connection on which they receive an
+    Envelope request. Raises ApiError.
     """
     peers, peer = services.peer_brokers, context.peer
     if peers is not None and is_identification(request.request_data):

@@ -171,7 +171,7 @@ class Fetch:
         self._readable_bytes = 0
 
     def begin(self) -> FetchResponse | Pending[FetchResponse]:
-        """Read all partitions. Returns the response, or a pending one."""
+        """Read all partitions. Returns the response, or a pending response."""
         for item in self._fetch_context.items:
             self._read(item)
         if self.is_satisfied or self._max_wait_ms <= 0:
@@ -200,7 +200,7 @@ class Fetch:
         return reads
 
     def begin_warmed(self, cold: list["ColdRead"]) -> Pending[FetchResponse]:
-        """Read the `cold_reads` into the page cache on a thread, then do the same as `begin`."""
+        """Read the `cold_reads` into the page cache on a thread, then run `begin`."""
         pending: Pending[FetchResponse] = Pending(on_abandon=self.abandon)
         self._services.runtime.tasks.spawn(self._warm(cold, pending), name="fetch-cold-read")
         return pending
@@ -231,8 +231,8 @@ class Fetch:
         )
 
     def _read(self, item: FetchItem) -> None:
-        """Read `item` within the remaining limits of the request. The caller must have discarded the data of an earlier
-        read. All other results of an earlier read are replaced.
+        """Read `item` within the remaining limits of the request. If `item` was read before, the caller must have
+        discarded its data; this method replaces all other results of the earlier read.
         """
         cached_partition = item.partition
         for results in (self._special_data, self._aborted, self._unknown_ranks):
@@ -248,8 +248,8 @@ class Fetch:
             if self._rack and self._name_preferred_replica(partition, item):
                 return
             bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)
-            from_follower = self._context.api_version >= RACK_SINCE
-            batches = partition.read(item.fetch_offset, bytes_left, self._isolation, from_follower)
+            allows_follower = self._context.api_version >= RACK_SINCE
+            batches = partition.read(item.fetch_offset, bytes_left, self._isolation, allows_follower)
             # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
             size = batches.size
             fits = size > 0 and (size <= bytes_left or not self.found_bytes)
@@ -311,8 +311,8 @@ class Fetch:
         return True
 
     def _report_divergence(self, partition: Partition, item: FetchItem) -> bool:
-        """Return whether the client's log differs from this log before the fetch offset. If so, add the epoch and end
-        offset from which both logs may differ to the response (KIP-595).
+        """Return whether the client's log differs from this log before the fetch offset. If so, add to the response
+        the epoch and end offset from which both logs may differ (KIP-595).
         """
         epoch, end_offset = partition.end_offset_for(item.last_fetched_epoch)
         if end_offset < 0:
@@ -455,7 +455,7 @@ class Fetch:
         last_topic: str | bytes | None = None
         if items is None:
             items = fetch_context.items
-        if self._unknown_ranks:  # unknown topics come after the others, as in Kafka
+        if self._unknown_ranks:  # unknown topics come after all other topics, as in Kafka
             items = sorted(items, key=lambda item: self._unknown_ranks.get(item, 0))
         for item in items:
             data = self._special_data.get(item)
@@ -492,7 +492,7 @@ class Fetch:
             None,
             None if self._isolation == READ_UNCOMMITTED else self._aborted.get(item, []),
             -1,
-            _EMPTY if batches is None else FileRegion(batches.file, batches.position, batches.size),  # type: ignore[arg-type]  # it has a size
+            _EMPTY if batches is None else FileRegion(batches.file, batches.position, batches.size),  # type: ignore[arg-type]  # a region has a size
         )
 
 

@@ -2,8 +2,8 @@
 request needs to name only changes.
 
 Every client that sends the id of a session may use it. The cache is bounded. If it is full, a new session replaces
-the least recently used one, provided that it was not used for two minutes. Otherwise the client gets no session and
-continues with full requests.
+the least recently used session, provided that the old session was not used for two minutes. Otherwise the client gets
+no session and continues with full requests.
 """
 
 from collections import OrderedDict
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.fetch import FetchPartition, FetchRequest
 
 NO_SESSION = 0
+"""The session id of a request or response without a session."""
 INITIAL_EPOCH = 0
+"""A request with this epoch asks for a new session."""
 FINAL_EPOCH = -1
+"""A request with this epoch ends its session."""
 EVICTABLE_AFTER_S = 120.0
+"""A session that was not used for this time, in seconds, may be replaced by a new session."""
 PARTITIONS_MAX = 1_000_000
 """Bound on the partitions of all sessions together, which limits their memory to some hundred MB."""
 INT32_MAX = 2**31 - 1
@@ -75,7 +79,7 @@ class FetchItem:
         self.bytes_max = requested.partition_max_bytes
 
     def is_up_to_date(self, partition: "Partition") -> bool:
-        """Return whether the client knows the present state of `partition`, apart from its records."""
+        """Return whether the client knows the current state of `partition`, apart from its records."""
         return (
             self.high_watermark == partition.high_watermark
             and self.log_start_offset == partition.log.log_start_offset
@@ -105,7 +109,7 @@ class FetchSession:
         self.items = items
         self.used_at = now_s
         self.idle: IdlePartitions | None = None
-        """On the session of a follower: which partitions have no news."""
+        """The partitions that have no news for the follower; None unless a follower uses the session."""
 
     def active_items(self) -> list[FetchItem]:
         """Return the partitions that an incremental request has to serve."""

@@ -73,8 +73,8 @@ def handle(
 ) -> "Outcome[FetchResponse] | None":
     """Answer a follower's request, as `fetch.handle` answers a consumer's request.
 
-    Returns None if the request does not name another registered broker, if it names an older registration of that
-    broker, or if that broker has not sent it. Raises the session errors of KIP-227.
+    Returns None if the follower's id is not the id of a registered broker, if that broker has not sent the request,
+    or if the request names an older registration of that broker. Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
@@ -108,7 +108,7 @@ def handle(
 
 class _ReadsForFollower(Fetch):
     """Reads partitions up to the ends of their logs. When a partition is read for the first time, the follower's
-    offsets are reported to its replica.
+    offsets are reported to this broker's replica of the partition.
     """
 
     def __init__(
@@ -136,7 +136,8 @@ class _ReadsForFollower(Fetch):
 
     @property
     def is_satisfied(self) -> bool:
-        # While there are idle partitions, the fetch waits for them, whatever the other partitions are.
+        # While there are idle partitions, the fetch waits for their records, even if all other partitions are
+        # unknown.
         is_unknown = len(self._unknown_ranks) == len(self._fetch_context.items) and not self._idle
         return self._readable_bytes >= self._min_bytes or self._failed or is_unknown
 
@@ -144,7 +145,7 @@ class _ReadsForFollower(Fetch):
         self._services.partitions.wake_follower_later(self)
 
     def _settle_items(self, items: "Sequence[FetchItem]") -> None:
-        """Let the partitions without news become idle, when the response was built."""
+        """Make the partitions without news idle. This is called when the response has been built."""
         if self._idle is not None:
             self._idle.settle([i for i in items if i not in self._slices and i not in self._special_data])
 
@@ -194,11 +195,13 @@ class _ReadsForFollower(Fetch):
 
 
 def _check_has_common_records(partition: "Partition", item: FetchItem) -> None:
-    """Raise OffsetOutOfRange if the follower's log ends where this log begins, and this log has no leader epoch of it.
+    """Raise OffsetOutOfRange if the follower's log ends where this log begins, and the last leader epoch of the
+    follower is older than every leader epoch of this log.
 
-    Nobody can say whether such a follower has the records that were committed: they are deleted here. It must begin at
-    the start of this log, with an empty log. Otherwise it may keep records that were never committed, and show them
-    after it has lost its log start offset in a crash.
+    This broker has deleted the records before its log start offset, so it cannot check whether the follower's records
+    are the committed records. The error makes the follower delete its log and begin at the start of this log.
+    Otherwise the follower could retain records that were never committed. If it then lost its log start offset in a
+    crash, consumers could read these records.
     """
     log = partition.log
     if (
@@ -218,7 +221,7 @@ class FollowerFetch(_ReadsForFollower):
     _watched: "dict[Partition, FetchItem]"
 
     def begin(self) -> "FetchResponse | Pending[FetchResponse]":
-        """Read all partitions. Returns the response, or a pending one."""
+        """Read all partitions. Returns the response, or a pending response."""
         for item in self._fetch_context.items:
             self._read(item)
         self._reports_offsets = False
@@ -231,7 +234,7 @@ class FollowerFetch(_ReadsForFollower):
 
     def moved(self, partition: "Partition") -> None:
         item = self._watched.get(partition)
-        # A new high watermark alone is no reason to answer: the next answer has it.
+        # A new high watermark alone is no reason to answer: the next answer contains it.
         if item is not None and (not partition.is_served or partition.log.log_end_offset != item.fetch_offset):
             super().moved(partition)
 

@@ -1,9 +1,10 @@
-"""The partitions of a follower's fetch session that have no news. A fetch does work only for all other partitions.
+"""The partitions of a follower's fetch session that have no news. A fetch reads only the partitions that may have
+news.
 
-A partition is idle while the follower has the whole log and knows the state of the partition. Requests do not name it.
-Every event that could end this state makes the partition active again: an append, a new high watermark or log start
-offset, a change of the ISR, of the leader epoch or of the broker epoch of the follower, an offline or deleted log, and
-a request that names it.
+A partition is idle while the follower has the whole log and knows the state of the partition. The follower's requests
+do not name an idle partition. Every event that could end this state makes the partition active again: an append, a
+new high watermark or log start offset, a change of the ISR, of the leader epoch or of the broker epoch of the
+follower, an offline or deleted log, and a request that names the partition.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 ABANDONED_MS: Final = 60_000
-"""After this time without a request, in milliseconds, the next event ends the watching. For example, the follower may
-have restarted."""
+"""If the session has had no request for this time, in milliseconds, the next event ends the watching: all partitions
+of the session become active. The follower may have restarted, for example."""
 
 
 class CurrentFetch(Protocol):
@@ -51,8 +52,8 @@ class IdlePartitions:
         return len(self._idle)
 
     def begin(self, follower: "Follower", now_ms: int) -> None:
-        """Note that a request of the session was received. If the broker epoch is new, no earlier report of the
-        follower counts.
+        """Note that a request of the session was received. If the follower has a new broker epoch, make all
+        partitions active, since its earlier reports are no longer valid.
         """
         self._fetch_time.ms = now_ms
         if follower != self._follower:
@@ -60,13 +61,13 @@ class IdlePartitions:
             self._activate_all()
 
     def use(self, item: "FetchItem") -> None:
-        """A request has named this partition: make it active."""
+        """Make a partition active, because a request has named it."""
         if item.partition is not None and self._idle.get(item.partition) is item:
             self._stop_watching(item.partition)
         self.active.setdefault(item)
 
     def remove(self, item: "FetchItem") -> None:
-        """A request has removed this partition from the session."""
+        """Remove a partition that a request has removed from the session."""
         if item.partition is not None and self._idle.get(item.partition) is item:
             self._stop_watching(item.partition)
         self.active.pop(item, None)
@@ -103,7 +104,7 @@ class IdlePartitions:
                 partition.watch(self)
 
     def moved(self, partition: "Partition") -> None:
-        """Make the partition active if it is idle. This is called within an append."""
+        """Make the partition active if it is idle. This may be called within an append."""
         item = self._idle.get(partition)
         if item is None:
             return

@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 PRODUCE_SINCE = 10
 FETCH_SINCE = 16
+"""The first versions of Produce and Fetch whose responses may name leaders."""
 UNKNOWN_LEADER = (NO_LEADER, -1)
+"""Broker id and leader epoch of a leader that is not known."""
 
 
 def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int, int]:
     """Return the leader and the leader epoch of a partition; UNKNOWN_LEADER if there is no such partition.
 
-    If this broker has a replica of the partition, the leader is read from the replica, which knows a new leader earlier
-    than the image from which requests are answered. But after the lease of this broker has ended, the replicas that it
-    leads have no leader, and only the image names it. Clients log a warning if an answer names no leader.
+    If the leader epoch of this broker's replica differs from the epoch in the image, the replica's leader is
+    returned. (Replicas are notified of a new leader before requests are answered from the new image.) Otherwise the
+    image's leader is returned. After the lease of this broker has ended, the replicas that it led have no leader, but
+    the image still names this broker. Clients log a warning if an answer names no leader.
     """
     image = services.metadata.image.topics.get(topic or "")
     state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None
@@ -35,8 +38,8 @@ def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int,
 
 
 def address_of(services: "Services", broker_id: int, listener: str) -> "Endpoint | None":
-    """Return the address of a broker for the clients of a listener, or None if the broker is fenced or not registered
-    or has no such listener.
+    """Return the address of a broker for the clients of a listener, or None if the broker is fenced, is not
+    registered, or has no such listener.
     """
     broker = services.metadata.image.brokers.get(broker_id)
     if broker is None or broker.fenced:

@@ -80,10 +80,10 @@ def _respond(
     request: MetadataRequest,
     topics: "list[MetadataResponseTopic | TopicImage]",
 ) -> Steps[MetadataResponse | Encoded]:
-    """Return the response with these topics; those of the image are described, or their stored encoding is used.
-    `topics` is empty afterwards.
+    """Return the response with these topics. A `TopicImage` is described, or its stored encoding is used. This
+    function may remove all elements of `topics`, to free them in steps.
 
-    A client with a quota gets a throttle time in its response, which is therefore encoded later.
+    If the client has a quota, the response is not encoded here, since a throttle time is written into it later.
     """
     version = context.api_version
     if context.meter is not None or version == 0:
@@ -96,7 +96,7 @@ def _respond(
     partitions = services.partitions
     stored = services.encoded_topics.of(image, version, _operations(request))
     encoded = []
-    errors: list[MetadataResponseTopic] = []  # topics that are not in the image, and follow each other
+    errors: list[MetadataResponseTopic] = []  # consecutive topics that are not in the image
     for position, topic in enumerate(topics):
         if position % STORED_TOPICS_PER_STEP == 0:
             yield
@@ -117,7 +117,7 @@ def _respond(
         encoded.append(data)
     if errors:
         encoded.append((yield from encode_topics(errors, version)))
-        del errors  # its elements are freed in steps, with those of `topics`
+        del errors  # its elements are freed in steps, with the elements of `topics`
     data = join_topics(_response(services, context, image, request, []), len(topics), encoded, version)
     while topics:
         del topics[-STORED_TOPICS_PER_STEP:]
@@ -254,8 +254,8 @@ def _topic(
 
 
 def _leave_out_offline_replicas(partitions: list[MetadataResponsePartition]) -> Steps[None]:
-    """Remove the replicas that are offline from the lists of v0, which has no field for them. The partition gets an
-    error if a replica is missing, as in Kafka.
+    """Remove offline replicas from the lists of replicas, since v0 has no field for offline replicas. As in Kafka, a
+    partition with an offline replica gets an error.
     """
     for partition in partitions:
         offline = partition.offline_replicas

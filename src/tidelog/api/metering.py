@@ -165,5 +165,5 @@ class Meter:
 
 
 def measure_steps(meter: Meter | None, steps: Steps[Any]) -> Steps[Any]:
-    """Return `steps`; if there is a meter, it measures their time."""
+    """Return `steps`, or, if there is a meter, steps that also measure their time."""
     return steps if meter is None else meter.measure(steps)

@@ -117,6 +117,7 @@ class _Fetch:
         self._copies: dict[str, _Offsets] = {}
         """The copied offsets of each group."""
         self._fully_copied: dict[str, None] = {}
+        """The groups of which the offsets of all topics were copied."""
         self._all_topics_answers: dict[str, tuple[_Topics, int]] = {}
         """For each group whose topics were all requested: the topics of the response, and their approximate bytes."""
         self._repeats: Repeats[tuple[str | int, ...]] = Repeats()

@@ -196,7 +196,7 @@ def _framing_error(data: PartitionProduceData, version: int) -> ApiError | None:
     """Return an error unless `data` begins with a whole batch, and the request's version allows its format and codec. A
     batch without a framing error may still be refused because of its content.
     """
-    records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
+    records: memoryview | None = data.records  # type: ignore[assignment]  # a decoded field is a view
     if not records:
         return _missing_batch()
     try:
@@ -216,7 +216,7 @@ def _unsupported_zstd() -> ApiError:
 
 def _join_unacknowledged(answers: list[CloseConnection | None]) -> CloseConnection | None:
     """Join the outcomes of the parts of a request with acks=0. If a part failed, the connection is closed, since
-    there is no response that could report the error. This happens only after all parts have been handled.
+    there is no response that could report the error. The connection is closed only after all parts have been handled.
     """
     return next((answer for answer in answers if answer is not None), NO_RESPONSE)
 
@@ -251,7 +251,7 @@ def _append(
     appends_directly = partition.appends_directly
     if not appends_directly and partition.internal and context.client_id != ADMIN_CLIENT_ID:
         raise InvalidTopic(f"{partition.topic} is internal: clients may not write to it")
-    records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
+    records: memoryview | None = data.records  # type: ignore[assignment]  # a decoded field is a view
     if not records:
         raise _missing_batch()
     transactional_id = request.transactional_id

@@ -33,7 +33,7 @@ def _with_effects(module: str, min_version: int, max_version: int, advertised_mi
 
 
 def _read_only(module: str, min_version: int, max_version: int) -> ApiEntry:
-    """Return the row of an API whose requests change nothing, so that they may be abandoned when their client
+    """Return the row of an API whose requests change nothing. Such a request may be abandoned when its client
     disconnects.
 
     Metadata and FindCoordinator may create topics. If such a request is abandoned, the creation is still completed.

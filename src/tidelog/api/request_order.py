@@ -19,10 +19,10 @@ P = TypeVar("P")
 def in_request_order(
     topics: Iterable[T], results: Iterable[R], make: Callable[[R], P]
 ) -> Steps[list[tuple[T, list[P]]]]:
-    """Return each topic of a request with what `make` returns for the results of its partitions.
+    """Return each topic of a request, with a list of its partitions' results, each converted by `make`.
 
-    `results` has one result for each partition that the request names, in its order. A request may name a partition
-    more than once.
+    `results` has one result for each partition that the request names, in the order of the request. A request may
+    name a partition more than once.
     """
     remaining_results = iter(results)
     made: list[tuple[T, list[P]]] = []

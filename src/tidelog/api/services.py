@@ -76,7 +76,8 @@ class Services:
         self.fetch_sessions = fetch_sessions
         self.encoded_topics = EncodedTopics()
         self.followers: Followers | None = None
-        """The followers of this broker's partitions. If None, the broker has no followers and refuses their fetches."""
+        """The followers of this broker's partitions. If None, the broker has no followers and refuses fetches of
+        followers."""
         self.selects_replicas = False
         """Whether consumers that name their rack are sent to followers in that rack (`replica.selector.class`)."""
         self.peer_brokers: PeerBrokers | None = None
@@ -105,7 +106,6 @@ class Peer:
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port
-        self.listener = listener
         self.name = f"{client_host}:{client_port}"
         self.broker: PeerBroker | None = None
         """The broker that has proved its identity on this connection; None for a client."""

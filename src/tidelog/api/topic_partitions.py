@@ -1,8 +1,8 @@
 """Describe a topic's partitions, for Metadata and DescribeTopicPartitions.
 
-A partition whose log is offline on its leader is described as Kafka's controller does it: without a leader, and without
-the former leader in the ISR. The leader epoch remains the same, since no other broker has become the leader. (Clients
-ignore metadata with an older leader epoch.)
+A partition whose log is offline on its leader is described as Kafka's controller describes it: without a leader, and
+without the former leader in the ISR. The leader epoch remains the same, since no other broker has become the leader.
+(Clients ignore metadata with an older leader epoch.)
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """UpdateFeatures (key 57), v0-2 (KIP-584). v1: types of upgrade, validation only; v2: one error for all features.
 
 The broker's version and settings determine the level of group.version, so a request cannot change this level. The
-controller of a cluster finalizes the levels of the other features. As in Kafka, a request for the present level
+controller of a cluster finalizes the levels of the other features. As in Kafka, a request for the current level
 succeeds.
 """
 
@@ -34,7 +34,7 @@ def handle(
     """Change all requested levels, or none of them if one change is refused. If a feature is named more than once, its
     last level is used, and each entry gets the same result.
     """
-    present_features = features(services)
+    all_features = features(services)
     finalized = cluster_features(services)
     changes: list[LevelChange] = []
     last_updates: dict[str, FeatureUpdateKey] = {}
@@ -43,7 +43,7 @@ def handle(
         yield
     for name, update in last_updates.items():
         try:
-            _check(present_features.get(name), update, is_finalized=name in finalized)
+            _check(all_features.get(name), update, is_finalized=name in finalized)
         except ApiError as error:
             return UpdateFeaturesResponse(error_code=error.code, error_message=error.message)
         if name in finalized:

@@ -1,4 +1,4 @@
-"""A fetch of very many partitions. It reads, watches and encodes them in steps."""
+"""A fetch of very many partitions. The partitions are read, watched and encoded in steps."""
 
 import logging
 from collections.abc import Coroutine, Iterable, Iterator
@@ -23,10 +23,11 @@ R = TypeVar("R")
 
 ITEMS_PER_STEP = 16
 COLD_LANE: Final = "wide-cold-reads"
-"""Only one wide fetch at a time reads from the disk, so that other calls find a free thread."""
+"""Name of the lane (see `Tasks.run_blocking`) of all cold reads: only one wide fetch at a time reads from the disk,
+so that other calls find a free thread."""
 COLD_READS_MAX = 1000
-"""Upper bound on the cold reads of one response, since each takes memory. Further cold partitions are read on the event
-loop, which waits for the disk during such a read."""
+"""Upper bound on the cold reads of one response, since each cold read takes memory. Further cold partitions are read
+on the event loop, which waits for the disk during such a read."""
 
 
 class WideFetch(Fetch):
@@ -37,7 +38,7 @@ class WideFetch(Fetch):
     __slots__ = ("_by_partition", "_is_first_reading", "_is_rereading")
 
     def steps(self) -> "Steps[Outcome[FetchResponse]]":
-        """Run the fetch. Returns the response, or a pending one."""
+        """Run the fetch. Returns the response, or a pending response."""
         self._by_partition: dict[Partition, list[FetchItem]] = {}
         self._is_first_reading = True
         self._is_rereading = False

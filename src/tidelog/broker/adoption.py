@@ -35,6 +35,7 @@ PARTITIONS_PER_TOPIC_MAX = 100_000
 """Upper bound on the partitions of one topic. A higher number in a directory's name is a mistake. It would make the
 broker create that number of directories."""
 LOG_FILE_KINDS = (*SEGMENT_FILE_KINDS, Kind.PRODUCERS, Kind.EPOCHS, Kind.PARTITION, Kind.METADATA_SNAPSHOT)
+"""A directory that contains a file of one of these kinds belongs to a partition."""
 NAMES_SHOWN_MAX = 3
 """Upper bound on the names that the error about a foreign directory lists."""
 IGNORED_SUFFIXES = ("-delete", "-stray", "-future")
@@ -57,6 +58,8 @@ class Identity(NamedTuple):
 
 
 class FoundPartition(NamedTuple):
+    """One partition of Kafka, as its directory describes it."""
+
     topic_id: TopicId
     """NO_TOPIC_ID if the directory has no id, as before Kafka 2.8."""
     last_leader_epoch: int
@@ -73,6 +76,8 @@ class FoundPartitions(NamedTuple):
 
 
 class Adoption(NamedTuple):
+    """The result of `adopt`."""
+
     records: list[JournalRecord]
     notices: list[str]
     """Lines for the broker's log."""

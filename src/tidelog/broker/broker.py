@@ -118,7 +118,7 @@ class BrokerServer:
         self._cache = MetadataCache()
         self._metadata: MetadataService | None = None
         self._bound_sockets: list[SocketListener] = []
-        """Addresses that are bound and do not listen yet."""
+        """Sockets that are bound to the listeners' addresses and do not listen yet."""
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
@@ -168,8 +168,9 @@ class BrokerServer:
     async def start(self) -> None:
         """Start the broker, and return when it serves clients.
 
-        Raises ConfigError, AdoptionError, DirectoryInUse, StoreFailed ..., OSError. Each message states the problem in
-        one line. A damaged partition does not prevent the start: the partition is offline, and the log says why.
+        Raises ConfigError, AdoptionError, UnusableDirectories, OSError, and the errors of the metadata store. Each
+        message states the problem in one line. A damaged partition does not prevent the start: the partition is
+        offline, and the log says why.
         """
         try:
             await self._start()
@@ -215,7 +216,7 @@ class BrokerServer:
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
-            # This broker's connections are accepted only after other brokers know its registration.
+            # Other brokers accept a connection of this broker only after they know its registration.
             await metadata.publisher.wait_for(self.broker_epoch + 1)
             self._peers.start()
         self._listen()
@@ -230,8 +231,8 @@ class BrokerServer:
         warn_of_settings(self.config)
 
     async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
-        """Create the `Peers` object, if other brokers can use the metadata store. It must exist before the partitions
-        get their roles.
+        """Create the `Peers` object, if other brokers can use the metadata store. This must happen before the
+        partitions get their roles.
         """
         if self.peer_connections is None:
             return
@@ -272,7 +273,7 @@ class BrokerServer:
 
     @property
     def _ended_run(self) -> str | None:
-        """The incarnation of the previous run of this broker, if it is certain that this run has ended."""
+        """The incarnation of the previous run of this broker, if that run has certainly ended; otherwise None."""
         return None if self._cluster_registration is None else self._cluster_registration.ended_run
 
     def _new_directory_ids(self, directories: DataDirectories) -> list[str]:
@@ -478,7 +479,9 @@ class BrokerServer:
     # Running
 
     async def _run_housekeeping(self) -> None:
-        """Run retention: first soon after the start, then at its interval."""
+        """Try to open offline partitions, and run retention: for the first time soon after the start, then at the
+        interval of retention.
+        """
         await self.runtime.tasks.sleep(self.config.log_initial_task_delay_ms / 1000)
         while True:
             try:

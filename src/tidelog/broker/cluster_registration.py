@@ -42,7 +42,7 @@ class ClusterRegistration:
 
     @property
     def ended_run(self) -> str | None:
-        """The incarnation of a run of this broker that has certainly ended."""
+        """The incarnation of a run of this broker that has certainly ended; None if no such run is known."""
         return self._last_run.incarnation if self._last_run.has_ended else None
 
     async def register(
@@ -54,8 +54,8 @@ class ClusterRegistration:
         was_stopped_cleanly: bool,
         logs_are_open: bool,
     ) -> None:
-        """Register the broker, write the name of this run into the data directories, and create the mark of its synced
-        records.
+        """Register the broker, write this run into the file `broker.run` of each data directory, and create the
+        `SyncedMark` of the partitions.
         """
         run_blocking, disk = self._runtime.tasks.run_blocking, self._runtime.disk
         is_synced = was_stopped_cleanly or self._last_run.is_synced
@@ -68,8 +68,8 @@ class ClusterRegistration:
             )
         )
         assert metadata.lifecycle is not None
-        # Synced records remain synced while no partition is open. With another default of `durability`, the mark would
-        # be withdrawn at once.
+        # Synced records remain synced while no partition is open. If the default of `durability` is not fsync, the
+        # mark would be withdrawn as soon as partitions are open.
         keeps_mark = is_synced and not logs_are_open and self._config.get("durability") == "fsync"
         run = LastRun(registration.incarnation, metadata.lifecycle.broker_epoch, self._boot_id, keeps_mark)
         await run_blocking(write_last_run, disk, self._paths, run)

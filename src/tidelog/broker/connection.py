@@ -40,15 +40,15 @@ logger = logging.getLogger("tidelog.connection")
 
 _SIZE = Struct(">i")
 _PRODUCE_KEY_BYTES = PRODUCE_KEY.to_bytes(2, "big")
-_HEADER = Struct(">hhih")
-_RESPONSE = Struct(">ii")
-_FLEXIBLE_RESPONSE = Struct(">iix")
+_HEADER = Struct(">hhih")  # API key, version, correlation id, length of the client id
+_RESPONSE = Struct(">ii")  # size, correlation id
+_FLEXIBLE_RESPONSE = Struct(">iix")  # size, correlation id, no tagged fields
 
 HEADER_BYTES = 10
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
-"""Upper bound on the size of all requests except produce requests, which contain records. No common client sends longer
-requests."""
+"""Upper bound on the size of a request that is not a produce request. No common client sends longer requests. Produce
+requests contain records, so only `socket.request.max.bytes` bounds them."""
 PIPELINED_MAX = 1000
 """Upper bound on the waiting (unacknowledged) produce requests of one connection. At the limit, reading pauses."""
 BACKLOG_BYTES_MAX = 1 << 20
@@ -56,8 +56,8 @@ BACKLOG_BYTES_MAX = 1 << 20
 WIDE_REQUEST_BYTES = 16 << 10
 """A longer request may contain thousands of items, so it is decoded, handled and encoded in steps."""
 WIDE_PRODUCE_BYTES = 100 << 10
-"""A longer produce request is processed in steps. Its limit is higher, since it consists mostly of records. A request
-of this size contains at most about 1,500 batches, which take 10 ms."""
+"""A longer produce request is processed in steps. This limit is higher than WIDE_REQUEST_BYTES, since a produce
+request consists mostly of records. A request of this size contains at most about 1,500 batches, which take 10 ms."""
 
 
 class ServerConnection:
@@ -112,7 +112,7 @@ class ServerConnection:
         self._mute_timer: TimerHandle | None = None  # while set, the client is throttled by a quota
         self._halted = False  # draining or muted
         self._waiting: deque[Slot] = deque()
-        self._combined: list[Piece] | None = None
+        self._combined: list[Piece] | None = None  # while set, responses are collected here and sent with one write
         # The generation of the quotas, the client id, and whether this client has a quota.
         self._cached_quota: tuple[int, str, bool] | None = None
         self._prefix_end = 0  # end of the prefix of this client's produce requests; see `ProduceTemplates`
@@ -211,9 +211,9 @@ class ServerConnection:
     def silent_s(self, now_s: float) -> float:
         """Return for how many seconds the client has neither sent nor read any bytes.
 
-        The result is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending side
-        and so may have disconnected. This must be called regularly, since only these calls notice that the client
-        reads.
+        The result is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending
+        side and so may have disconnected. `silent_s` must be called regularly, since only these calls notice that the
+        client reads.
         """
         if self._waiting and not self._input_ended:
             return 0
@@ -231,7 +231,7 @@ class ServerConnection:
             self._end_if_done()
 
     def mute(self, delay_s: float, on_end: Callable[[], object] | None = None) -> None:
-        """Stop reading and handling requests for `delay_s` seconds. After this time continue, or call `on_end`."""
+        """Stop reading and handling requests for `delay_s` seconds. Then call `on_end`; if it is None, continue."""
         if not self.open or self.is_disconnected:
             return
         if self._mute_timer is not None:
@@ -336,7 +336,7 @@ class ServerConnection:
             self._listener.reserve(self, len(self._held_buffer))
 
     def _hold_buffer(self, buffer: bytearray) -> None:
-        """Reserve `buffer` for a request that is processed in steps. No other code may write to it during this time."""
+        """Keep `buffer` unchanged until its request, which is processed in steps, has ended."""
         self._held_buffer = buffer
         self._listener.hold(buffer)
         self._reserve(0)
@@ -365,7 +365,7 @@ class ServerConnection:
         buffer = frames.obj
         assert isinstance(buffer, bytearray)
         if buffer is self._listener.buffer.obj or len(buffer) > 2 * len(frames):
-            # Copy rarely: frames in a private buffer are copied only after half of it was processed.
+            # Copy rarely: frames in a private buffer are copied only after half of the buffer was processed.
             frames = memoryview(bytearray(frames))  # writable like every frame, since offsets are written into batches
         self._stash = frames
         self._pause()

@@ -24,7 +24,8 @@ class ConnectionBounds:
         requests."""
         self.frame_bytes = 0
         budget: int = config.queued_max_request_bytes
-        # In Kafka, the default value -1 means no limit. Here it means four times the size of the largest request.
+        # In Kafka, the default value -1 means no limit. Here it means four times the size of the largest allowed
+        # request.
         self._frame_bytes_max = budget if budget > 0 else 4 * config.socket_request_max_bytes
 
     def opened(self, connection: "ServerConnection", *, is_protected: bool = False) -> str:
@@ -41,7 +42,7 @@ class ConnectionBounds:
             return f"more than {connections_max} connections, max.connections"
         host_max = self._host_max(host)
         if host_count > host_max:
-            return f"more than {host_max} from one host, max.connections.per.ip"
+            return f"more than {host_max} connections from one host, max.connections.per.ip"
         return ""
 
     def _host_max(self, host: str) -> int:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.metadata")
 
 REPEATABLE_TIMEOUT_S: Final = 5.0
-"""Longest time, in seconds, that a repeatable request waits for its answer. When it has passed, another broker may have
-become the controller, without closing this connection."""
+"""Longest time, in seconds, that a repeatable request waits for its answer. After this time, another broker may have
+become the controller, although this connection is still open."""
 CONNECTION_SETUP_TIMEOUT_MS: Final = 3_000
-"""Limit for one attempt to connect and to identify this broker, in milliseconds. When it has passed, another broker may
-have become the controller."""
+"""Time limit of one attempt to connect and to identify this broker, in milliseconds. After this time, another broker
+may have become the controller."""
 IN_FLIGHT_MAX: Final = 100
 """Upper bound on the requests of one class that wait for their answers. Further requests wait before they are sent."""
 ENVELOPE_BYTES: Final = 1024
@@ -34,7 +34,7 @@ ENVELOPE_BYTES: Final = 1024
 
 
 class _Target(NamedTuple):
-    """A channel's peer, and the class of the requests that it carries."""
+    """The broker to which a channel leads, and the class of the requests that are sent on the channel."""
 
     broker_id: int
     address: "Address"
@@ -94,7 +94,9 @@ class NetworkControllerChannel:
             channel.reconnect()
             raise ControllerUnreachable("the controller does not accept this broker's connection")
         if response.error_code != ErrorCode.NONE or response.response_data is None:
-            raise AnswerLost(f"the controller failed on the request, error {response.error_code}; see its log")
+            raise AnswerLost(
+                f"the controller failed on the request, error {response.error_code}; see the controller's log"
+            )
         return response.response_data
 
     def _channel(self, broker: "BrokerRegistration", kind: type[Any]) -> Channel:

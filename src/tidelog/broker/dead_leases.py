@@ -48,8 +48,8 @@ class BrokerLeases:
     async def end(self, number: int, directories: Sequence[str]) -> None:
         """End the leases of the broker's last run in these data directories. The process of this run must have ended.
 
-        The leases of all other processes remain, even if a process has the same number: the holder of a lease names the
-        run or the data directory, and each acquisition increments the lease's epoch.
+        The leases of all other processes remain, even of a process with the same number. This is certain because the
+        holder of a lease names the run or the data directory, and each acquisition increments the lease's epoch.
         """
         store = self._open()
         try:

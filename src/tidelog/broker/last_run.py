@@ -1,9 +1,9 @@
 """A file in each data directory of a cluster's broker. It names the run of the broker that used the directory last.
 
-When the next run has locked the directory, it knows that the named run has ended, and does not have to wait for the end
-of the lease. This conclusion is valid only for the same directory on the same machine without a reboot: a copy of the
-directory may still be in use on another machine. The file also tells the controller whether the directory may lack
-records that the registered run has acknowledged (KIP-966).
+When the next run has locked the directory, the named run has certainly ended. So the next run does not have to wait
+for the end of that run's lease. This conclusion is valid only for the same directory on the same machine without a
+reboot: a copy of the directory may still be in use on another machine. The file also tells the controller whether the
+directory may lack records that the registered run has acknowledged (KIP-966).
 
 The file also has the mark of `replication/synced_mark.py`: whether every acknowledged record of the run is synced.
 """
@@ -39,7 +39,8 @@ class LastRun(NamedTuple):
 def read_last_run(disk: "Disk", paths: Sequence[str], boot_id: str = "") -> LastRun:
     """Return the run that used all directories last. Blocks.
 
-    If the caller has locked the directories, `boot_id` is the machine's current boot. Without it, `has_ended` is False.
+    A caller that has locked the directories passes the machine's current boot id. Without `boot_id`, `has_ended` is
+    False.
     """
     runs = [_read(disk, path, boot_id) for path in paths]
     if not runs or any(run._replace(is_synced=runs[0].is_synced) != runs[0] for run in runs):
@@ -78,11 +79,11 @@ def _write(disk: "Disk", path: str, run: LastRun) -> None:
 
 
 def write_synced_mark(disk: "Disk", paths: Sequence[str], run: LastRun, is_synced: bool) -> dict[str, OSError]:
-    """Change whether the file of the present run says that every acknowledged record is synced, durably in each
-    directory. Returns the errors by directory. Blocks.
+    """Write into the file of each directory whether every acknowledged record of the current run is synced. Return
+    the errors by directory. Directories without an error have the new value durably. Blocks.
 
-    A directory without an error never has a mark that was withdrawn. If a full disk prevents the write that withdraws
-    the mark, the whole file is removed. The next start then counts as one after an unclean stop.
+    If a full disk prevents the write that withdraws the mark (`is_synced` is False), the whole file is removed. The
+    controller then assumes that this run was not stopped cleanly.
     """
     errors: dict[str, OSError] = {}
     for path in paths:

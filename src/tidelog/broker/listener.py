@@ -24,7 +24,9 @@ arrive."""
 SPARE_FRAMES = 4
 """Upper bound on the buffers of handled frames that are stored for reuse."""
 IDLE_SWEEP_S = 10.0
+"""Time in seconds between two checks for idle connections."""
 UNLIMITED = 2**31 - 1
+"""The default of `max.connection.creation.rate`. It means that there is no limit."""
 
 
 class Listener:

@@ -59,7 +59,9 @@ def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str
 
 
 def refuse_empty_store(disk: "Disk", address: "StoreAddress", path: str) -> None:
-    """Raise UnusableDirectories, since the store has lost the metadata of the directory or is another store. Blocks."""
+    """Raise UnusableDirectories for a store without metadata: it has lost the metadata of the directory, or it is
+    another store. A SQLite file that exists is not refused. Blocks.
+    """
     if address.kind == "sqlite" and disk.exists(address.path):
         return  # after a crash, the file cannot be read without changes; the start reads the file later
     raise UnusableDirectories(

@@ -1,5 +1,5 @@
-"""The table of commands, and the code that runs one: it imports the command's module, and turns an error of the
-command into one line on stderr and an exit code.
+"""The table of commands, and the function that runs a command. It imports the command's module, and converts an error
+of the command into one line on stderr and an exit code.
 """
 
 import errno

@@ -50,7 +50,7 @@ def row_lines(
 ) -> list[BlockLine]:
     """Return the lines of one row, without its names.
 
-    Empty cells are omitted. With `with_empty`, they are kept in the columns that a table always shows.
+    Empty cells are omitted. With `with_empty`, empty cells of the columns that a table always shows are included.
     """
     titled_texts = [
         (column.title, name_text(cell))

@@ -13,7 +13,8 @@ from tidelog.cli.tables import comma_separated
 from tidelog.client.blocking import Client
 
 ONLY_PER_BROKER = "cluster level"
-"""Words in Kafka's error message for a setting that cannot be set for all brokers together, only for a single one."""
+"""Words in Kafka's error message for a setting that cannot be set for all brokers together, only for a single broker.
+"""
 
 
 class ChangeTarget:
@@ -37,7 +38,7 @@ class ChangeTarget:
 def change(changes: dict[str, str | None], broker: int | None, check: bool, bootstrap: str) -> None:
     """Set the settings that have a value, and unset those with None.
 
-    `broker` None means all brokers. If the broker refuses a change, none is made, and CommandError is raised.
+    `broker` None means all brokers. If the broker refuses one change, no change is made, and CommandError is raised.
     """
     with connected(bootstrap) as client:
         target = ChangeTarget(client, broker)
@@ -59,7 +60,8 @@ def change(changes: dict[str, str | None], broker: int | None, check: bool, boot
 
 
 def explain_unset(target: ChangeTarget, keys: list[str]) -> dict[str, str]:
-    """Return the settings of `keys` that have no value to unset, each with a text that says where its value comes from.
+    """Return the settings of `keys` that are not set for the target, each with a text that says where its value comes
+    from.
 
     The text is in brackets. It is empty if the setting has its default value. Raises CommandError for a name that
     neither the broker nor Tidelog knows.
@@ -109,8 +111,8 @@ def values_per_broker(target: ChangeTarget, keys: Iterable[str]) -> dict[str, li
 
 
 def alter(target: ChangeTarget, changes: dict[str, str | None], *, only_check: bool) -> None:
-    """Make the changes. If the broker refuses them, raises CommandError with the broker's message. If the message
-    does not say what to do, the error says it.
+    """Make the changes. If the broker refuses them, raises CommandError with the broker's message, and with advice if
+    the message does not say what to do.
     """
     try:
         broker_settings.alter(target.client, target.address, target.resource, changes, only_check=only_check)

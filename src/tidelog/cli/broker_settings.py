@@ -33,7 +33,7 @@ default."""
 SET, DELETE = 0, 1
 """Operations of IncrementalAlterConfigs."""
 ALL_BROKERS = ""
-"""Resource name that stands for all brokers together."""
+"""Resource name that means all brokers together."""
 NO_EFFECT = "No effect yet."
 """Words in the documentation of settings that Tidelog stores but does not use yet."""
 SET_AT_START = " Set at the start by "
@@ -65,22 +65,25 @@ class BrokerSetting(NamedTuple):
     origin: str
     is_default: bool
     read_only: bool
-    """A change needs a restart."""
+    """Whether a change needs a restart."""
     sensitive: bool
     effect: bool
     """False if the broker stores the setting but does not use it yet."""
     layers: list[Layer]
     replaced_by: Layer | None
-    """Another setting that the broker uses instead of this one, with its value; None if it uses this one."""
+    """Another setting that the broker uses instead of this setting, with the value of the other; None if there is no
+    such setting."""
 
     @property
     def in_force(self) -> Layer:
-        """The setting that the broker uses: this one or its replacement."""
+        """The setting that the broker uses: this setting or its replacement."""
         return self.replaced_by or Layer(self.name, self.value, self.origin)
 
     @property
     def effective(self) -> str | None:
-        """The value of this setting. If it has none, the value of its replacement in the unit of this setting."""
+        """The value of this setting. If the setting has no value: the value of its replacement, in the unit of this
+        setting.
+        """
         if self.value is not None or self.replaced_by is None:
             return self.value
         return convert_value(self.name, self.replaced_by.name, self.replaced_by.value)
@@ -135,7 +138,7 @@ def describe_settings(client: Client, address: Address, resource: str, names: Se
 
 def setting_from(entry: DescribeConfigsResourceResult, start_places: Mapping[str, str]) -> BrokerSetting:
     """Decode one setting. `start_places` contains, by name, the places where settings were set at the start; "" if
-    the broker does not say it.
+    the broker does not report the place.
     """
 
     def place(name: str, source: int) -> str:
@@ -184,8 +187,8 @@ def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) 
 def convert_value(name: str, other: str, value: str | None) -> str | None:
     """Convert `value` from the unit of the setting `other` to the unit of the setting `name`.
 
-    The value is returned unchanged if the units are not known, if the result is not an integer, or if it is negative
-    ("no limit").
+    The value is returned unchanged if the units are not known, if the value is negative ("no limit"), or if the
+    result is not an integer.
     """
     factors = next((dict(key.synonyms) for key in TOPIC_KEYS.values() if name in dict(key.synonyms)), {})
     try:
@@ -240,7 +243,7 @@ def alter(
 ) -> None:
     """Set the settings that have a value, and unset those with None.
 
-    If the broker refuses one of the changes, none is made, and RefusedError is raised.
+    If the broker refuses one of the changes, no change is made, and RefusedError is raised.
     """
     configs = [
         AlterableConfig(name=name, config_operation=DELETE if value is None else SET, value=value)

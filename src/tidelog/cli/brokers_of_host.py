@@ -53,10 +53,10 @@ def plan_brokers(config: BrokerConfig, count: int) -> list[BrokerPlan]:
         settings = shared | {
             "node.id": str(number),
             "log.dirs": ",".join(own_directories),
-            "listeners": ",".join(shifted(text, number - 1) for text in listeners),
+            "listeners": ",".join(shift_port(text, number - 1) for text in listeners),
         }
         if advertised:
-            settings["advertised.listeners"] = ",".join(shifted(text, number - 1) for text in advertised)
+            settings["advertised.listeners"] = ",".join(shift_port(text, number - 1) for text in advertised)
         endpoints = tuple(
             endpoint._replace(port=endpoint.port and endpoint.port + number - 1) for endpoint in config.endpoints
         )
@@ -75,7 +75,7 @@ def cluster_defaults(config: BrokerConfig, count: int) -> dict[str, str]:
     return {name: value for name, value in defaults.items() if name not in config.origins}
 
 
-def shifted(listener: str, distance: int) -> str:
+def shift_port(listener: str, distance: int) -> str:
     """Return NAME://HOST:PORT with the port raised by `distance`. Port 0, which means any free port, is not changed.
 
     Raises ConfigError if the result is not a valid port.
@@ -105,7 +105,7 @@ def check_ports(plans: Sequence[BrokerPlan]) -> None:
 
 def check_directory(path: str) -> list[int]:
     """Return the numbers of the brokers whose data is in the cluster's directory. Raises ConfigError if the directory
-    is not one of a cluster.
+    is not the directory of a cluster.
     """
     try:
         names = [file.name for file in Path(path).iterdir()]

@@ -199,7 +199,7 @@ def create_topic(
 
 
 def delete_topics(client: "Client", names: Sequence[str]) -> dict[str, CommandError | None]:
-    """Delete the topics and return the error of each one, None if it was deleted."""
+    """Delete the topics and return the error of each topic; None if the topic was deleted."""
     from tidelog.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 
     request = DeleteTopicsRequest(topics=[DeleteTopicState(name) for name in names], timeout_ms=ANSWER_MS)
@@ -213,7 +213,7 @@ def delete_topics(client: "Client", names: Sequence[str]) -> dict[str, CommandEr
 
 
 def set_partitions(client: "Client", topic: str, count: int) -> None:
-    """Raise the topic's number of partitions to `count`. Raises CommandError."""
+    """Increase the topic's number of partitions to `count`. Raises CommandError."""
     from tidelog.wire.messages.create_partitions import (
         CreatePartitionsRequest,
         CreatePartitionsResponse,
@@ -228,7 +228,8 @@ def set_partitions(client: "Client", topic: str, count: int) -> None:
 
 
 def ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
-    """Send the request to the broker that the cluster reports as its controller, or to any broker if it reports none.
+    """Send the request to the broker that the cluster reports as its controller, or to any broker if it reports no
+    controller.
 
     In a cluster with separate controllers, the reported broker forwards the request to the controller.
     """
@@ -331,7 +332,7 @@ def settings(client: "Client", topic: str) -> list[Setting]:
 def change_settings(client: "Client", topic: str, changes: Mapping[str, str], unset: Iterable[str]) -> None:
     """Set the settings in `changes` and remove the settings in `unset`.
 
-    Raises CommandError if the broker refuses one of them; then nothing is changed.
+    Raises CommandError if the broker refuses one of these changes. In this case, nothing is changed.
     """
     from tidelog.wire.messages.incremental_alter_configs import (
         AlterableConfig,

@@ -67,7 +67,7 @@ def status(
     led by another     the leader is not the first replica, which is preferred
 
     The exit code is 0 if all brokers are active and all replicas are in
-    sync, 3 if not, and 1 if the cluster cannot be asked.
+    sync, 3 if not, and 1 if no broker answers.
 
     Examples:
 
@@ -120,12 +120,12 @@ def elect(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> int:
-    """Elect leaders: the preferred ones, or with --unclean any.
+    """Elect preferred leaders; with --unclean, any live replicas.
 
-    The first replica of a partition is its preferred leader. After a broker
-    was down, other brokers lead its partitions. This command makes it their
-    leader again, and no record is lost. Brokers with
-    auto.leader.rebalance.enable do the same after some minutes.
+    The first replica of a partition is its preferred leader. While a broker
+    is down, other brokers lead its partitions. When it is back, this command
+    makes it the leader of these partitions again, and no record is lost.
+    Brokers with auto.leader.rebalance.enable do the same after some minutes.
 
     With --unclean, a partition without a leader gets a live replica as its
     leader, even if this replica lacks acknowledged records. These records
@@ -248,7 +248,7 @@ def reassign(
     """
     makes_plan = bool(to_brokers or replicas or plan)
     if sum((makes_plan, cancel, clear_throttle)) > 1:
-        raise UsageError("a plan (--brokers, --replicas, --plan), --cancel and --clear-throttle exclude each other")
+        raise UsageError("a plan (--brokers, --replicas, --plan), --cancel and --clear-throttle cannot be combined")
     if plan and (to_brokers or topics or replicas):
         raise UsageError("--plan already says which partitions move: leave out --brokers, --topics and --replicas")
     if not makes_plan and (execute or throttle):
@@ -286,8 +286,8 @@ def drain(
     for the replicas, nothing is moved: add a broker first.
 
     With --leaders, the other replicas become leaders, and the broker stays a
-    follower. For a restart this is not needed, because a broker that stops in
-    order hands its leaderships over.
+    follower. This is not needed before a restart, because a broker that is
+    stopped cleanly hands over its leaderships.
 
     The exit code is 1 if a move was refused.
 

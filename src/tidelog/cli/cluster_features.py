@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 UPGRADE = 1
 METADATA_VERSION = "metadata.version"
-"""End of the name of the feature that every cluster has, of Tidelog and of Kafka."""
+"""End of the name of the feature that every cluster of Tidelog or Kafka has."""
 ALONE = (
     "This broker is alone: it does not share its metadata store with others, so it has no levels of a cluster. "
     "To grow it into a cluster, see docs/cluster.md."
@@ -24,9 +24,9 @@ class FeatureLevel(NamedTuple):
 
     feature: str
     level: int
-    """The finalized level; 0 if none is finalized."""
+    """The finalized level; 0 if no level is finalized."""
     newest: int
-    """The highest level that the broker supports to which the request was sent."""
+    """The highest level that is supported by the broker to which the request was sent."""
 
 
 def read_levels(client: "Client") -> list[FeatureLevel]:
@@ -43,7 +43,7 @@ def read_levels(client: "Client") -> list[FeatureLevel]:
 
 
 def upgrade(client: "Client", *, execute: bool, json: bool) -> int:
-    """Show the levels. With `execute`, first finalize the newest ones. Raises CommandError if the cluster refuses
+    """Show the levels. With `execute`, first finalize the newest levels. Raises CommandError if the cluster refuses
     that.
     """
     levels = read_levels(client)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidelog.client.blocking import Client
 
 POLL_S = 0.5
-"""Interval in which --watch reads the unfinished moves."""
+"""Time in seconds between two requests of --watch for the unfinished moves."""
 
 Partition = tuple[str, int]
 
@@ -37,7 +37,7 @@ class Execution(NamedTuple):
     throttle: int | None
     """Limit of the traffic in bytes per second; None for no limit."""
     undo: str
-    """File to which the plan is written that reverses the moves; empty if it is not written."""
+    """File for the plan that reverses the moves; empty if this plan is not written."""
     json: bool
 
 
@@ -65,7 +65,7 @@ def make_plan(
         raise CommandError(f"broker {comma_separated(fenced)} is down or not ready: start it first")
     targets = brokers or [broker.number for broker in registered if not broker.is_fenced]
     partitions = read_partitions(client, topics)
-    # A new number of replicas, without other brokers, does not move the replicas that remain.
+    # If only the number of replicas changes (no brokers are named), the replicas that remain are not moved.
     return plan_moves(partitions, targets, racks_of(registered), replicas, balance=bool(brokers))
 
 
@@ -167,8 +167,8 @@ def report(failures: Mapping[Partition, CommandError]) -> None:
 
 
 def show_moves(client: "Client", topics: Sequence[str], json: bool, *, watch: bool) -> int:
-    """List the unfinished moves, or wait until there are none."""
-    moves = chosen(read_moves(client), topics)
+    """List the unfinished moves, or wait until all of them have ended."""
+    moves = select_moves(read_moves(client), topics)
     if watch:
         wait_for(client, set(moves), quiet=json)
         if not json:
@@ -183,7 +183,7 @@ def show_moves(client: "Client", topics: Sequence[str], json: bool, *, watch: bo
     return 0
 
 
-def chosen(moves: Mapping[Partition, Move], topics: Sequence[str]) -> dict[Partition, Move]:
+def select_moves(moves: Mapping[Partition, Move], topics: Sequence[str]) -> dict[Partition, Move]:
     return {partition: move for partition, move in sorted(moves.items()) if not topics or partition[0] in topics}
 
 
@@ -222,7 +222,7 @@ def wait_for(client: "Client", partitions: set[Partition], *, quiet: bool) -> No
 
 def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
     """Cancel the unfinished moves. The replicas remain on their former brokers. Return the exit code."""
-    moves = chosen(read_moves(client), topics)
+    moves = select_moves(read_moves(client), topics)
     failures = alter_reassignments(client, dict.fromkeys(moves)) if moves else {}
     cancelled = {partition: move for partition, move in moves.items() if partition not in failures}
     if json:
@@ -260,13 +260,13 @@ def drain(client: "Client", broker: int, execution: Execution, *, only_leaders: 
         return show_or_execute(client, plan_drain(partitions, broker, others, racks_of(registered)), execution)
     moves = lead_elsewhere(partitions, broker)
     code = show_or_execute(client, moves, execution)
-    led = {(part.topic, part.partition) for part in partitions if part.leader == broker and len(part.replicas) > 1} | {
-        (move.topic, move.partition) for move in moves
-    }
-    if not execution.execute or not led:
+    led_partitions = {
+        (part.topic, part.partition) for part in partitions if part.leader == broker and len(part.replicas) > 1
+    } | {(move.topic, move.partition) for move in moves}
+    if not execution.execute or not led_partitions:
         return code
     numbers: dict[str, list[int]] = {}
-    for topic, partition in sorted(led):
+    for topic, partition in sorted(led_partitions):
         numbers.setdefault(topic, []).append(partition)
     failures = {
         (election.topic, election.partition): CommandError(election.error)

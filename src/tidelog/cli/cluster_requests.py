@@ -24,7 +24,7 @@ class Election(NamedTuple):
     topic: str
     partition: int
     error: str
-    """The reason why no leader was elected; empty if one was elected, or if the preferred leader already leads."""
+    """The reason why no leader was elected; empty if a leader was elected, or if the preferred leader already leads."""
     is_new: bool
     """Whether a leader was elected."""
 
@@ -32,7 +32,7 @@ class Election(NamedTuple):
 def elect_leaders(client: "Client", partitions: Mapping[str, Sequence[int]] | None, *, unclean: bool) -> list[Election]:
     """Elect leaders for these partitions, by topic, or for all partitions. Raises CommandError.
 
-    For all partitions, the brokers report only those that needed an election.
+    For all partitions, the brokers report only the partitions that needed an election.
     """
     from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import ErrorCode
@@ -88,15 +88,15 @@ def alter_reassignments(
 def set_throttle(client: "Client", moves: Sequence["PlannedMove"], bytes_per_second: int) -> None:
     """Limit the traffic that the moves cause, as kafka-reassign-partitions does (KIP-73). Raises CommandError.
 
-    The present replicas of a moved partition are throttled as leaders, and the added ones as followers.
+    The current replicas of a moved partition are throttled as leaders, and the added replicas as followers.
     """
     changes: dict[tuple[int, str], dict[str, str | None]] = {}
     for broker in sorted({broker for move in moves for broker in [*move.before, *move.after]}):
         changes[BROKER_RESOURCE, str(broker)] = dict.fromkeys(RATES, str(bytes_per_second))
     for topic in dict.fromkeys(move.topic for move in moves):
-        own = [move for move in moves if move.topic == topic]
-        sources = ",".join(f"{move.partition}:{broker}" for move in own for broker in move.before)
-        targets = ",".join(f"{move.partition}:{broker}" for move in own for broker in move.adding)
+        topic_moves = [move for move in moves if move.topic == topic]
+        sources = ",".join(f"{move.partition}:{broker}" for move in topic_moves for broker in move.before)
+        targets = ",".join(f"{move.partition}:{broker}" for move in topic_moves for broker in move.adding)
         changes[TOPIC_RESOURCE, topic] = {REPLICAS[0]: sources, REPLICAS[1]: targets}
     _alter_settings(client, changes)
 
@@ -110,9 +110,10 @@ def clear_throttle(client: "Client", brokers: Iterable[int], topics: Iterable[st
 
 
 def _alter_settings(client: "Client", changes: Mapping[tuple[int, str], Mapping[str, str | None]]) -> None:
-    """Set the settings of brokers and topics; None removes one. A broker's settings are altered at that broker.
+    """Set the settings of brokers and topics; None removes a setting. The request for a broker's settings is sent to
+    this broker.
 
-    Raises CommandError for the first resource that is refused; the others are changed.
+    Raises CommandError for the first resource that is refused, after all requests have been sent.
     """
     from tidelog.cli.own_client import ask, broker_address, broker_addresses
     from tidelog.wire.messages.incremental_alter_configs import (

@@ -113,7 +113,7 @@ def read_state(client: "Client") -> ClusterState:
 
 
 def read_brokers(client: "Client") -> tuple[str, int, list[ClusterBroker]]:
-    """Return the cluster's id, its controller (it may be UNKNOWN), and its brokers, fenced ones included."""
+    """Return the cluster's id, its controller (it may be UNKNOWN), and its brokers, including fenced brokers."""
     answer = _describe_cluster(client)
     raise_for_code(answer.error_code, answer.error_message)
     brokers = [
@@ -136,8 +136,8 @@ def _describe_cluster(client: "Client") -> "DescribeClusterResponse":
 def _quorum_leader(client: "Client") -> int:
     """Return the controller's number; -1 if the brokers do not report it.
 
-    In DescribeCluster, brokers of Kafka name any broker as the controller. Only DescribeQuorum names the real one.
-    Tidelog's brokers name themselves, because each of them forwards requests to the controller.
+    In DescribeCluster, brokers of Kafka name any broker as the controller. Only DescribeQuorum names the real
+    controller. Tidelog's brokers name themselves, because each of them forwards requests to the controller.
     """
     from tidelog.client.errors import ClientError
     from tidelog.metadata.image import CLUSTER_METADATA
@@ -162,18 +162,18 @@ def read_partitions(client: "Client", topics: Sequence[str] = ()) -> list[Partit
 
     Raises CommandError for a topic that does not exist.
     """
-    found = _described(client, topics)
-    min_isr = _min_isr(client, dict.fromkeys(part.topic for part in found))
+    partitions = _describe_partitions(client, topics)
+    min_isr = _min_isr(client, dict.fromkeys(part.topic for part in partitions))
     moves = read_moves(client)
     return [
         part._replace(
             min_isr=min(min_isr.get(part.topic, 1), len(part.replicas)), move=moves.get((part.topic, part.partition))
         )
-        for part in found
+        for part in partitions
     ]
 
 
-def _described(client: "Client", topics: Sequence[str]) -> list[PartitionReplicas]:
+def _describe_partitions(client: "Client", topics: Sequence[str]) -> list[PartitionReplicas]:
     from tidelog.client.errors import ApiNotSupported
     from tidelog.wire.messages.describe_topic_partitions import (
         DescribeTopicPartitionsRequest,
@@ -181,7 +181,7 @@ def _described(client: "Client", topics: Sequence[str]) -> list[PartitionReplica
         TopicRequest,
     )
 
-    found: list[PartitionReplicas] = []
+    partitions: list[PartitionReplicas] = []
     cursor: Cursor | None = None
     names = [TopicRequest(name) for name in sorted(set(topics))]
     while True:
@@ -191,10 +191,10 @@ def _described(client: "Client", topics: Sequence[str]) -> list[PartitionReplica
         except ApiNotSupported:
             return _from_metadata(client, topics)
         for topic in answer.topics:
-            found += _partitions_of(client, topic)
+            partitions += _partitions_of(client, topic)
         cursor = answer.next_cursor
         if cursor is None:
-            return sorted(found, key=lambda part: (part.topic, part.partition))
+            return sorted(partitions, key=lambda part: (part.topic, part.partition))
 
 
 def _partitions_of(client: "Client", topic: "DescribeTopicPartitionsResponseTopic") -> list[PartitionReplicas]:
@@ -220,11 +220,11 @@ def _from_metadata(client: "Client", topics: Sequence[str]) -> list[PartitionRep
 
     names = [MetadataRequestTopic(name=name) for name in sorted(set(topics))] or None
     answer = ask_any(client, MetadataRequest(topics=names, allow_auto_topic_creation=False), MetadataResponse)
-    found = []
+    partitions = []
     for topic in answer.topics:
         _check_topic(client, topic.name or "", topic.error_code)
         for part in topic.partitions:
-            found.append(
+            partitions.append(
                 PartitionReplicas(
                     topic.name or "",
                     part.partition_index,
@@ -234,7 +234,7 @@ def _from_metadata(client: "Client", topics: Sequence[str]) -> list[PartitionRep
                     offline=part.offline_replicas,
                 )
             )
-    return sorted(found, key=lambda part: (part.topic, part.partition))
+    return sorted(partitions, key=lambda part: (part.topic, part.partition))
 
 
 def _check_topic(client: "Client", name: str, code: int) -> None:

@@ -51,11 +51,11 @@ def is_degraded(state: ClusterState) -> bool:
 
 
 def troubles_of(part: PartitionReplicas) -> list[Trouble]:
-    """Return the kinds of problems of the partition, the worst first. A partition that is offline is also listed as
-    under min ISR.
+    """Return the kinds of problems of the partition, the worst first. For a partition that is offline, only this
+    problem is returned.
     """
-    found = [trouble for trouble in TROUBLES if trouble.applies(part)]
-    return found[:1] if part.has_no_leader else found
+    troubles = [trouble for trouble in TROUBLES if trouble.applies(part)]
+    return troubles[:1] if part.has_no_leader else troubles
 
 
 def state_words(part: PartitionReplicas) -> list[str]:
@@ -77,7 +77,7 @@ def print_status(state: ClusterState, *, every: bool) -> None:
     )
     print_table(brokers_table(state, with_bars=sys.stdout.isatty()))
     if state.missing:
-        print(f"Brokers that have replicas and are not there: {comma_separated(state.missing)}")
+        print(f"Brokers that have replicas and are not registered: {comma_separated(state.missing)}")
     print()
     counts = {trouble.key: sum(trouble.applies(part) for part in state.partitions) for trouble in TROUBLES}
     moving = sum(part.move is not None for part in state.partitions)
@@ -114,7 +114,7 @@ def print_line(text: str, style: str) -> None:
 
 
 def brokers_table(state: ClusterState, *, with_bars: bool = False) -> Table:
-    """Return the brokers with their numbers of leaders and replicas; `with_bars` draws the numbers, too."""
+    """Return the brokers with their numbers of leaders and replicas. `with_bars` says whether to draw bars, too."""
     leaders = Counter(part.leader for part in state.partitions)
     replicas = Counter(broker for part in state.partitions for broker in part.replicas)
     out_of_sync = Counter(broker for part in state.partitions for broker in part.out_of_sync)

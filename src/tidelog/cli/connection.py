@@ -109,7 +109,7 @@ class ConnectionOptions(NamedTuple):
         return Consumer(self.configuration({"check.crcs": True, **settings}))
 
     def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration of a librdkafka client. The user's settings override the given ones."""
+        """Return the configuration of a librdkafka client. The user's settings override `settings`."""
         return {
             "bootstrap.servers": self.bootstrap,
             "client.id": CLIENT_ID,
@@ -183,8 +183,8 @@ def connect(bootstrap: str, client: Iterable[str]) -> ConnectionOptions:
 def check_reachable(bootstrap: str) -> None:
     """Check that one of the addresses accepts a connection. The connection is closed again.
 
-    Raises NoAnswerError if no address accepts one. Without this check, librdkafka would retry for a long time and
-    report fewer details of the reason.
+    Raises NoAnswerError if no address accepts a connection. Without this check, librdkafka would retry for a long
+    time and report fewer details of the reason.
     """
     reasons = []
     for host, port in host_ports(bootstrap):
@@ -205,7 +205,7 @@ def check_reachable(bootstrap: str) -> None:
 
 
 def host_ports(bootstrap: str) -> list[tuple[str, int]]:
-    """Split addresses separated by commas. Raises UsageError for a malformed address, and if there is none."""
+    """Split addresses separated by commas. Raises UsageError for a malformed address, and if there is no address."""
     parts = [part for part in map(str.strip, bootstrap.split(",")) if part]
     try:
         if not parts:
@@ -313,8 +313,8 @@ def client_error(error: "Failure", subject: str = "", *, topic: str = "") -> Com
 def invalid_topic_text(topic: str, answer: str = "") -> str:
     """Return the reason for the code INVALID_TOPIC_EXCEPTION.
 
-    Brokers use this code for illegal names, for names that are too similar to another topic's, and for internal topics.
-    `answer` is the reason in the broker's answer; empty if it has none.
+    Brokers use this code for illegal names, for names that are too similar to another topic's, and for internal
+    topics. `answer` is the reason in the broker's answer; empty if the answer has no reason.
     """
     from tidelog.metadata.image import INTERNAL_TOPICS
     from tidelog.metadata.topic_names import name_refusal

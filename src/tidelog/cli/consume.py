@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 BEGINNING, END = ("beginning", "earliest"), ("end", "latest")
-"""Words that --offset accepts instead of a number. Kafka's tools use the first word of each pair, and its clients
-the second one."""
+"""Words that --offset accepts instead of a number. Kafka's tools use the first word of each pair, and Kafka's clients
+use the second word."""
 
 
 class Start(NamedTuple):
@@ -76,7 +76,7 @@ def consume(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    r"""Print the records of a topic, one per line: new ones, or from a given start.
+    r"""Print new records of a topic, or all records from a given start, one per line.
 
     A format has the fields {topic} {partition} {offset} {timestamp}
     {timestamp_ms} {key} {value} {headers}, and \t and \n and %%.
@@ -195,7 +195,7 @@ class Sink:
 def escape_for_terminal(line: bytes, encoding: str = "utf-8") -> bytes:
     """Escape control characters, bytes that are not UTF-8, and characters that the terminal's encoding lacks.
 
-    Tabs and line breaks stay as they are.
+    Tabs and line breaks are not changed.
     """
     return escape_unprintable(line.decode("utf-8", "surrogateescape"), encoding, "\t\n").encode(encoding)
 

@@ -33,7 +33,7 @@ class DirectWriter:
         self._round_robin = 0
 
     def write(self, record: OutgoingRecord, partition: int) -> None:
-        """Write the record to `partition`. If it is -1, write the record to the partition that the record's key
+        """Write the record to `partition`. If `partition` is -1, write the record to the partition that its key
         selects.
 
         Raises ApiError and ClientError.

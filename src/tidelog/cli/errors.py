@@ -8,7 +8,7 @@ class CommandError(Exception):
 
 
 class NoAnswerError(CommandError):
-    """No broker can be reached, or none answers in time."""
+    """No broker can be reached, or no broker answers in time."""
 
 
 class UsageError(CommandError):
@@ -16,9 +16,9 @@ class UsageError(CommandError):
 
 
 def raise_together(failures: Iterable[CommandError]) -> None:
-    """Raise the failures as one CommandError; do nothing if there are none.
+    """Raise the failures as one CommandError; do nothing if there are no failures.
 
-    Commands call it at their end, after they have printed all successful results.
+    Commands call this function at their end, after they have printed all successful results.
     """
     errors = list(failures)
     if len(errors) == 1:

@@ -42,7 +42,7 @@ PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 def unescape(text: str) -> str:
     """Return the name for which `printable` returns `text`. In `text`, each backslash of the name is doubled.
 
-    Raises ValueError for an unknown escape, and for one whose number is not a character.
+    Raises ValueError for an unknown escape, and for an escape whose number is not a character.
     """
 
     def character(match: re.Match[str]) -> str:

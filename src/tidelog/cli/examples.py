@@ -7,7 +7,7 @@ from typing import Any
 
 INDENT = "    "
 MARGIN = 2
-"""Number of blank columns beside a help text: the left ones and the right ones together."""
+"""Number of blank columns beside a help text, on the left and on the right together."""
 PROMPT = re.compile(r"^( *)(\$ (?:.*\\\n)*.*)$", re.MULTILINE)
 """A command line with its continuation lines."""
 BREAK = re.compile(r" *\\\n *")

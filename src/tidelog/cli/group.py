@@ -163,7 +163,7 @@ def describe(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Show a group's state, its members and the partitions that each reads.
+    """Show a group's state, its members and the partitions of each member.
 
     A ? means that a member's partitions are not known. Either its assignment
     cannot be decoded (a Note says why), or the group uses another protocol,
@@ -234,7 +234,7 @@ def lag(
     batch (in a pipe: in seconds). A group without members also has a lag.
 
     --watch also shows how fast the group reads and how long it needs to
-    catch up. It continues when no broker answers for a while. With --watch
+    catch up, and continues when no broker answers for a while. With --watch
     --json, every refresh is one JSON object on one line.
 
     A - means that the group has not committed in this partition yet, that

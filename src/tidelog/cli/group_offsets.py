@@ -269,7 +269,7 @@ def delete_offsets(
         if not partitions:
             raise CommandError(
                 f"group {group_text} has no committed offsets in these partitions;"
-                f" tidelog group lag {group_text} shows where it has"
+                f" tidelog group lag {group_text} shows its committed offsets"
             )
         confirm(f"Delete {counted(len(partitions), 'committed offset')} of group {group_text}?", yes)
         partitions_in_use = delete_committed(cluster_client, group, partitions)
@@ -341,7 +341,7 @@ def offsets_at_time(
 ) -> dict[TopicAndPartition, int]:
     """Return, for each partition, the offset of the first record whose timestamp is not before `when`.
 
-    It is the log's end if there is no such record. Raises UsageError if `when` is not a time.
+    If there is no such record, the result is the log's end. Raises UsageError if `when` is not a time.
     """
     try:
         timestamp_ms = parse_time_ms(when, datetime.now())
@@ -360,10 +360,10 @@ def partitions_to_reset(
 ) -> list[TopicAndPartition]:
     """Return the partitions to set, sorted.
 
-    If there is a file, these are the partitions in the file; if `wanted` is not empty, only those that are also in
-    `wanted`. Without a file, they are the partitions in `wanted`; if `wanted` is empty, the partitions in which the
-    group has committed. Raises CommandError if a topic or partition in `wanted` does not exist, and if the result
-    would be empty.
+    With `file_offsets`, the result contains the partitions in the file; if `wanted` is not empty, partitions that are
+    not in `wanted` are left out. Without `file_offsets`, the result contains the partitions in `wanted`; if `wanted`
+    is empty, it contains the partitions in which the group has committed. Raises CommandError if a topic or partition
+    in `wanted` does not exist, and if the result would be empty.
     """
     if file_offsets is not None:
         in_file = sorted(tp for tp in file_offsets if not wanted or _is_wanted(tp, wanted))
@@ -492,7 +492,10 @@ def apply_plan(
 
 
 def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> None:
-    """Commit the new offsets. Raises CommandError for the first partition that fails; others may be committed."""
+    """Commit the new offsets.
+
+    Raises CommandError for the first partition that fails. Offsets of other partitions may be committed.
+    """
     from tidelog.model.ids import TopicPartition
 
     offsets = {TopicPartition(change.topic, change.partition): change.after for change in changes}

@@ -15,7 +15,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """The received signals that should end the program. Calling the object returns whether one was received."""
+    """The received signals that should end the program. Calling the object returns whether a signal was received."""
 
     def __init__(self) -> None:
         self.count = 0

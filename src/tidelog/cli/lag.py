@@ -178,7 +178,7 @@ class Commits(NamedTuple):
     unknown: dict[GroupPartition, str]
     """Partitions whose committed offset cannot be read, with the reason."""
     failures: dict[str, CommandError]
-    """Groups of which no committed offset could be read, by name."""
+    """The error of each group whose committed offsets could not be read, by the group's name."""
 
 
 def read_commits(client: "Client", names: Iterable[str]) -> Commits:

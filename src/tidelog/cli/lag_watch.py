@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REDRAW_S = 0.5
-"""Interval in which the duration of an outage is updated, as in "No answer from HOST:9092 for 5 s; still trying."."""
+"""Time in seconds after which the duration of an outage is updated, as in "No answer from HOST:9092 for 5 s; still
+trying."."""
 FIXED_LINES = 6
 """Number of lines besides the rows: title, column titles, two horizontal lines, the total, and the cursor's line."""
 
@@ -73,8 +74,8 @@ class LagSource(Protocol):
     offline: dict[str, list[int]]
     """Offline partitions that the last call could not read."""
     problems: list[str]
-    """One line for each member, partition or broker that the last call could not read, and for each group that the user
-    did not name."""
+    """One line for each member, partition or broker that the last call could not read. If the user named no groups,
+    also one line for each group that it could not read."""
     failures: dict[str, CommandError]
     """The errors of groups that the user named, by group."""
 
@@ -123,7 +124,7 @@ class LagSnapshot(NamedTuple):
 
 
 def take_snapshot(source: LagSource) -> LagSnapshot:
-    """Measure once, and return the result with all messages, including those about groups that the user named."""
+    """Measure once. Return the result with all messages, including the messages about groups that the user named."""
     lags = source()
     return LagSnapshot(lags, source.offline, source.problems + [str(failure) for failure in source.failures.values()])
 
@@ -241,8 +242,8 @@ def rates_between(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -
 
 
 def growth(before: int | None, after: int | None) -> int:
-    """Return the difference. If it is negative, return 0, because an offset may have been reset to a lower one. None
-    counts as 0.
+    """Return the difference. If it is negative, return 0, because an offset may have been reset to a lower offset.
+    None counts as 0.
     """
     return max((after or 0) - (before or 0), 0)
 
@@ -256,8 +257,8 @@ def whole_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress]) -
 
 
 def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, height: int) -> Table:
-    """Return a table with at most `height` lines when it is drawn `width` cells wide. It always has at least one
-    row, the total and the other FIXED_LINES.
+    """Return a table with at most `height` lines when it is drawn `width` cells wide. It always has at least one row
+    and the FIXED_LINES, which include the total.
 
     If all rows have the same group or topic, its name is in the title instead of a column. If the table is too wide,
     the committed offsets and the ends are omitted first, then names are shortened (`cli.table_fit`). If not all rows
@@ -307,8 +308,9 @@ def split_to_fit(lags: Sequence[Lag], rows_max: int) -> tuple[list[Lag], list[La
     """Split the partitions into those that have rows of their own, and those that share one row. Both lists are in
     the given order. The second list is empty if all partitions fit.
 
-    Partitions get rows of their own in this order: first those with the largest lags; then those with an unknown
-    lag, which mostly have no commit, the highest end offset first; and last those without lag.
+    Partitions get rows of their own in this order: first the partitions with the largest lags; then the partitions
+    with an unknown lag (most of them have no commit), starting with the highest end offset; last the partitions
+    without lag.
     """
     if len(lags) <= rows_max:
         return list(lags), []

@@ -51,8 +51,8 @@ USUAL_VALUES = {
 """Usual values of fields. A line for people omits a field that has its usual value."""
 
 FIELDS_IN_HEAD = ("file", "kind", "position", "crc")
-"""Fields that are not in the list of fields of a line for people. The line begins with them, or, for `file`, the
-heading shows it. The CRC is not shown at all, because `crc_ok` is enough."""
+"""Fields that a line for people does not list by name. The line begins with position and kind, and the heading is the
+file. The CRC is not shown, because `crc_ok` is enough."""
 
 
 @app.callback()
@@ -132,9 +132,9 @@ def verify(
 
     Checks batches and their CRC, every record, indexes, snapshots and
     checkpoints. The exit code is 1 if there is damage; notes are not damage.
-    If a broker has several data directories, name all of them: only the one
-    with the metadata shows that they are Tidelog's, where a missing segment
-    is damage.
+    If a broker has several data directories, name all of them. Only the
+    directory with the metadata shows that all of them belong to Tidelog, and
+    a missing segment is damage only in a directory of Tidelog.
 
     Similar findings in a file, and similar notes in a partition, are printed
     as one line with their number. Notes are printed before damage. --json
@@ -162,8 +162,8 @@ def verify(
             file = path_as_typed(finding.path, full_path, path)
             similar = ""
             if more:
-                reason_pattern = " in the same directory" if finding.severity == NOTE else f", the last at {last}"
-                similar = f" (and {counted(more, 'more', 'more')} of this kind{reason_pattern})"
+                places = " in the same directory" if finding.severity == NOTE else f", the last at {last}"
+                similar = f" (and {counted(more, 'more', 'more')} of this kind{places})"
             print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{similar}"))
     if json:
         print_json(report_json(result))
@@ -183,9 +183,9 @@ def verify(
 def group_similar(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
     """Group similar findings in each file, and similar notes in each partition.
 
-    Return for each group its first finding, the number of its other findings, and the position of the last one. Groups
-    of notes are before groups of damage. Findings are similar if their reasons differ only in numbers. They are grouped
-    because one cause may lead to thousands of findings.
+    Return for each group the first finding, the number of the other findings, and the position of the last finding.
+    Groups of notes are before groups of damage. Findings are similar if their reasons differ only in numbers. They
+    are grouped because one cause may lead to thousands of findings.
     """
     from tidelog.log.file_kinds import partition_of
     from tidelog.log.verify import NOTE
@@ -193,11 +193,11 @@ def group_similar(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, in
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: finding.severity != NOTE):
         reason_without_numbers = re.sub(r"0x[0-9a-f]+|\d+", "#", finding.reason)
-        reason_pattern = finding.path
-        directory = reason_pattern.rpartition("/")[0]
+        place = finding.path
+        directory = place.rpartition("/")[0]
         if finding.severity == NOTE and partition_of(directory.rpartition("/")[2]):
-            reason_pattern = directory
-        groups.setdefault((reason_pattern, finding.severity, reason_without_numbers), []).append(finding)
+            place = directory
+        groups.setdefault((place, finding.severity, reason_without_numbers), []).append(finding)
     return [(group[0], len(group) - 1, group[-1].position) for group in groups.values()]
 
 
@@ -244,7 +244,7 @@ def open_log(path: str) -> "Iterator[tuple[LocalDisk, str]]":
 def is_log(disk: "LocalDisk", path: str) -> bool:
     """Return whether a broker wrote the file or directory. Only names are checked, because they determine the format.
 
-    Raises OSError if it does not exist or cannot be listed.
+    Raises OSError if the path does not exist or cannot be listed.
     """
     from tidelog.log.file_kinds import Kind, file_kind, partition_of
 
@@ -279,7 +279,7 @@ def path_as_typed(file: str, full_path: str, path: str) -> str:
 
 @contextmanager
 def show_activity(text: str) -> Iterator[None]:
-    """Show the text and an animation on stderr while the block runs, if it is a terminal."""
+    """If stderr is a terminal, show the text and an animation on it while the block runs."""
     if not sys.stderr.isatty():
         yield
         return

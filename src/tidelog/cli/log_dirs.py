@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsResponse
 
 POLL_S = 0.2
-"""Interval in which --wait checks the moves."""
+"""Time in seconds between two checks of the moves by --wait."""
 UNKNOWN_BYTES = -1
 """Value of a size that the broker does not report."""
 EXAMPLE = "orders-0=/disk2/tidelog"
@@ -221,11 +221,11 @@ def start_moves(client: "Client", moves: list[LogDirMove], broker: int | None, *
             )
             raise CommandError(f"{move.name} is in no usable data directory {where}{unanswered}")
     for number, address in addresses.items():
-        own = [move for move in moves if number in holders[move]]
-        if own:
-            dirs = [AlterReplicaLogDir(m.path, [AlterReplicaLogDirTopic(m.topic, [m.partition])]) for m in own]
+        broker_moves = [move for move in moves if number in holders[move]]
+        if broker_moves:
+            dirs = [AlterReplicaLogDir(m.path, [AlterReplicaLogDirTopic(m.topic, [m.partition])]) for m in broker_moves]
             [answer] = ask(client, [(address, AlterReplicaLogDirsRequest(dirs))], AlterReplicaLogDirsResponse)
-            check_move_results(answer, number, own, before)
+            check_move_results(answer, number, broker_moves, before)
     for move in moves:
         if not wait:
             print(f"Moving {move.name} to {move.path}.")

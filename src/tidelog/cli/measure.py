@@ -24,7 +24,7 @@ STUCK_S = 30.0
 
 
 class Point(NamedTuple):
-    """A point of the throughput curve: the numbers of records and bytes from the start until `seconds` after it."""
+    """A point of the throughput curve: the numbers of records and bytes in the first `seconds` seconds."""
 
     seconds: float
     records: int
@@ -40,13 +40,15 @@ class Throughput(NamedTuple):
     seconds: float
     points: list[Point]
     latencies_ms: list[float]
-    """Times from the produce call to the acknowledgement for a sample of the records, sorted; empty when reading."""
+    """Times from the produce call to the acknowledgement for a sample of the records, sorted; empty for a measurement
+    of reads."""
 
 
 class Latency(NamedTuple):
     latencies_ms: list[float]
     """For each record, the time from its planned time to its arrival at the consumer, sorted."""
     rate_wanted: float
+    """In records per second, like `rate_reached`."""
     rate_reached: float
 
 
@@ -279,7 +281,7 @@ def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -
 
 
 class ThroughputMeter:
-    """Collects the points of a throughput curve, and passes each to `show` as it is added."""
+    """Collects the points of a throughput curve, and passes each point to `show` as it is added."""
 
     def __init__(self, record_bytes: int, show: ShowPoint) -> None:
         self.record_bytes = record_bytes

@@ -1,4 +1,4 @@
-"""Plots in the terminal."""
+"""Draw plots in the terminal."""
 
 from collections.abc import Sequence
 

@@ -90,8 +90,8 @@ def produce(
     would choose.
 
     With --json, a line has the key, value, headers and timestamp of a
-    record, which may be null. The fields key_base64 and value_base64 are
-    for bytes that are not UTF-8, also in headers. The key decides the
+    record; each of them may be null. The fields key_base64 and value_base64
+    are for bytes that are not UTF-8, also in headers. The key decides the
     partition, or with --keep-partitions the line's field "partition". A
     line with an unknown field is an error.
 
@@ -180,7 +180,8 @@ def text_parser(separator: str | None, key: str | None, headers: Headers, null_m
 def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Parser:
     """Return a function that makes a record from a line's number and its JSON.
 
-    The function raises CommandError for a line that is not a record, or that lacks a partition with `keep_partitions`.
+    The function raises CommandError for a line that is not a record and, with `keep_partitions`, for a line without a
+    partition.
     """
     fixed_key = key.encode() if key is not None else None
 
@@ -204,7 +205,7 @@ def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Par
 
 
 class Writer:
-    """Passes records to librdkafka, counts the acknowledged ones, and shows the progress."""
+    """Passes records to librdkafka, counts the acknowledged records, and shows the progress."""
 
     def __init__(
         self,
@@ -346,7 +347,7 @@ class Writer:
     def write_directly(self, record: OutgoingRecord, partition: int) -> None:
         """Write one record with Tidelog's own client.
 
-        Before this, wait until librdkafka has written all its records, so that the order of the records is preserved.
+        First wait until librdkafka has written all its records, so that the order of the records is preserved.
         """
         from tidelog.client.errors import ClientError
         from tidelog.wire.errors import ApiError, ErrorCode

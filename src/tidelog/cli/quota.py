@@ -1,4 +1,4 @@
-"""`tidelog quota`: list, set, remove."""
+"""`tidelog quota`: list, set and remove client quotas."""
 
 import sys
 from collections.abc import Sequence

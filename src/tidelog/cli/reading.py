@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 FETCH_WAIT_S = 0.1
 """Upper bound on the time for which one fetch waits for records, and on a pause, in seconds. Signals are checked
-between them."""
+between fetches and pauses."""
 HINT_AFTER_S = 2.0
 """After this many seconds without any record, a message on the terminal says that the command waits."""
 OFFLINE_CHECK_S = 5.0
 """After this many seconds without a record, the reader checks whether partitions have gone offline."""
 JOINING_NOTICE_S = 0.5
-"""After this many seconds of waiting for partitions of a group, a message on the terminal says so."""
+"""After this many seconds without an assignment from the group, a message on the terminal says that the command waits
+for it."""
 FETCH_BYTES_MAX = 16 << 20
 """Upper bound on the bytes of records in a fetch response."""
 PARTITION_BYTES_MAX = 1 << 20
@@ -45,8 +46,8 @@ class RecordSink(Protocol):
 
 
 class TopicReader:
-    """Prints records of one topic until Ctrl-C, until the maximum number of records, or with `until_end` until the end
-    offsets that the partitions had at the start.
+    """Prints records of one topic until Ctrl-C, or until the maximum number of records. With `until_end`, stops at
+    the end offsets that the partitions had at the start.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class TopicReader:
         return not self.reader.positions or (self.until_end and not self.pending_ends)
 
     def step(self, interrupted: Interrupts, seconds: float) -> None:
-        """Print the records of one fetch, or report why there are none. `seconds` is the time since the start."""
+        """Print the records of one fetch, or report why there are no records. `seconds` is the time since the start."""
         from tidelog.client.reader import Chunk
 
         if self.member is not None:
@@ -284,7 +285,7 @@ class GroupMember:
         self.topic = topic
         self.reset = connection.settings.get("auto.offset.reset", reset)
         self.assigned = False
-        """Whether the group has sent an assignment, even an empty one."""
+        """Whether the group has sent an assignment, even an empty assignment."""
         self.starts: dict[int, int] = {}
         """The offset where reading starts, by assigned partition."""
         self.seen: set[int] = set()
@@ -293,7 +294,7 @@ class GroupMember:
         settings: dict[str, Any] = {
             "group.id": group,
             "enable.auto.commit": True,
-            "enable.auto.offset.store": False,  # `store` does it, so that only printed records are committed
+            "enable.auto.offset.store": False,  # `store` stores the offsets, so that only printed records are committed
         }
         self._consumer: Consumer = connection.consumer(settings)
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke)

@@ -37,7 +37,7 @@ class PlannedMove(NamedTuple):
 
 
 class _Placement:
-    """The replicas of all partitions at the present stage of the plan."""
+    """The replicas of all partitions at the current stage of the plan."""
 
     def __init__(self, replicas: list[list[int]], brokers: Sequence[int], racks: Mapping[int, str | None]) -> None:
         self.replicas = replicas
@@ -78,8 +78,8 @@ class _Placement:
         self.counts[target] += 1
 
     def balance(self) -> None:
-        """Move replicas from the broker with the most replicas to one with fewer, as long as this makes the numbers
-        more equal.
+        """Move replicas from the broker with the most replicas to a broker with fewer, as long as this makes the
+        numbers more equal.
         """
         is_improving = True
         while is_improving:
@@ -91,7 +91,7 @@ class _Placement:
                     is_improving = self._move_many(source, target) or is_improving
 
     def _move_many(self, source: int, target: int) -> bool:
-        """Move replicas until the two brokers have about the same number. Return whether one was moved."""
+        """Move replicas until the two brokers have about the same number. Return whether a replica was moved."""
         has_moved = False
         for index, replicas in enumerate(self.replicas):
             if self.counts[source] - self.counts[target] < 2:
@@ -182,7 +182,7 @@ def plan_drain(
         if broker not in part.replicas:
             continue
         placement.fill(index, len(part.replicas))
-        # The new broker has the position of the old one in the list. It may thus become the preferred leader.
+        # The new broker gets the old broker's position in the list, so it may become the preferred leader.
         replicas = placement.replicas[index]
         replicas.insert(part.replicas.index(broker), replicas.pop())
     return _changes(partitions, placement)
@@ -217,8 +217,8 @@ def plan_document(moves: Iterable[PlannedMove], *, before: bool = False) -> dict
 
 
 def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) -> list[PlannedMove]:
-    """Return the moves of a plan that differ from the present replicas. Raises UsageError for a malformed plan."""
-    present = {(part.topic, part.partition): part.replicas for part in partitions}
+    """Return the moves of a plan that differ from the current replicas. Raises UsageError for a malformed plan."""
+    current = {(part.topic, part.partition): part.replicas for part in partitions}
     try:
         if document["version"] != KAFKA_VERSION:
             raise UsageError(f"the plan has version {document['version']!r}, not {KAFKA_VERSION}")
@@ -232,10 +232,10 @@ def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) 
     for topic, partition, replicas in entries:
         if not all(isinstance(broker, int) for broker in replicas) or len(set(replicas)) != len(replicas):
             raise UsageError(f"the plan for {topic}-{partition} needs different brokers' numbers, not {replicas}")
-        if (topic, partition) not in present:
+        if (topic, partition) not in current:
             raise CommandError(
                 f"there is no partition {topic}-{partition}; tidelog topic describe shows the partitions"
             )
-        if present[topic, partition] != replicas:
-            moves.append(PlannedMove(topic, partition, present[topic, partition], replicas))
+        if current[topic, partition] != replicas:
+            moves.append(PlannedMove(topic, partition, current[topic, partition], replicas))
     return moves

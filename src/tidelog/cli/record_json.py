@@ -213,9 +213,9 @@ def number_from_json(document: dict[str, Any], name: str, maximum: int) -> int |
 
 
 def timestamp_from_json(document: dict[str, Any]) -> int | None:
-    """Return the timestamp. For None, librdkafka writes the present time.
+    """Return the timestamp. If it is None, librdkafka writes the current time.
 
-    Raises RecordJsonError for 0 and negative numbers: for 0, librdkafka would also write the present time.
+    Raises RecordJsonError for 0 and negative numbers: for 0, librdkafka would also write the current time.
     """
     number, text = number_from_json(document, "timestamp_ms", TIMESTAMP_MAX), document.get("timestamp")
     if number is not None or text is not None:

@@ -13,8 +13,7 @@ KCAT_FIELDS = {
     "t": "{topic}", "p": "{partition}", "o": "{offset}", "k": "{key}", "s": "{value}", "h": "{headers}",
     "T": "{timestamp_ms}",
 }  # fmt: skip
-"""The field in our templates that has the same meaning as a placeholder of `kcat -f`, by the placeholder without the
-percent sign."""
+"""For each placeholder of `kcat -f`, without its percent sign: the field of our templates that has the same meaning."""
 ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -44,7 +43,7 @@ class OutgoingRecord(NamedTuple):
     value: bytes | None
     headers: Headers
     timestamp_ms: int | None = None
-    """None means the present time."""
+    """None means the current time."""
     partition: int | None = None
     """None means that the partitioner chooses."""
 
@@ -56,8 +55,8 @@ class TemplateError(ValueError):
 def parse_template(text: str, null: bytes) -> RenderRecord:
     r"""Return a function that renders a record by the template `text`. Raises TemplateError.
 
-    Fields are in braces ({key}, {value}, ...). `{{`, `}}` and `%%` are the characters themselves, and \n \t \r \0 \\
-    are escapes. A null key or value is written as the text `null`. All other bytes are written unchanged.
+    Fields are in braces ({key}, {value}, ...). `{{`, `}}` and `%%` mean the characters `{`, `}` and `%`, and \n \t \r
+    \0 \\ are escapes. A null key or value is written as the text `null`. All other bytes are written unchanged.
     """
     parts: list[bytes | RenderRecord] = []
     position = 0

@@ -25,7 +25,7 @@ from tidelog.runtime.interfaces import Runtime
 log = logging.getLogger("tidelog.cli")
 
 ORPHAN_GRACE_S = 5.0
-"""Time in seconds that a broker has for an orderly stop after its parent has ended."""
+"""Time in seconds that a broker has for a clean stop after its parent has ended."""
 SWITCH_INTERVAL_S = 0.0005
 """The interpreter's thread switch interval, in seconds. The event loop waits at most this long for a thread that
 computes (for example one that makes a checkpoint of 10,000 partitions). Python's default of 5 ms would increase the
@@ -66,7 +66,7 @@ def serve(options: Options) -> int:
     from tidelog.runtime.real import real_runtime
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    raise_descriptor_limit()  # each connection needs one, and the usual soft limit is 1,024
+    raise_descriptor_limit()  # each connection needs a descriptor, and the usual soft limit is 1,024
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(run_broker(config, BrokerServer, real_runtime, options))
 
@@ -126,9 +126,9 @@ async def run_broker(
         stop_task = loop.create_task(stop_requested.wait())
         await asyncio.wait((start_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
         if not start_task.done():
-            # A signal arrived while the broker was recovering its log or was waiting for a lease. Stop without waiting
-            # for the end of the start, because the next start can repeat the recovery. But wait until the broker has
-            # released what the start used, because the release needs the runtime.
+            # A signal arrived while the broker was recovering its log or was waiting for a lease. Stop without
+            # waiting for the end of the start, because the next start can repeat the recovery. But wait until the
+            # broker has released the resources of the start, because this needs the runtime.
             await cancel_and_wait(start_task)
             if not start_task.cancelled() and start_task.exception() is not None:
                 log.warning("start not undone reason=%s", start_task.exception())
@@ -161,8 +161,8 @@ def handle_stop_signals(
     stop_requested: asyncio.Event, log: logging.Logger, before_exit: Callable[[], None] | None = None
 ) -> Callable[[], None]:
     """Handle the signals that stop the broker: the first one sets `stop_requested`, and the second one calls
-    `before_exit` and ends the process immediately. Return a function that restores the former handlers. Call this
-    function on the running loop.
+    `before_exit` and ends the process immediately. Return a function that restores the former handlers.
+    `handle_stop_signals` must be called on the running loop.
     """
     loop = asyncio.get_running_loop()
 
@@ -193,14 +193,14 @@ def handle_stop_signals(
 
 
 def ready_line(broker: RunningBroker, config: BrokerConfig) -> str:
-    """Return the one line on stdout. Programs parse HOST:PORT after "listening on "."""
+    """Return the only line that is printed on stdout. Programs parse HOST:PORT after "listening on "."""
     address = host_port_text(broker.host, broker.port)
     directories = ", ".join(config.data_directories)
     return f"Tidelog {__version__} listening on {address} (data {directories}, cluster ID {broker.cluster_id})"
 
 
 def ready_json(broker: RunningBroker, config: BrokerConfig) -> str:
-    """Return the one line on stdout as JSON."""
+    """Return the only line on stdout as JSON."""
     import json
 
     facts = {

@@ -1,7 +1,7 @@
 """`tidelog start`: run one broker, or with --brokers a cluster of brokers on this machine, in the foreground.
 
 To start fast, this module does not import typer, rich, argparse or librdkafka. `cli/start_help.py` prints the help of
-the command and has the same flags except `--parent-pipe`.
+the command and has the same flags except HIDDEN_FLAGS.
 """
 
 import os
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from tidelog.cli.logs import LEVELS
 
 FAILED, WRONG_USAGE = 1, 2
-"""Exit codes: the broker failed; the command line is malformed. 0 means that a signal or the end of the parent process
-stopped the broker. If a second signal ends it immediately, the exit code is 128 + the signal's number.
-"""
+"""Exit codes: the broker failed; the command line is malformed. 0 means that a signal or the end of the parent
+process stopped the broker. If a second signal ends the broker immediately, the exit code is 128 + the signal's
+number."""
 
 FLAGS = {
     "--config": "FILE",
@@ -42,7 +42,7 @@ FOREIGN_OPTIONS = {
     **dict.fromkeys(("--nodes", "--replicas", "-n"), "--brokers"),
     "-c": "--config",
 }
-"""Our flag with the same meaning as an option of another broker or another command, by this option."""
+"""For each of these options of other brokers and other commands: our flag with the same meaning."""
 
 
 class MisusedError(Exception):

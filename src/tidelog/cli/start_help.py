@@ -49,8 +49,8 @@ def start(
     its data in DIR/broker-i. The brokers share the metadata store in
     DIR/cluster.sqlite. A broker that dies is started again. The first Ctrl-C
     stops the brokers one after another, the second one ends them at once.
-    Topics have three replicas by default (one for each of fewer brokers),
-    and acks=all then needs two of them in sync.
+    Topics have three replicas by default (fewer if there are fewer brokers).
+    With three replicas, acks=all needs two of them in sync.
 
     Examples:
 

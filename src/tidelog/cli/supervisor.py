@@ -38,8 +38,8 @@ RESTART_MAX_S = 30.0
 HEALTHY_S = 60.0
 """A broker that has served for this long is started again after the shortest pause."""
 STOP_S = 60.0
-"""A broker that has not stopped after this time is killed. A stop in order takes at most about 15 s and the time to
-sync the logs."""
+"""A broker that has not stopped after this time is killed. A clean stop takes at most about 15 s and the time to sync
+the logs."""
 
 
 class Leases(Protocol):
@@ -50,7 +50,7 @@ class Leases(Protocol):
 
 
 MakeCommand = Callable[[BrokerPlan, int], list[str]]
-"""Returns the command that runs a broker. The number is the descriptor of the pipe that it must watch."""
+"""Returns the command that runs a broker. The number is the descriptor of the pipe that the broker must watch."""
 
 
 class Child:
@@ -63,7 +63,8 @@ class Child:
         self.serving: ServingBroker | None = None
         """The address and the process of the last run that served; None if no run has served yet."""
         self.ends_in_a_row = 0
-        """Number of times in a row that the process has ended without having served for HEALTHY_S."""
+        """Number of ends of the process since it last served for HEALTHY_S. It determines the pause before the next
+        start."""
         self.exit_code: int | None = None
         """The exit code of the last run that has ended."""
 
@@ -87,7 +88,7 @@ def supervise(options: Options) -> int:
         logger.warning("brokers with data not started nodes=%s brokers=%d", ",".join(map(str, rest)), len(plans))
     try:
         for path in config.data_directories:
-            Path(path).mkdir(parents=True, exist_ok=True)  # the shared store is there
+            Path(path).mkdir(parents=True, exist_ok=True)  # the brokers' shared store will be in it
     except OSError as error:
         return print_failure(f"{error.filename} cannot be created ({error.strerror}): choose another with --data DIR")
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
@@ -113,7 +114,7 @@ async def run_supervisor(options: Options, config: "BrokerConfig", plans: Sequen
 
 
 def busy_addresses(plans: Sequence[BrokerPlan]) -> str | None:
-    """Return an error that names the addresses that other programs use; None if there are none.
+    """Return an error that names the addresses that other programs use; None if all addresses are free.
 
     Other problems of an address are reported by the broker that listens there.
     """
@@ -124,8 +125,10 @@ def busy_addresses(plans: Sequence[BrokerPlan]) -> str | None:
         for endpoint in plan.endpoints:
             host = endpoint.host or None
             with suppress(OSError):
-                found = socket.getaddrinfo(host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-                for family, _, _, _, address in found:
+                address_infos = socket.getaddrinfo(
+                    host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                )
+                for family, _, _, _, address in address_infos:
                     with socket.socket(family, socket.SOCK_STREAM) as probe:
                         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                         if family == socket.AF_INET6:
@@ -179,8 +182,8 @@ class Supervisor:
     async def run(self) -> int:
         """Start the brokers. Return the exit code when all of them have ended.
 
-        The first stop signal stops all brokers in order, and the second one kills them. The exit code is 0 if a
-        signal stopped them and every broker stopped in order.
+        The first stop signal stops all brokers cleanly, and the second one kills them. The exit code is 0 if a signal
+        stopped the brokers and every broker stopped cleanly.
         """
         restore_signals = handle_stop_signals(self._stop_requested, logger, self._kill_all)
         if self._parent_pipe is not None:
@@ -262,9 +265,7 @@ class Supervisor:
         return time.monotonic()
 
     def _no_broker_works(self) -> bool:
-        """Return whether all brokers have ended and none of them has ever served. Each broker has reported the
-        reason.
-        """
+        """Return whether all brokers have ended and no broker has ever served. Each broker has reported the reason."""
         return all(child.serving is None and child.ends_in_a_row > 0 for child in self._children)
 
     # The end
@@ -272,8 +273,8 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Stop the brokers one after another.
 
-        A broker that stops hands its leaderships over, so that the remaining brokers still serve. The controller
-        decides about the leaderships, so it stops last.
+        A broker that stops hands over its leaderships, so that the remaining brokers still serve clients. The
+        controller decides about the leaderships, so it stops last.
         """
         self._stopping = True
         controller = await self._leases.controller() if len(self._children) > 1 else None
@@ -283,7 +284,7 @@ class Supervisor:
                 continue
             logger.info("broker stopping node=%d pid=%d", child.plan.number, process.pid)
             send_signal(process, signal.SIGTERM)
-            send_signal(process, signal.SIGCONT)  # it may have been paused
+            send_signal(process, signal.SIGCONT)  # the broker may have been paused
             try:
                 await asyncio.wait_for(process.wait(), STOP_S)
             except TimeoutError:

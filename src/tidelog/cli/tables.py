@@ -51,7 +51,7 @@ class Table(NamedTuple):
 
 
 def print_json(document: Any) -> None:
-    """Print the document as indented JSON, after `json_ready`."""
+    """Convert the document by `json_ready`, and print it as indented JSON."""
     print(json_line(document, indent=2))
 
 

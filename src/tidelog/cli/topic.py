@@ -143,8 +143,8 @@ def topic_differences(
 ) -> tuple[list[str], list[str]]:
     """Return the differences from the request, and commands that would remove them.
 
-    No command changes the number of replicas or removes partitions. None in `partitions` or `replicas` means that
-    nothing was requested.
+    No command is returned for a different number of replicas, or if the topic has more partitions than requested.
+    None in `partitions` or `replicas` means that nothing was requested.
     """
     differences, remedies = [], []
     count = len(topic.partitions)
@@ -417,8 +417,8 @@ def add_partitions(
 
     Existing records remain in their partitions. New records of a key may
     be written to another partition than existing records of the same key.
-    In an internal topic, brokers do not find their existing state in that
-    case, so its partitions are changed only with --internal.
+    After the change, brokers do not find their existing state in an internal
+    topic, so its partitions are changed only with --internal.
 
     Examples:
 

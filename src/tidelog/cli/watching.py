@@ -28,7 +28,7 @@ class PollResult(NamedTuple, Generic[T]):
 
 
 class NoAnswerPeriod(NamedTuple):
-    """A period in which the cluster does not answer: the last call failed, or the present call has been running for
+    """A period in which the cluster does not answer: the last call failed, or the current call has been running for
     too long.
     """
 
@@ -45,7 +45,9 @@ class NoAnswerPeriod(NamedTuple):
 
 
 class Poller(Generic[T]):
-    """Calls `request` repeatedly. Each call begins `interval_s` after the previous one. The results are queued."""
+    """Calls `request` repeatedly. Each call begins `interval_s` seconds after the end of the previous call. The
+    results are queued.
+    """
 
     def __init__(self, request: Callable[[], T], interval_s: float) -> None:
         self._request = request
@@ -76,7 +78,8 @@ class Poller(Generic[T]):
         self._stop.set()
 
     def next(self, timeout_s: float) -> PollResult[T] | None:
-        """Return a new result; None if none arrives within the timeout, or if a call failed because of the cluster.
+        """Return a new result; None if no result arrives within the timeout, or if a call failed because of the
+        cluster.
 
         Raises any error before the first result, and any error that is not an error of the cluster.
         """
@@ -94,7 +97,7 @@ class Poller(Generic[T]):
         return None
 
     def outage(self) -> NoAnswerPeriod | None:
-        """Return the present outage. None if the cluster answers, and before the first result."""
+        """Return the current outage. None if the cluster answers, and before the first result."""
         if self._last_success_s is None:
             return None
         started_s = self._call_started_s

@@ -45,7 +45,7 @@ def parse_duration_s(text: str) -> float:
 def parse_time_ms(text: str, now: datetime) -> int:
     """Return `text` as milliseconds since the Unix epoch.
 
-    `now` is the present local time, without a zone. A time in `text` that has no zone is local time.
+    `now` is the current local time, without a zone. A time in `text` that has no zone is local time.
 
     Accepts a duration with or without "ago", now, today, yesterday, an ISO 8601 date or time, and milliseconds since
     the epoch (11 to 18 digits). A time before the epoch becomes 0: no record is older, and in ListOffsets a negative
@@ -79,8 +79,8 @@ def _since_epoch_ms(text: str, now: datetime) -> int:
 
 
 def epoch_ms(moment: datetime) -> int:
-    """Return milliseconds since the epoch, rounded down. A time without a zone is local time, in summer or winter
-    time as on that day.
+    """Return milliseconds since the epoch, rounded down. A time without a zone is local time; its date decides
+    whether it is summer time.
     """
     return (moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 

@@ -1,5 +1,5 @@
-"""A connection to one broker over the network of any runtime. It is not restored after a failure; `channel` does
-that.
+"""A connection to one broker over the network of any runtime. The connection is not restored after a failure; a
+`Channel` opens a new one.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ protocol."""
 
 
 class AsyncLink:
-    """One connection to one broker. `connect` opens it and requests the broker's versions.
+    """One connection to one broker. `connect` opens it and requests the broker's versions (the greeting).
 
     Several requests may wait for their responses at the same time. This class never sends a request again. The
     caller handles the error codes in the responses.
@@ -39,7 +39,8 @@ class AsyncLink:
     ) -> None:
         self.open = False
         self.closed_by: OSError | BrokenProtocol | None = None
-        """The error that ended the connection; None if the connection is open, or if one side closed it in order."""
+        """The error that ended the connection; None if the connection is open, or if one side closed it without an
+        error."""
         self.on_closed: Callable[[AsyncLink], None] | None = None
         """Called once, when the connection has ended."""
         self._runtime = runtime

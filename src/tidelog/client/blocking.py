@@ -1,7 +1,8 @@
 """The client on ordinary blocking sockets. It carries out `operations`, for one thread at a time.
 
 `start_fetch` and `start_produce` send the request and return, so that the caller can work while the broker processes
-it. After a throttled response, the client's next call to that broker waits for the time that the broker stated.
+the request. After a throttled response, the client's next call to that broker waits for the time that the broker
+stated.
 """
 
 import random
@@ -39,8 +40,8 @@ Ticket: TypeAlias = tuple[Link, int] | ClientError
 """A sent request (its link and number), or the reason why it could not be sent."""
 
 OUTAGE_NOTICE_AFTER_S = 5.0
-"""After a call has taken this many seconds and its last attempt reached no broker, the client reports this to its
-caller once, and the call continues to try. The restart of a broker takes less time."""
+"""If a call has taken this many seconds, and the last attempt reached no broker, the client reports the outage once.
+The call continues to try. The restart of a broker takes less time."""
 JITTER = 0.2
 """Pauses vary randomly by this fraction in both directions, so that clients that failed at the same time do not
 retry at the same time."""
@@ -88,7 +89,7 @@ class StartedOperation(Generic[T]):
         self._carry_out(None, self._deadline(), to_first_ask=True)
 
     def result(self) -> T:
-        """Wait for the responses, retry as needed, and return the result. It must be called only once.
+        """Wait for the responses, retry as needed, and return the result. This method must be called only once.
 
         The whole timeout begins again with this call. Raises the errors of the methods of `Client`.
         """
@@ -274,8 +275,8 @@ class Client:
     def ask_any(self, request: Message, deadline: float) -> Message:
         """Send a request to the first broker that responds to it, and return the response. See `operations.AskAny`.
 
-        If no broker responds, raises the first failure that is not Unreachable; if all failures are Unreachable,
-        NoBrokerReachable. After a failed authentication no other broker is tried.
+        If no broker responds, raises the first failure that is not Unreachable. If all failures are Unreachable,
+        raises NoBrokerReachable. After a failed authentication, no other broker is tried.
         """
         failures: list[ClientError] = []
         for address in self.cluster.contacts():

@@ -195,10 +195,14 @@ class Channel:
         if link is self._link and self.state is ChannelState.CONNECTED:
             self._link = None
             self._back_off()
-            self._change_state(ChannelState.IDLE, "in order" if link.closed_by is None else _reason(link.closed_by))
+            self._change_state(
+                ChannelState.IDLE, "closed without an error" if link.closed_by is None else _reason(link.closed_by)
+            )
 
     def _back_off(self) -> None:
-        """Set the time of the next attempt. The pause doubles while no response arrives, even if attempts succeed."""
+        """Set the time of the next attempt. The pause doubles while no response arrives, even if attempts to connect
+        succeed.
+        """
         pause_s = self._config.backoff.delay_ms(self._failures) / 1000
         self._failures += 1
         pause_s *= self._runtime.random.uniform(1 - JITTER, 1 + JITTER)

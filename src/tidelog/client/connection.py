@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
 SIZE_BYTES = 4
+"""Length of the field before a frame that states the frame's size."""
 BETWEEN_BROKERS = (58,)
 """The keys of the APIs (Envelope) that brokers serve only to other brokers, and do not offer to clients."""
 NEWEST = 32767
@@ -59,8 +60,8 @@ class ClientConnection:
         return self._greeting(ApiVersionsRequest.max_version)
 
     def continue_greeting(self, frame: Buffer) -> "list[Piece] | None":
-        """Process the response to the greeting. Return None if the versions are known now. Otherwise return the
-        frame of another greeting; the caller passes the response to it to this method again.
+        """Process the response to the greeting. Return None if the versions are known now. Otherwise return the frame
+        of another greeting. The caller sends this frame, and calls this method again with the response.
 
         Raises ApiError if the broker rejects the greeting, and BrokenProtocol.
         """

@@ -46,7 +46,8 @@ def retry_temporary_failures(
     backoff: Backoff, keys: Iterable[K], attempt: Callable[[list[K]], Operation[Results[K, V]]]
 ) -> Operation[Results[K, V]]:
     """Return the result of `attempt` for each key. Keys with a temporary failure are attempted again, up to
-    ATTEMPTS_MAX times in total and until the call would time out. The result of such a key is then its last failure.
+    ATTEMPTS_MAX times in total and until the call would time out. If the last attempt also fails, the result is its
+    failure.
     """
     results: Results[K, V] = {}
     remaining = list(dict.fromkeys(keys))

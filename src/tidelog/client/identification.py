@@ -1,5 +1,6 @@
-"""Both brokers of a connection prove who they are: the sender that it is a broker of the cluster, and the receiver
-that it is the broker that the sender wants.
+"""The two brokers of a connection prove their identities to each other. The sender, which opened the connection,
+proves that it is a broker of the cluster. The receiver proves that it is the broker to which the sender wants to
+connect.
 
 Both sides know the incarnations of brokers. These are random texts in the metadata journal, and only processes that
 can use the metadata store can read them. The incarnations are never sent. Instead, each side sends a random number,
@@ -77,7 +78,7 @@ class Challenge(NamedTuple):
         try:
             version, number, mac = _CHALLENGE.unpack(data or b"")
         except StructError:
-            raise BrokenProtocol("the response to the broker's claim has another length") from None
+            raise BrokenProtocol("the response to the broker's claim has a wrong length") from None
         if version != FORMAT_VERSION:
             raise BrokenProtocol(f"version {version} of the broker's challenge is unknown here")
         return cls(number, mac)

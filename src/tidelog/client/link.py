@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
 SHARED_BUFFER_BYTES = 64 << 10
-"""Initial size, in bytes, of the buffer that is shared by the responses read with `reuse`."""
+"""Initial size, in bytes, of the buffer for all responses that are read with `reuse` (see `Link.answer`)."""
 PIECES_MAX = 64
 """Upper bound on the buffers in one sendmsg call. Linux and macOS accept 1024 (IOV_MAX)."""
 
@@ -101,8 +101,8 @@ class Link:
         self._socket.close()
 
     def wait_out_throttle(self, deadline: float) -> None:
-        """Wait until the broker reads this connection again after it has throttled it (KIP-219), or until the
-        deadline.
+        """If the broker throttles this client (KIP-219), wait until the broker reads this connection again, or until
+        the deadline.
         """
         remaining_s = min(self._throttled_until, deadline) - time.monotonic()
         if remaining_s > 0:
@@ -121,9 +121,9 @@ class Link:
     def answer(self, number: int, deadline: float, *, reuse: bool = False) -> Message:
         """Return the response to the request with this number. Each response can be read only once.
 
-        With `reuse`, the response may be in a buffer that the next call with `reuse` overwrites. It is meant for
-        large responses, whose `records` are views of the buffer, because allocating new memory costs more than
-        reading into existing memory.
+        With `reuse`, the response may be in a buffer that the next call with `reuse` overwrites. `reuse` is meant for
+        large responses, whose `records` are views of the buffer: allocating new memory costs more than reading into
+        existing memory.
         """
         assert 0 < number <= self._sent_count
         with _Guard(self):

@@ -218,8 +218,8 @@ def all_topics(cluster: Cluster, backoff: Backoff) -> Operation[dict[str, Topic]
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[dict[TopicPartition, ListedOffset]]:
-    """Return one offset for each partition: the first offset whose timestamp is at least the requested one (in ms),
-    or the offset that EARLIEST or LATEST means.
+    """Return one offset for each partition: the first offset whose timestamp is at least the requested timestamp (in
+    ms), or the offset that EARLIEST or LATEST means.
     """
     offsets: dict[TopicPartition, ListedOffset] = {}
 
@@ -308,7 +308,7 @@ def produce(
 
 
 class _Failures:
-    """Collects the errors of one round of responses. If there are final and retriable errors, a final one is raised."""
+    """Collects the errors of one round of responses. A final error takes precedence over retriable errors."""
 
     def __init__(self) -> None:
         self._errors: list[ApiError | ClientError] = []
@@ -320,7 +320,7 @@ class _Failures:
         return [cast(M, a) for a in answers if not isinstance(a, ClientError)]
 
     def add_if_error(self, partition: TopicPartition, code: int, message: str | None = None) -> bool:
-        """Store the error of a partition, if `code` is one, and return whether it is."""
+        """If `code` is the code of an error, store the error of the partition, and return True."""
         if code == ErrorCode.NONE:
             return False
         self._errors.append(error_for(code, f"{partition}: {message or error_name(code)}"))
@@ -422,7 +422,7 @@ def _fetch_request(cluster: Cluster, partition: TopicPartition, offset: int, lim
 
 
 def fetched_from(item: PartitionData) -> Fetched:
-    """Convert one partition of a response. It must not have an error."""
+    """Convert one partition of a response. The partition must not have an error."""
     aborted = [(a.producer_id, a.first_offset) for a in item.aborted_transactions or ()]
     records = memoryview(item.records or b"")  # type: ignore[arg-type]  # decoded: always a view
     return Fetched(records, item.high_watermark, item.last_stable_offset, item.log_start_offset, aborted)
@@ -447,7 +447,9 @@ def _produce_request(
 
 
 def _produce_message(item: PartitionProduceResponse) -> str | None:
-    """Return the broker's message about the batch and about the first rejected record; None if it sent none."""
+    """Return the broker's message about the batch and about the first rejected record; None if the broker sent no
+    message.
+    """
     details = [item.error_message, *(e.batch_index_error_message for e in item.record_errors[:1])]
     return "; ".join(filter(None, details)) or None
 

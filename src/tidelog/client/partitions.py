@@ -65,7 +65,7 @@ def fetch(
 ) -> Operation[Results[TopicPartition, Fetched]]:
     """Fetch record batches of each partition from its offset on, in one attempt.
 
-    If `limits` are too small for all partitions, a broker returns records of those that are listed first in
+    If `limits` are too small for all partitions, a broker returns records of the partitions that are listed first in
     `positions`.
     """
     results: Results[TopicPartition, Fetched] = {}
@@ -104,7 +104,7 @@ def complete(
     """Return a result or a failure for every requested partition. Remove the topics of failed partitions from the
     cache.
     """
-    complete = {tp: results.get(tp, error_for(-1, "the answer does not mention it")) for tp in requested}
+    complete = {tp: results.get(tp, error_for(-1, "the answer does not mention the partition")) for tp in requested}
     cluster.forget({tp.topic: None for tp, result in complete.items() if isinstance(result, Exception)})
     return complete
 

@@ -118,7 +118,8 @@ class Reader:
                 events += self._reset_position(tp, now_s)
             else:
                 events += self._record_failure(tp, answer, now_s)
-        # Brokers prefer the partitions that a request lists first. Therefore the next poll lists another one first.
+        # Brokers prefer the partitions that a request lists first. Therefore the next poll lists another partition
+        # first.
         for tp in due:
             if tp in self.positions:
                 self.positions[tp] = self.positions.pop(tp)

@@ -29,8 +29,8 @@ def _is_abort(header: BatchHeader) -> bool:
     """Return whether a control batch is an abort marker. A control batch contains one record, whose key is a version
     and a type of 16 bits each (KIP-98).
 
-    Before the key are the record's length, attributes, timestamp delta, offset delta and key length. Each has one byte,
-    because the batch has only one record, which is short. Control batches are not compressed.
+    Before the key are the record's length, attributes, timestamp delta, offset delta and key length. Each of these
+    fields has one byte, because the batch has only one record, which is short. Control batches are not compressed.
     """
     key = header.position + HEADER_BYTES + 5
     return bytes(header.buffer[key + 2 : key + 4]) == CONTROL_ABORT.to_bytes(2, "big")

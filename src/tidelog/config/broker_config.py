@@ -141,7 +141,7 @@ class BrokerConfig:
 
     def __init__(self, static: Mapping[str, Setting] = {}) -> None:
         """`static` must contain only known names. Raises ConfigError for a value that is not accepted, or that
-        contradicts another one.
+        contradicts the value of another setting.
         """
         self.static = {name: setting.text for name, setting in static.items()}
         """The texts of the settings that were set at the start, and the node id of `use_node_id`."""
@@ -216,8 +216,9 @@ class BrokerConfig:
         return default_value(key)
 
     def apply_dynamic(self, cluster: Mapping[str, str], broker_settings: Mapping[str, str]) -> None:
-        """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`broker_settings`). The latter
-        have precedence over the former, and both have precedence over the settings from the start.
+        """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`broker_settings`). The settings
+        of this broker have precedence over the settings of all brokers, and both have precedence over the settings
+        from the start.
         """
         if cluster != self.dynamic_cluster or broker_settings != self.dynamic_own:
             self.dynamic_cluster = cluster
@@ -298,7 +299,7 @@ class BrokerConfig:
     @property
     def controller_listeners(self) -> list[str]:
         """The addresses in `listeners` that Tidelog does not open. In Kafka, a node that is both broker and
-        controller uses them for its controller.
+        controller uses these addresses for the controller.
         """
         return [text.strip() for text in self.get("listeners") if self._is_controller_listener(text)]
 
@@ -429,8 +430,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Setting
 
 
 def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
-    """Set both `broker.id` and `node.id` to the value of the one that is set, because they are two names of one
-    setting.
+    """If `broker.id` or `node.id` is set, set both to this value, because they are two names of one setting.
 
     A `broker.id` of -1 means that it is not set. Raises ConfigError if the two values differ.
     """

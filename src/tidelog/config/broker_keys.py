@@ -1,5 +1,5 @@
-"""Broker settings of addresses, limits, logs and the defaults of topics. Tidelog's own settings follow those of Kafka
-4.3.
+"""Broker settings of addresses, limits, logs and the defaults of topics. Only Tidelog has the settings `durability`,
+`durability.interval.ms`, `metadata.store` and `record.validation`; all other settings are Kafka's (4.3).
 """
 
 from tidelog.config.key import (

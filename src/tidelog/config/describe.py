@@ -146,8 +146,8 @@ def _select_broker_keys(names: Iterable[str] | None, layers: Sequence[Mapping[st
 
 
 def describe_created_topic(overrides: Mapping[str, str], config: BrokerConfig) -> list[SettingDescription]:
-    """Describe a new topic's settings for CreateTopics: sorted, own values as the client sent them, no synonyms
-    (KIP-525).
+    """Describe a new topic's settings for CreateTopics (KIP-525), sorted by name and without synonyms. Values that
+    the client has set are returned as the client sent them.
     """
     descriptions: list[SettingDescription] = []
     for key in sorted(_select_keys(TOPIC_KEYS, None, [overrides])):

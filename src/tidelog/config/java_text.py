@@ -110,7 +110,7 @@ def parse_list(text: str) -> list[str]:
 
 
 def is_class_name(text: str) -> bool:
-    """Return whether the text is a legal name of a Java class. It is not checked whether the class exists."""
+    """Return whether the text is a legal name of a Java class. This does not check whether the class exists."""
     return _CLASS.fullmatch(text) is not None and text not in _PRIMITIVES
 
 

@@ -56,12 +56,13 @@ class ChangeMode(Enum):
     AT_RESTART = "restart"
     LIVE = "live"
     LIVE_FOR_ONE_BROKER = "live, of one broker"
-    """It can be changed for single brokers, but not for all brokers together."""
+    """The setting can be changed for single brokers, but not for all brokers together."""
     LIVE_FOR_ONE_LISTENER = "live, of one listener"
-    """It can be changed only under a name that begins with `listener.name.NAME.`."""
+    """The setting can be changed only under a name that begins with `listener.name.NAME.`."""
 
 
 _SINGLE_BROKER_SETTINGS = ("cordoned.log.dirs", "principal.builder.class")
+"""Settings that can be changed only for single brokers, in addition to all settings of SASL and TLS."""
 _SINGLE_LISTENER_SETTINGS = (
     "ssl.key.password",
     "ssl.keystore.certificate.chain",
@@ -74,6 +75,7 @@ _SINGLE_LISTENER_SETTINGS = (
     "ssl.truststore.password",
     "ssl.truststore.type",
 )
+"""Settings that can be changed only for single listeners."""
 _CLUSTER_WIDE_LISTENER_SETTINGS = ("max.connection.creation.rate", "max.connections", "num.network.threads")
 """Settings of single listeners that can be set for all brokers together."""
 
@@ -170,4 +172,7 @@ def _synonyms() -> dict[str, tuple[str, ...]]:
 
 
 _SYNONYMS = _synonyms()
+"""For each broker setting with synonyms: the result of `broker_synonyms`."""
 _TOPIC_DEFAULTS = {name: (key, factor) for key in topic_keys.KEYS for name, factor in key.synonyms}
+"""For each broker setting that is the default of a topic setting: the topic setting, and the factor that converts the
+broker setting's value to the unit of the topic setting."""

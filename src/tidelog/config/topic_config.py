@@ -1,5 +1,5 @@
-"""The values of a topic's settings. The first one that is set is used: the topic's own value, the broker's default
-for topics, the built-in default.
+"""The values of a topic's settings. A setting has the value that is set on the topic, or else the broker's default
+for topics, or else the built-in default.
 """
 
 from collections.abc import Mapping
@@ -58,8 +58,8 @@ def topic_value(name: str, overrides: Mapping[str, str], config: BrokerConfig) -
 
 
 def default_for_topics(key: Key, config: BrokerConfig) -> Value:
-    """Return the value of `key` for a topic that does not set it. This is the value of the first broker setting in
-    the key's synonyms that has a value; if none has one, the built-in default.
+    """Return the value of `key` for a topic that does not set it. The result is the value of the first broker setting
+    in the key's synonyms that has a value. If no such setting has a value, the result is the built-in default.
     """
     for name, factor in key.synonyms:
         value: Value = config.get(name)
@@ -77,8 +77,8 @@ def default_text(key: Key, config: BrokerConfig) -> str | None:
 
 
 class TopicSettings:
-    """The current settings of topics, as mappings by Kafka's names that their logs use. Topics with equal own
-    settings share one mapping.
+    """The current settings of topics, for their logs. The settings of one topic are a mapping from Kafka's names to
+    values. Topics that set the same values share one mapping.
 
     A mapping also contains the broker's `producer.id.expiration.ms`. If `internal.segment.bytes` is set, it replaces
     `segment.bytes`. The items of lists are joined by commas.
@@ -90,7 +90,7 @@ class TopicSettings:
         self._cached: dict[tuple[tuple[str, str], ...], Mapping[str, Value]] = {}
 
     def of(self, overrides: Mapping[str, str]) -> Mapping[str, Value]:
-        """Return the current settings of a topic with the own settings `overrides`."""
+        """Return the current settings of a topic that sets `overrides`."""
         if self._generation != self._config.generation or len(self._cached) >= CACHED_SETTINGS_MAX:
             self._cached.clear()
             self._generation = self._config.generation
@@ -110,8 +110,8 @@ class TopicSettings:
 
 
 def topic_settings_without_effect(overrides: Mapping[str, str]) -> list[str]:
-    """Return the names of the topic's own settings that have no effect in Tidelog yet and differ from the default.
-    The broker warns about them.
+    """Return the names of settings in `overrides` that have no effect in Tidelog yet and differ from the default. The
+    broker warns about them.
     """
     return [
         name

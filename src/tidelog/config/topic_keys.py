@@ -1,4 +1,6 @@
-"""Topic settings. Tidelog's own settings follow those of Kafka 4.3."""
+"""Topic settings. Only Tidelog has the settings `durability` and `record.validation`; all other settings are Kafka's
+(4.3).
+"""
 
 from tidelog.config.key import AtLeast, Between, BetweenOrEqualTo, Key, ListOf, OneOf, ThrottledReplicas, Type
 

@@ -1,4 +1,4 @@
-"""Many deadlines that share one timer. Each heartbeat postpones a deadline, which costs only one assignment.
+"""Many deadlines that share one timer. Postponing a deadline, as each heartbeat does, costs only one assignment.
 
 The module is pure: it does no input or output, and its callers pass the current time.
 """

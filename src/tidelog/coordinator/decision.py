@@ -44,8 +44,8 @@ class Decision:
         self.records: list[CoordinatorRecord] = []
         """Appended as one batch, then replayed into the core."""
         self.batch: bytearray | None = None
-        """The encoded batch of `records` if the records were encoded in advance, in several steps, as for a commit;
-        else None."""
+        """The batch of `records`, if it was encoded in advance, as for a commit of offsets; None if it is not encoded
+        yet."""
         self.producer_id: int | None = None
         """The producer in whose open transaction `records` are; then `batch` is set. None: they take effect at once."""
         self.replies: list[tuple[Reply, Any]] = []
@@ -54,7 +54,7 @@ class Decision:
         """Values that describe work outside of the core, for example markers to write. Begun when the records are
         committed, as for `replies`. If the coordinator is loaded again before, the new core repeats them."""
         self.lines: list[LogLine] = []
-        """Written once the records are replayed."""
+        """Written after the records have been replayed."""
         self.reply_offset = 0
         """The replies also depend on the log below this offset, which earlier decisions appended (exclusive end)."""
 

@@ -182,7 +182,7 @@ class GroupCoordinators:
             self._lag_task.cancel()
         self.host.close()
 
-    # Requests. Each method raises ApiError if this broker does not serve the group at present.
+    # Requests. Each method raises ApiError if this broker does not serve the group now.
 
     def join(self, request: "JoinGroupRequest", client_id: str, client_host: str, version: int, reply: "Reply") -> None:
         self._check_group_id(request.group_id)
@@ -282,7 +282,7 @@ class GroupCoordinators:
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
         """Delete a group in steps. The reply is None; it is sent when all records of the group are deleted.
 
-        Joins are refused during the deletion, so that no member can join a group of which only a part is left.
+        Joins are refused during the deletion, so that no member can join a group whose records are partly deleted.
         """
         is_last = False
         self._coordinator_unless_deleting(group_id)
@@ -396,8 +396,8 @@ class GroupCoordinators:
 def _was_topic_deleted(
     before: "Mapping[str, TopicImage]", now: "Mapping[str, TopicImage]", commit: "OffsetCommit"
 ) -> bool:
-    """Return whether a topic of the commit was deleted between the two images. It also counts as deleted if there is a
-    new topic of the same name.
+    """Return whether a topic of the commit was deleted between the two images. A topic also counts as deleted if a new
+    topic has its name.
     """
     if now is before:
         return False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-"""The errors of a change that finds no controller, or one that does not answer in time."""
+"""The errors of a change if there is no controller, or if the controller does not answer in time."""
 C = TypeVar("C", bound="Core")
 
 CACHED_KEYS_MAX = 20_000
@@ -57,9 +57,10 @@ class CoordinatorHost(Generic[C]):
     ) -> None:
         """`perform` carries out the effects of the cores' decisions, if they have any.
 
-        `incarnation` identifies this run of the broker. It is None if no other broker uses the metadata store: then
-        every leader epoch in the metadata belongs to this run. Otherwise no partition is served until the metadata says
-        that this run is registered, because older leader epochs may belong to the broker's previous run.
+        `incarnation` identifies this run of the broker. It is None if no other broker uses the metadata store. In
+        that case, every leader epoch in the metadata belongs to this run. If it is not None, no partition is served
+        until the metadata says that this run is registered, because older leader epochs may belong to the broker's
+        previous run.
         """
         self.topic = topic
         self._runtime = runtime
@@ -192,7 +193,7 @@ class CoordinatorHost(Generic[C]):
 
     @property
     def has_topic(self) -> bool:
-        """Whether the topic exists. Without it no key has a coordinator."""
+        """Whether the topic exists. Without the topic, no key has a coordinator."""
         return self.topic in self._metadata.image.topics
 
     def partition_index(self, key: str) -> int:
@@ -212,7 +213,8 @@ class CoordinatorHost(Generic[C]):
         except ApiError as refusal:
             error, message = refusal.code, refusal.message
         if error is not ErrorCode.NONE:
-            # The client asks again, and by then the cluster usually has a controller that answers.
+            # A missing controller is only a warning: the client asks again, and the cluster usually has a controller by
+            # that time.
             level = logging.WARNING if error in WITHOUT_CONTROLLER else logging.ERROR
             logger.log(level, "cannot create topic=%s reason=%s", self.topic, message or error.name)
             raise CoordinatorNotAvailable(f"cannot create {self.topic}: {message or error.name}")
@@ -222,7 +224,7 @@ class CoordinatorHost(Generic[C]):
         """Return the id of the broker that coordinates the key, and its address for clients of this broker's
         `listener`.
 
-        Raises CoordinatorNotAvailable if no broker coordinates the key at present.
+        Raises CoordinatorNotAvailable if no broker coordinates the key now.
         """
         image = self._metadata.image
         topic = image.topics.get(self.topic)

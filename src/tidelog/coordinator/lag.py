@@ -1,10 +1,10 @@
 """Warn about groups that are far behind. The broker checks all groups in rounds, at a bounded cost.
 
 The lag of a group in time is the age of the oldest record that the group has not committed. The age is measured from
-the first timestamp of the record's batch, if the record can have been appended at that time. Some producers write
-other timestamps: no timestamp at all, seconds instead of milliseconds, or the times of events that happened last
-year. Therefore each round also stores the high watermarks of the partitions. They show between which two rounds most
-records were appended.
+the first timestamp of the record's batch, if the record can have been appended at that time. Some producers write other
+timestamps: no timestamp at all, seconds instead of milliseconds, or the times of events that happened last year.
+Therefore each round also stores the high watermarks of the partitions. For most records, they show between which two
+rounds the record was appended.
 """
 
 import logging
@@ -28,8 +28,8 @@ logger = logging.getLogger("tidelog.coordinator")
 ROUND_INTERVAL_MIN_S = 5.0
 """Minimum pause between two rounds over all groups, in seconds."""
 PAUSE_FACTOR = 20
-"""The pause after a round, as a multiple of the round's duration. It limits the rounds to 5 % of the time of the
-broker's thread, even with a million committed offsets."""
+"""The pause after a round, as a multiple of the round's duration. The factor 20 limits the rounds to 5 % of the time of
+the broker's thread, even with a million committed offsets."""
 HEADER_READS_MAX = 200
 """Upper bound on the batch headers that one round reads. The next rounds read the remaining headers."""
 OFFSETS_PER_TURN = 200
@@ -59,7 +59,7 @@ class HighWatermark(NamedTuple):
 
 class HighWatermarks(NamedTuple):
     """Two high watermarks of one partition. `later` is at most BEHIND_MS old, and was read at least BEHIND_MS after
-    `earlier`.
+    `earlier`. At first, both are the same sample.
     """
 
     earlier: HighWatermark
@@ -116,8 +116,8 @@ class GroupLags:
             seconds = self._clock.monotonic() - started
 
     async def run_round(self) -> None:
-        """Run one round: determine missing append times, discard the times of positions that no group has,
-        and log warnings.
+        """Run one round: determine missing append times, discard the times of positions that no group has any more, and
+        log warnings.
         """
         lag_round = LagRound(self._clock.now_ms(), self._high_watermarks)
         checked_count = line_count = 0
@@ -233,7 +233,7 @@ def _committed_offsets(durable: "DurableGroup") -> "Iterator[tuple[str, int, Off
 async def _timestamp_at(partition: "Partition", offset: int, tasks: "Tasks") -> int | None:
     """Return the first timestamp of the batch that contains `offset`; NO_TIMESTAMP if the producer set none.
 
-    Returns None if the batch cannot be read at present. Raises ApiError, CorruptMessage or OSError.
+    Returns None if the batch cannot be read now. Raises ApiError, CorruptMessage or OSError.
     """
     cold_read = partition.log.cold_read(offset, HEADER_BYTES)
     if cold_read is not None:

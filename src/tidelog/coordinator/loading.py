@@ -47,8 +47,9 @@ logger = logging.getLogger("tidelog.coordinator")
 READ_BYTES_MAX = 1 << 20
 """Upper bound on the size of one read, in bytes. A batch that is larger is still read as a whole."""
 RECORDS_PER_TURN = 200
-"""The loader yields to the event loop each time after this many records."""
+"""The loader yields to the event loop after every group of this many records."""
 COMMIT_MARKER = 1
+"""The type of a control record that commits a transaction. The other type aborts it."""
 
 
 class Loader:
@@ -66,7 +67,7 @@ class Loader:
         self._tasks = tasks
         self._latest_records: dict[bytes, StoredRecord] = {}
         self._open_transactions: dict[int, list[StoredRecord]] = {}
-        """Records of open transactions, by producer id."""
+        """Records of the transactions whose end has not been read yet, by producer id."""
         self._latest_beside_open: dict[bytes, StoredRecord] = {}
         """The latest committed record of each key that has one since the oldest open transaction began."""
         self._deleted_beside_open: dict[bytes, int] = {}

@@ -1,12 +1,13 @@
 """Run the core of one coordinator partition, in one leader epoch: decide, append, replay, reply.
 
 A core makes decisions without changing durable state. The records of a decision are appended as one batch and then
-replayed into the core, as during a load. The replies are sent when the batch is committed. If
-an append fails, the decision and all soft state that depends on it are invalid. Therefore the core is dropped, and a
+replayed into the core, as during a load. The replies are sent when the batch is committed.
+
+If an append fails, the decision and all soft state that depends on it are invalid. Therefore the core is dropped, and a
 new core is loaded from the log. An unexpected exception in a step has the same consequence.
 
 Each append states the leader epoch in which the coordinator was created. The partition refuses the append if its
-leader epoch is another one. When the epoch ends, `host.py` closes the coordinator. If this broker leads the
+current leader epoch is a different one. When the epoch ends, `host.py` closes the coordinator. If this broker leads the
 partition again later, `host.py` creates a new coordinator.
 
 While no core is loaded, clients get one of these errors:
@@ -99,7 +100,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 RELOAD_DELAY_S = 0.1
+"""Pause before the log is loaded again after a first failure, in seconds. Each further failure doubles the pause."""
 RELOAD_DELAY_MAX_S = 10.0
+"""Upper bound on this pause, in seconds."""
 SLOW_LOAD_S = 0.1
 """A load that takes longer than this is logged at level INFO."""
 
@@ -143,7 +146,7 @@ class CoordinatorPartition(Generic[C]):
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
         self._is_expiring = False
-        """Whether due deadlines are being processed in steps at present."""
+        """Whether due deadlines are being processed in steps now."""
         self._load_task: asyncio.Task[None] | None = None
         self._load_end = 0
         """Exclusive end of the log that was loaded into the core. Each answer waits until the log is committed up to
@@ -327,7 +330,7 @@ class CoordinatorPartition(Generic[C]):
         for reply, answer in unsent:
             reply(answer)
 
-    # Answers that wait for other brokers. One timer serves all of them.
+    # Answers that wait for other brokers. They share one timer.
 
     def _limit_wait(self, replies: list[tuple[Reply, Any]]) -> None:
         """Replace the answers by an error unless they are sent within offsets.commit.timeout.ms."""
@@ -369,7 +372,7 @@ class CoordinatorPartition(Generic[C]):
 
     def arm(self) -> None:
         """Set the timer for the next deadline. A caller that changes deadlines without applying a decision must call
-        it, too.
+        this method, too.
         """
         if self._is_expiring:
             return  # `_expire_in_steps` calls `arm` after it has processed all due deadlines
@@ -444,9 +447,9 @@ class CoordinatorPartition(Generic[C]):
             self.partition.fail()
 
     def _is_current(self, log: "PartitionLogView") -> bool:
-        """Return whether `log` is still the log to load. It may have been replaced because it moved to another
-        directory, or it may have been deleted. After the end of the leader epoch, this broker may truncate the log
-        while a thread reads it.
+        """Return whether `log` is still the log to load. The log may have been replaced because the partition moved to
+        another directory, or it may have been deleted. After the end of the leader epoch, this broker may truncate the
+        log while a thread reads it.
         """
         return self.partition.log is log and not self.partition.deleted and not self._is_closed
 

@@ -17,7 +17,8 @@ DOWN_S = 4.0
 ELECTION_TIMEOUT_S = 30
 """Time limit, in seconds, until the partitions of the killed broker have other leaders."""
 SESSION_MS = 9000
-"""Tidelog's default, in milliseconds. The default of `Cluster` is shorter, and a busy machine may exceed it."""
+"""Session timeout of the brokers, in milliseconds: Tidelog's default. The default of `Cluster` is shorter, and on a
+busy machine a live broker may exceed it."""
 POLL_S = 0.02
 LEADERLESS = -1
 
@@ -27,9 +28,9 @@ class Takeover(NamedTuple):
 
     killed: int
     new_leaders: dict[int, int]
-    """Number of partitions by new leader, of those that the killed broker led."""
+    """For each new leader: the number of partitions that it took over from the killed broker."""
     seconds: float
-    """Time from the kill until all of them had a new leader."""
+    """Time from the kill until all these partitions had a new leader."""
 
     def __str__(self) -> str:
         moves = ", ".join(f"{count} to broker {broker}" for broker, count in self.new_leaders.items())
@@ -38,7 +39,7 @@ class Takeover(NamedTuple):
 
 
 def brokers_of(count: int, directory: Path, settings: dict[str, object]) -> Broker | Cluster:
-    """Return one broker, or a cluster, with its data in `directory`. It is not started yet."""
+    """Return one broker, or a cluster, with the data in `directory`. Nothing is started yet."""
     if count == 1:
         return Broker(process=True, data=directory / "broker", settings=settings)
     return Cluster(count, data=directory / "cluster", settings=settings | {"broker.session.timeout.ms": SESSION_MS})
@@ -58,7 +59,7 @@ class BrokerFault:
 
     @property
     def is_over(self) -> bool:
-        """Whether the broker was killed and works again, or there is one broker."""
+        """Whether the broker was killed and works again, or there is only one broker."""
         cluster = self._cluster
         return cluster is None or (self.takeover is not None and len(cluster.running) == len(cluster.numbers))
 
@@ -70,7 +71,7 @@ class BrokerFault:
         return {str(number): "works" if number in cluster.running else "killed" for number in cluster.numbers}
 
     def step(self, settled_percent: float) -> str:
-        """Kill or start the broker if it is time to. Return a line about it, or "".
+        """Kill the broker, or start it again, if this is due. Return a line about the action; "" if nothing was done.
 
         Raises TimeoutError if partitions have no leader ELECTION_TIMEOUT_S after the kill, and BrokerFailedError if
         the broker does not start.
@@ -93,13 +94,13 @@ class BrokerFault:
         """Kill the broker that leads the most partitions of the sale, and wait until they have other leaders."""
         leaders = self._leaders()
         victim = max(cluster.numbers, key=list(leaders.values()).count)
-        led = [partition for partition, leader in leaders.items() if leader == victim]
+        led_partitions = [partition for partition, leader in leaders.items() if leader == victim]
         began = time.monotonic()
         cluster.kill(victim)
         while True:
             leaders = self._leaders()
             seconds = time.monotonic() - began
-            new_leaders = [leaders.get(partition, LEADERLESS) for partition in led]
+            new_leaders = [leaders.get(partition, LEADERLESS) for partition in led_partitions]
             if not {LEADERLESS, victim} & set(new_leaders):
                 return Takeover(victim, {n: new_leaders.count(n) for n in sorted(set(new_leaders))}, seconds)
             if seconds > ELECTION_TIMEOUT_S:
@@ -107,8 +108,8 @@ class BrokerFault:
             time.sleep(POLL_S)
 
     def _leaders(self) -> dict[tuple[str, int], int]:
-        """Return the leader of every partition of orders and events. Topics about which no broker answers now are
-        missing.
+        """Return the leader of every partition of orders and events. A topic is omitted if no broker answers the
+        request for it.
         """
         leaders: dict[tuple[str, int], int] = {}
         for topic in (ORDERS, EVENTS):

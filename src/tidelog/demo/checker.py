@@ -1,7 +1,9 @@
 """The checker reads topics, ledger and Parquet files itself, and compares them. It does not use results of the other
 parts.
 
-python -m tidelog.demo.checker BOOTSTRAP DIRECTORY JSON on stdout; exit code 1 if the sources do not agree
+python -m tidelog.demo.checker BOOTSTRAP DIRECTORY
+
+The result is JSON on stdout. The exit code is 1 if the sources do not agree.
 """
 
 import json
@@ -19,7 +21,7 @@ from tidelog.demo.orders import EVENTS, ORDERS, Order
 from tidelog.demo.readers import READERS, event_id, read_events_seen
 
 BATCH_S = 0.2
-"""Time, in seconds, that is spent to fill one batch of records."""
+"""Longest time, in seconds, for which one batch of records is collected."""
 SILENCE_S = 10
 """Without a record for this time, in seconds, a topic is considered unreadable."""
 
@@ -147,7 +149,7 @@ def _units_in_parquet(sales: Path) -> dict[str, int] | None:
 
 
 def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
-    """Yield every record that is in the topic at present. Raises RuntimeError if the topic cannot be read."""
+    """Yield every record that is in the topic now. Raises RuntimeError if the topic cannot be read."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

@@ -14,9 +14,9 @@ from tidelog.demo.orders import ORDERS, read_orders
 
 
 def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> float:
-    """Send every order. Return the longest time that one of them waited for its acknowledgement, in seconds.
+    """Send every order. Return the longest time, in seconds, for which an order waited for its acknowledgement.
 
-    Raises RuntimeError if the broker rejects one.
+    Raises RuntimeError if the broker rejects an order.
     """
     producer = Producer(
         {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}

@@ -59,7 +59,7 @@ class Ledger:
 
     def settle(self, orders: Iterable[Order], worker: str, now_ms: int) -> int:
         """Decide every order that has no outcome yet, in one transaction. Return the number of orders that already
-        had one.
+        had an outcome.
         """
         repeats = 0
         self._db.execute("BEGIN IMMEDIATE")
@@ -101,7 +101,7 @@ class Ledger:
         )  # fmt: skip
 
     def unpublished(self, worker: str, now_ms: int, limit: int = 1000) -> list[Event]:
-        """Return at most `limit` unpublished events, the oldest first: those of this worker, and those of other
+        """Return at most `limit` unpublished events, the oldest first: all events of this worker, and events of other
         workers that are older than ORPHAN_MS.
         """
         rows = self._db.execute(
@@ -112,7 +112,7 @@ class Ledger:
         return [Event(*row) for row in rows]
 
     def mark_published(self, event_ids: Sequence[int]) -> None:
-        """Mark events as published. Call it only after the broker has acknowledged them."""
+        """Mark events as published. This is called only after the broker has acknowledged these events."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany("UPDATE outbox SET published = 1 WHERE event_id = ?", [(i,) for i in event_ids])
         self._db.execute("COMMIT")

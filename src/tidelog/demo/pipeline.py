@@ -3,9 +3,9 @@ suggestions for reorders to the topic `reorders`.
 
     python -m tidelog.demo.pipeline BOOTSTRAP DIRECTORY
 
-It starts Spark, waits for a line on stdin, and then processes the events that are in the topic. It uses structured
-streaming with a checkpoint: the next run continues where the previous one stopped. A micro-batch that is replayed
-overwrites its own Parquet files.
+The program starts Spark, waits for a line on stdin, and then processes the events that are in the topic. It uses
+structured streaming with a checkpoint: the next run continues where the previous one stopped. A micro-batch that is
+replayed overwrites its own Parquet files.
 """
 
 import sys
@@ -51,7 +51,7 @@ def events(spark: "SparkSession", bootstrap: str) -> "DataFrame":
 
 
 def run(spark: "SparkSession", bootstrap: str, directory: Path) -> None:
-    """Process the events that are in the topic at present, and return."""
+    """Process the events that are in the topic now, and return."""
 
     def write(batch: "DataFrame", batch_id: int) -> None:
         batch.persist()

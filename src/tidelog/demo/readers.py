@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaException, Message
 from tidelog.demo.orders import EVENTS
 
 LARGE_PENCE = 50_000
+"""The reader `risk` counts accepted orders of at least this value."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS seen (event_id INTEGER PRIMARY KEY);

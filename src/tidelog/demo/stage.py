@@ -1,5 +1,5 @@
-"""Run the flash sale. The brokers and each part run in processes of their own; one worker is killed midway, and with
-several brokers also one of them.
+"""Run the flash sale. The brokers and all parts run in separate processes. One worker is killed midway. If there are
+several brokers, one broker is also killed.
 
 The stderr of each part is stored in `logs/` of the directory.
 """
@@ -83,7 +83,7 @@ class Result(NamedTuple):
     """Numbers of lines that are not sales; see `orders.SkippedLines`."""
     duration_s: float
     takeover: Takeover | None = None
-    """With several brokers: what happened when one was killed."""
+    """With several brokers: the consequences of the kill of one broker."""
     longest_waits_s: dict[str, float] = {}  # noqa: RUF012
     """The longest time that an order or an event waited for its acknowledgement, in seconds."""
 
@@ -98,7 +98,7 @@ class Display(Protocol):
         """Show a line that stays on the display."""
 
     def phase(self, name: str) -> None:
-        """Show the name of the present phase, for example "stopping workers". Called repeatedly during the phase."""
+        """Show the name of the current phase, for example "stopping workers". Called repeatedly during the phase."""
 
 
 class Stage:
@@ -110,7 +110,7 @@ class Stage:
         self.bootstrap = bootstrap
         self.workers: dict[str, str] = {}
         self.longest_waits_s: dict[str, float] = {}
-        """By kind of record; see `Result`. Parts report it when they end."""
+        """For each kind of record, the longest wait (see `Result`). The parts report it when they end."""
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._logs: list[IO[str]] = []
         (plan.directory / "logs").mkdir(exist_ok=True)
@@ -132,7 +132,7 @@ class Stage:
             log.close()
 
     def start(self, name: str, module: str, *arguments: object) -> subprocess.Popen[str]:
-        log = open(self._log(name), "w")  # noqa: SIM115 - closed with the block
+        log = open(self._log(name), "w")  # noqa: SIM115 - closed at the end of the block
         self._logs.append(log)
         self._processes[name] = subprocess.Popen(
             [sys.executable, "-m", f"tidelog.demo.{module}", self.bootstrap, *map(str, arguments)],
@@ -152,7 +152,7 @@ class Stage:
         self._processes[name].kill()
 
     def stop(self, *names: str) -> None:
-        """Send SIGTERM to all of these parts, then wait for each one. Raises SaleFailed if one ends with an error."""
+        """Send SIGTERM to all these parts, then wait for each part. Raises SaleFailed if a part ends with an error."""
         for name in names:
             self._processes[name].send_signal(signal.SIGTERM)
         for name in names:
@@ -229,7 +229,9 @@ class Observer:
         )
 
     def _update_ends(self) -> None:
-        """Read the ends of the partitions. A partition whose leader does not answer keeps the end that is known."""
+        """Read the ends of the partitions. If the leader of a partition does not answer, the last known end is
+        retained.
+        """
         for partition in range(PARTITIONS):
             try:
                 _, end = self._consumer.get_watermark_offsets(TopicPartition(ORDERS, partition), timeout=10)

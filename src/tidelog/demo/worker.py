@@ -25,8 +25,8 @@ BATCH = 100
 IDLE_S = 0.2
 """Longest wait for orders, in seconds, before the outbox is checked again."""
 SESSION_MS = 2500
-"""Session timeout. After this time the partitions of a killed worker move to other workers. The broker's
-group.min.session.timeout.ms must not be larger."""
+"""Session timeout, in milliseconds. After this time the partitions of a killed worker move to other workers. The
+broker's setting group.min.session.timeout.ms must not exceed this value."""
 
 
 class Worker:
@@ -75,14 +75,16 @@ class Worker:
         self._ledger.close()
 
     def _commit(self) -> None:
-        """Commit offsets. If a rebalance has revoked partitions, their new owner reads these orders again."""
+        """Commit offsets. If a rebalance has revoked partitions, this fails for their offsets, and the new owners
+        read the orders again.
+        """
         try:
             self._consumer.commit(asynchronous=False)
         except KafkaException as error:
             print(f"offsets not committed: {error}", file=sys.stderr)
 
     def _publish(self) -> None:
-        """Publish the events of the outbox, and mark those that the broker has acknowledged."""
+        """Publish the events of the outbox, and mark the events that the broker has acknowledged."""
         events = self._ledger.unpublished(self._name, now_ms())
         if not events:
             return

@@ -95,8 +95,8 @@ def headers(
     """Yield (position, size in bytes, header) of every batch from `position`, where a batch must begin, to `end`
     (exclusive).
 
-    Offsets must ascend. They must not be below `next_offset` and the segment's `base_offset`, and must be less than
-    2^31 above `base_offset`. Raises CorruptLog.
+    Offsets must ascend. They must be at or above `next_offset` and the segment's `base_offset`, and less than 2^31
+    above `base_offset`. Raises CorruptLog.
     """
     next_offset = max(base_offset, next_offset)
     offset_end = base_offset + OFFSETS_MAX

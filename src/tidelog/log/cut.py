@@ -1,8 +1,8 @@
 """Cut the end of a log off, in steps. The log's files are changed on a thread, and its state is changed on the event
 loop.
 
-    1. begin    loop    the log refuses appends and reads, and its own recovery point is lowered
-    2. run      thread  snapshots, then segments from the newest to the oldest, then the tail of the last segment
+    1. begin    loop    the log refuses appends and reads, and its recovery point in memory is lowered
+    2. run      thread  remove snapshots, then segments (the newest first), then the tail of the last segment
     3. install  loop    the log has its new end, epochs and producers
 
 Before `begin`, the caller persists a recovery point that is not above the new end. If the power fails at any step,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Cut:
-    """The removal of every batch that contains `offset` or a later one."""
+    """The removal of every batch that contains `offset` or a later offset."""
 
     __slots__ = (
         "_directory",

@@ -1,9 +1,9 @@
 """The data directories of one broker (`log.dirs`): which of them can be used, and which of them holds each
 partition.
 
-A directory that fails, at the start or later, is not used until the next start, and its partitions are offline. If
-no usable directory holds a partition, the partition is created only in two cases. It is new; or all directories can
-be used, and no directory looks as if its disk were not mounted.
+A directory that fails, at the start or later, is not used until the next start, and its partitions are offline. If no
+usable directory holds a partition, the partition is created only in two cases. Either it is new on this broker, or all
+directories can be used, and no directory looks as if its disk were not mounted.
 """
 
 import logging
@@ -39,7 +39,7 @@ STRAYS_NAMED = 5
 
 
 class UnusableDirectories(Exception):
-    """The broker cannot start with its present data directories. The message is one line with the cause and the next
+    """The broker cannot start with its current data directories. The message is one line with the cause and the next
     step.
     """
 
@@ -98,8 +98,11 @@ class DataDirectories:
         self.interrupted: list[UnfinishedCopy] = []
         """Moves between directories that the previous process did not finish."""
         self._holders: dict[TopicPartition, list[DataDirectory]] = {}
+        """The data directories that contain a directory of the partition. The first one has the partition's log."""
         self._counts: dict[str, int] = {directory.path: 0 for directory in online}
+        """Number of partitions in each data directory, by path."""
         self._newly_failed: dict[str, str] = {}
+        """Directories that have failed since the last call of `take_failures`, with the reasons."""
         self._missing: list[str] = []
         """Paths that do not exist; `acquire` creates the directories."""
         self._unsettled_moves: list[_UnsettledMove] = []
@@ -321,8 +324,8 @@ class DataDirectories:
         """Return the directory that holds the partition. If no directory holds it, choose the directory with the
         fewest partitions that is not cordoned, and record that it holds the partition from now on.
 
-        `new`: the topic is being created. Raises StorageError if the directory of the partition is out of use, if
-        the partition is possibly in a directory that is out of use or not mounted, or if no directory can be used.
+        `new`: the partition is new on this broker. Raises StorageError if the directory of the partition is out of use,
+        if the partition is possibly in a directory that is out of use or not mounted, or if no directory can be used.
         """
         holders = self._holders.get(partition)
         if holders:

@@ -1,7 +1,7 @@
 """One data directory of a broker: its lock, whether its last stop was clean, its checkpoints, its partitions.
 
-Every method blocks. While the broker runs, the methods are thread-safe. (`open`, `inspect`, `lock` and `begin` are
-called before that time, and `close_clean` after it.) But methods that write checkpoints (`write_...`, `retire`,
+Every method blocks. `open`, `inspect`, `lock` and `begin` are called before the broker runs, and `close_clean` after it
+has stopped. All other methods are thread-safe. But methods that write checkpoints (`write_...`, `retire`,
 `remove_retired`, `give_up`, `make_way`, `register_incoming`) must be called one at a time.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
@@ -48,7 +48,7 @@ LOCK: Final = ".lock"
 CLEAN_MARKER: Final = ".kafka_cleanshutdown"
 STRAY_SUFFIX: Final = "-stray"
 UNREADABLE_ID: Final = b""
-"""Stands for a topic id that cannot be read."""
+"""Used in place of a topic id that cannot be read."""
 
 
 class DirectoryInUse(Exception):
@@ -74,8 +74,8 @@ class DataDirectory:
         self._lock = lock
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
-        """Content of the checkpoints on the disk, by file name. A missing or damaged checkpoint has no entry here.
-        The exception is CLEANER_OFFSETS, which then has an empty one."""
+        """Content of the checkpoints on the disk, by file name. A missing or damaged checkpoint has no entry here. Only
+        CLEANER_OFFSETS always has an entry, which is then empty."""
         self._latest: dict[str, Mapping[TopicPartition, int]] = {}
         """The newest content of each checkpoint. A full disk may have prevented its write."""
         self._texts: dict[str, CheckpointText] = {}
@@ -186,7 +186,8 @@ class DataDirectory:
     def open_partition(
         self, topic: str, index: int, topic_id: bytes, config: "LogConfig", now_ms: int, *, new: bool = False
     ) -> PartitionLog:
-        """Open or create the partition's log. `new`: the topic is being created, so no log of it can exist.
+        """Open or create the partition's log. `new`: the partition is new on this broker, so that no log of it can
+        exist.
 
         Raises InTheWay, CorruptLog and OSError. After CorruptLog and OSError, the partition's entries remain in the
         checkpoints for the next start.
@@ -218,9 +219,8 @@ class DataDirectory:
         return log
 
     def _read_id(self, path: str, *, new: bool) -> bytes | None:
-        """Read the topic id; None if the file is missing. If the id cannot be read, the result depends on `new`,
-        which means that the topic is being created or deleted: return UNREADABLE_ID if it is true, else raise
-        CorruptLog.
+        """Return the topic id, or None if the file is missing. `new` means that the partition is being created or
+        removed. If the id cannot be read, return UNREADABLE_ID if `new` is true, and raise CorruptLog otherwise.
         """
         try:
             return read_partition_metadata(self._disk, path)
@@ -233,10 +233,10 @@ class DataDirectory:
         """Return whether files or checkpoint entries under the partition's name belong to an older topic. The
         partition has no directory, or one without a topic id.
 
-        The result is True if the topic is new, or if a partition of this name was deleted before. In any other case,
-        entries without a directory belong to an older topic only if the directory of a deleted partition of this
-        name still waits for its removal. If no such directory exists, the partition's own directory may have been
-        lost, and the opening of the log reports that.
+        If the partition is new on this broker, or a partition of this name was deleted before, all files and entries
+        belong to an older topic. In any other case, entries without a directory belong to an older topic only if the
+        directory of a deleted partition of this name still waits for its removal. If no such directory exists, the
+        partition's own directory may have been lost, and the opening of the log reports that.
         """
         path_exists = self._disk.exists(path)
         if new or key in self._retired:
@@ -319,10 +319,10 @@ class DataDirectory:
 
     def _put_aside(self, key: TopicPartition, topic_id: bytes, *, is_open: bool) -> str | None:
         """Rename the directory of a deleted partition. Returns the new path, or None if the directory must not be
-        removed. Raises OSError.
+        removed.
 
-        There are two such cases. A directory that belongs to another topic is not renamed. A directory with an
-        unreadable topic id is renamed to `-stray`.
+        It must not be removed in two cases. A directory that belongs to another topic is not renamed. A directory with
+        an unreadable topic id is renamed to `-stray`. Raises OSError.
         """
         path = f"{self.path}/{key}"
         suffix = DELETE_SUFFIX
@@ -531,7 +531,8 @@ class DataDirectory:
         if changed is None or changed:
             text = self._texts.setdefault(name, CheckpointText())
             self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
-        # An OffsetsCopy gets here only if the text has its lines: the next copy changes these.
+        # If `offsets` is an OffsetsCopy, the CheckpointText has the lines of all its entries. The next copy changes
+        # only some of these lines.
         self._checkpoints[name] = offsets
 
     # Closing

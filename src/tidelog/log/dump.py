@@ -1,8 +1,8 @@
 """Yield the content of log files, entry by entry. `tidelog log dump` uses this module.
 
-Each entry is a dict of plain values (keys and values of records: bytes or None) with `file`, `kind` and `position`.
-An entry of kind `damage` is the last entry of its file. An entry of kind `unwritten` is the last one, too; it means
-zeros up to the end of a segment that Kafka preallocated. No file is changed. Blocks.
+Each entry is a dict of plain values (keys and values of records: bytes or None) with `file`, `kind` and `position`. An
+entry of kind `damage` is the last entry of its file. An entry of kind `unwritten` is also the last entry of its file.
+It means that the rest of a segment that Kafka preallocated consists of zeros. No file is changed. Blocks.
 """
 
 from collections.abc import Callable, Iterator

@@ -53,6 +53,7 @@ class Durability:
         self.directory_unsynced = False
         """Whether the log's directory may have entries that are not durable."""
         self._generation = 0
+        """Number of cuts of the log."""
         self._roll_snapshots: dict[int, tuple[str, bytes]] = {}
         """Snapshots that were taken when a segment was rolled and are not written yet."""
         self._segments_to_sync: list[Segment] = [s for s in segments.items[:-1] if s.has_unsynced_indexes]
@@ -99,8 +100,8 @@ class Durability:
         self._snapshot_position = 0
 
     def snapshot_due(self) -> bool:
-        """Return whether so many bytes were appended since the newest snapshot that the next plan must include a
-        snapshot.
+        """Return whether the next plan must include a snapshot, since at least SNAPSHOT_INTERVAL_BYTES were appended
+        after the newest snapshot.
         """
         return self._segments.active.size - self._snapshot_position >= SNAPSHOT_INTERVAL_BYTES
 

@@ -79,6 +79,7 @@ _BY_NAME = {
 
 
 def file_kind(name: str) -> FileKind:
+    """Return the kind of a file, and the base offset in its name."""
     match = _SEGMENT_FILE.fullmatch(name)
     if match:
         return FileKind(_BY_SUFFIX[match[2]], int(match[1]))

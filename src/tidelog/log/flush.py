@@ -124,7 +124,7 @@ class FlushPlan:
                 self._disk.remove(path)
 
     def _write(self, files: list[tuple[str, bytes]]) -> None:
-        """Write small files. They are postponed if the disk is full, or was already full at an earlier call."""
+        """Write small files. The writes are postponed if the disk is full, or was already full at an earlier call."""
         try:
             for path, data in files if self.small_files_error is None else ():
                 self._disk.write_atomic(path, data)

@@ -1,7 +1,7 @@
 """The files of a partition that is being moved to another data directory (KIP-113).
 
     1. TARGET/TOPIC-N.RANDOM-future/   the copy grows until it has all records
-    2. TARGET/TOPIC-N/                 the copy, with the mark `takes-over` in it, is renamed and then made durable
+    2. TARGET/TOPIC-N/                 the copy, with the mark `takes-over` in it, is renamed, durably
     3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed; when that is durable, the mark is removed
 
 Records that are appended between step 2 and the end of step 3 are not acknowledged. If a crash leaves two logs of
@@ -46,6 +46,7 @@ def future_path(target: str, partition: TopicPartition, random: bytes) -> str:
 
 
 def unfinished_copy(directory: "DataDirectory", name: str) -> UnfinishedCopy | None:
+    """Return the unfinished copy in the subdirectory `name`; None if `name` is not the name of a copy."""
     match = _FUTURE.fullmatch(name)
     if match is None:
         return None
@@ -60,7 +61,7 @@ def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartitio
     """
     target = future.rpartition("/")[0]
     old_mark = f"{source}/{partition}/{TAKES_OVER}"
-    if disk.exists(old_mark):
+    if disk.exists(old_mark):  # it remained from the move that brought the log to `source`
         disk.remove(old_mark)
         disk.sync_dir(f"{source}/{partition}")
     disk.write_atomic(f"{future}/{TAKES_OVER}", b"")
@@ -71,8 +72,8 @@ def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartitio
 def retire_log(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
     """Rename the log in `source` to a name that marks it for removal, durably, and return its new path. Blocks.
 
-    Raises OSError. After an error, it may be called again. If the process ends before that, the next start uses this
-    log and not the copy, unless `make_final` was called.
+    Raises OSError. After an error, this function may be called again. If the process ends without a successful call,
+    the next start uses this log and not the copy, unless `make_final` was called.
     """
     old = f"{source}/{partition}.{random.hex()}{DELETE_SUFFIX}"
     if not disk.exists(old):

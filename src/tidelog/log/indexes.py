@@ -392,7 +392,9 @@ class IndexCache:
         self.bytes_held = 0
 
     def touch(self, index: SparseIndex) -> None:
-        """Record that `index` was used and that its size may have changed. Unload other indexes above the limit."""
+        """Record that `index` was used and that its size may have changed. If the limit is exceeded, unload the least
+        recently used indexes.
+        """
         bytes_by_index = self._bytes_by_index
         index_bytes = index.memory_bytes
         self.bytes_held += index_bytes - bytes_by_index.pop(index, 0)

@@ -1,7 +1,8 @@
 """Classify the files of a partition's directory when the log is opened, and finish interrupted deletions and swaps.
 
-.deleted, .cleaned, .tmp incomplete files, or files that are no longer needed: they are removed .swap files of a
-compacted segment: a swap that had begun is finished, else they are removed
+.deleted, .cleaned, .tmp   incomplete files, or files that are no longer needed: they are removed
+.swap                      files of a compacted segment: if their swap had begun, it is finished;
+                           otherwise they are removed
 """
 
 import logging

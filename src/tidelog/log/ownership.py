@@ -20,7 +20,9 @@ class TidelogDirectories:
     """The data directories that are known to belong to Tidelog brokers."""
 
     def __init__(self, disk: "Disk", paths: Iterable[str] = ()) -> None:
-        """`paths` are data directories, and files or directories in them. They may show the identity of a broker."""
+        """`paths` are data directories, and files or directories in them. They are searched for the identities of
+        brokers.
+        """
         self._disk = disk
         self._brokers: set[tuple[str, str]] = set()
         """Cluster id and node id of each broker whose metadata store is in one of the directories."""

@@ -125,7 +125,7 @@ class PartitionLog:
         may_have_holes: bool = False,
     ) -> "PartitionLog":
         """Open the log in `directory`, which is created if missing. Blocks; thread-safe. `clean`: the last process
-        stopped in order. Otherwise all data after `recovery_point` (-1: unknown) is scanned and made durable.
+        stopped cleanly. Otherwise all data after `recovery_point` (-1: unknown) is scanned and made durable.
         `may_have_holes`: the log was compacted before. Raises CorruptLog, OSError.
         """
         opener = LogOpener(disk, directory, config, now_ms, may_have_holes=may_have_holes)
@@ -193,9 +193,7 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Return the end for read_committed. A transaction is open until its marker is below the high watermark. Its
-        first records may have been deleted (DeleteRecords, retention): then it is unstable from the start of the log.
-        """
+        """Return the end for read_committed. It is not below the start of the log, even if a transaction is older."""
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(max(unstable, self.log_start_offset), high_watermark)
 
@@ -206,8 +204,8 @@ class PartitionLog:
     ) -> Appended:
         """Append one batch as the leader. Base offset and leader epoch are written into `batch`. A batch that repeats
         one of its producer's last five is not appended: the result of the first append is returned. `limits`: how to
-        check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response, StorageError
-        when the log is or goes offline, and NotInline when the records must be examined. Then nothing was appended.
+        check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response, StorageError if
+        the log is offline or goes offline, or NotInline, before the append, if records must be examined.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -414,13 +412,9 @@ class PartitionLog:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
 
-    def aborted_transactions(
-        self, start: int, end_offset: int, batches: Slice | None = None
-    ) -> "list[AbortedTransaction]":
-        """Return aborted transactions with records in this range, ordered by first offset. With `batches`, which were
-        read from `start`, those behind the batches are left out. Raises StorageError.
-        """
-        return self.look_up(lambda: self.reader.aborted_transactions(start, end_offset, batches))
+    def aborted_transactions(self, start: int, end: int, batches: Slice | None = None) -> "list[AbortedTransaction]":
+        """Return aborted transactions in this range, or in `batches`; see `LogReader`. Raises StorageError."""
+        return self.look_up(lambda: self.reader.aborted_transactions(start, end, batches))
 
     def look_up(self, function: Callable[[], T]) -> T:
         """Call `function`, which reads files, and return its result. Raises StorageError."""
@@ -442,9 +436,9 @@ class PartitionLog:
         return min(self.recovery_point, self._segments.items[self._segments.floor(offset)].base_offset, offset)
 
     def begin_cut(self, offset: int, *, empties: bool = False) -> Cut:
-        """Begin to remove every batch that contains `offset` or a later one. With `empties`, remove all batches, and
-        begin an empty log at `offset`. Appends and reads are refused until `install_cut`. Before this call, the
-        caller has persisted `recovery_point_for_cut`. After it, the caller runs the cut on a thread, and then calls
+        """Begin to remove every batch that contains `offset` or a later offset. With `empties`, remove all batches, and
+        begin an empty log at `offset`. Appends and reads are refused until `install_cut`. Before this call, the caller
+        has persisted `recovery_point_for_cut`. After it, the caller runs the cut on a thread, and then calls
         `install_cut`, or `fail` if the run failed.
         """
         self.is_being_cut = True
@@ -547,7 +541,7 @@ class PartitionLog:
         return count
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
-        """Serve `new`, which has the records of `old` that compaction kept. `segments_replaced` must follow."""
+        """Replace `old` by `new`, which has the records that compaction kept. Then call `segments_replaced`."""
         self.reader.may_have_holes = True
         self._segments.replace(old, new)
         self.reader.forget_positions()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tidelog.wire.batches import BatchHeader
 
 BATCHES_MAX = 5
+"""Number of last batches that are stored for each producer, as in Kafka. A batch that is sent again is recognized if it
+is one of them."""
 SEQUENCE_MAX = (1 << 31) - 1
 NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000
@@ -234,7 +236,7 @@ class ProducerState:
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset of the oldest transaction that is open, or whose marker is not below the high
-        watermark yet; None if there is none.
+        watermark yet; None if there is no such transaction.
         """
         waiting = self._replicating
         if waiting and waiting[0].last_offset < high_watermark:

@@ -32,6 +32,7 @@ SEARCHED_BYTES_MAX = 4 << 20
 """Maximum decompressed size, in bytes, of a batch whose records are searched by timestamp. If a batch of this size
 consists of the smallest possible records, the search takes a third of a second."""
 HEADERS_PER_STEP = 64
+"""Number of batch headers that a search by timestamp reads in one step."""
 MARGIN_BYTES = 8192
 """Number of bytes that a cold read reads in addition to the fetch's limit. They cover the distance from the index
 entry to the offset."""

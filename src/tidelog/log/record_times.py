@@ -1,8 +1,8 @@
 """Read the timestamps of the records themselves, in cases in which a batch's header cannot be trusted.
 
-Kafka computes the largest timestamp of every batch from its records. Tidelog does so in two cases: if the header
-contradicts itself, and before an action that depends on the header's timestamp (such as a deletion or a roll).
-`docs/conformance.md` says when the header is trusted.
+Kafka computes the largest timestamp of every batch from its records. Tidelog does so in three cases: if the header
+contradicts itself, before an action that depends on the header's timestamp (such as a deletion or a roll), and if the
+records are examined for another reason (see `validation`). `docs/conformance.md` says when the header is trusted.
 """
 
 import json
@@ -37,9 +37,9 @@ AHEAD_MS = 3_600_000
 """How far a header's timestamp may be in the future, in ms. This is Kafka's default of
 message.timestamp.after.max.ms."""
 INLINE_RECORDS_MAX = 4000
+"""Maximum number of records of a batch whose records are read on the event loop or while a log is opened."""
 INLINE_BYTES_MAX = 1 << 20
-"""Size limit of a batch whose records are read on the event loop or while a log is opened, in bytes. Reading them
-takes some ms."""
+"""Maximum size of such a batch, in bytes. Reading its records takes some ms."""
 
 
 def contradicts_itself(header: BatchHeader) -> bool:
@@ -187,6 +187,9 @@ def latest_timestamp_of(batch: "Buffer", fields: Fields) -> int:
 
 
 def _header_is_wrong(fields: Fields) -> bool:
+    """Return whether the header of a stored batch must be wrong: its largest timestamp is before its base timestamp, or
+    is 0 although the base timestamp is missing.
+    """
     stated = fields[MAX_TIMESTAMP]
     return (
         (stated < fields[BASE_TIMESTAMP] or (stated == 0 and fields[BASE_TIMESTAMP] < 0))

@@ -6,13 +6,13 @@ on the event loop.
               (a thread)  the caller persists the log start offset
     removal   (a thread)  files are renamed to .deleted and stay readable; they are removed after file.delete.delay.ms
 
-The start offset is durable before the first file is removed. So if the first segment begins above the start offset,
-its files were lost in another way.
+The start offset is durable before the first file is removed. So if the first segment begins above the start offset, the
+files before it were not removed by retention: they were lost.
 
 The age of a segment counts from its largest record timestamp, or from the last change of its file if no record has a
-timestamp. The headers of the segment's batches state this timestamp. The headers are trusted if they keep the
-segment, or if they agree with the time of the last change. Otherwise the records are read before any segment is
-deleted.
+timestamp. The headers of the segment's batches state this timestamp. The headers are trusted if their timestamp is
+recent enough to keep the segment, or if it agrees with the time of the last change. Otherwise the records are read
+before any segment is deleted.
 """
 
 from enum import Enum
@@ -51,7 +51,7 @@ class _DoubtfulSegment(NamedTuple):
     size: int
     modified_ms: int
     known_from_ms: int
-    """The records before `part.position` have this timestamp, or earlier ones."""
+    """Upper bound on the timestamps of the records before `part.position`."""
     part: SegmentPart
 
 

@@ -114,7 +114,9 @@ class Segment:
         self.age: SegmentAge | None = None
         """The age. None until retention has needed and determined it."""
         self.created_ms = 0
+        """The time at which the segment was created, or at which its log was opened."""
         self.deleted = False
+        """Whether the segment was removed from the log. Missing files are then not errors."""
         self.sound_from = size
         """From this position on, the batches are known to be complete, because this process wrote or recovered them."""
         self._checked_from = self._checked_to = self._checked_offset = 0
@@ -255,8 +257,8 @@ class Segment:
         return NO_TIMESTAMP
 
     def add_index_entry(self, last_offset: int, position: int) -> None:
-        """Add index entries for a batch, if its distance from the last entry is more than the interval. Raises
-        OSError, except for temporary errors such as a full disk.
+        """Add index entries for a batch that begins after `index_after`. Raises OSError, except for temporary errors
+        such as a full disk.
         """
         self.index.append(last_offset, position)
         self.times.append(self.max_timestamp, self.max_timestamp_offset)
@@ -354,9 +356,7 @@ class Segment:
             return self.index.boundary(position_max)
 
     def offset_at(self, position_min: int) -> int | None:
-        """Return the last offset of the first indexed batch at or after `position_min`; None if there is no such
-        batch.
-        """
+        """Return the last offset of the first indexed batch at or after `position_min`; None if there is none."""
         try:
             return self.index.offset_at(position_min)
         except (CorruptIndex, FileNotFoundError) as error:

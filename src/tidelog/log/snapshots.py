@@ -84,9 +84,9 @@ class Snapshots:
 def load_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> tuple[ProducerState, int]:
     """Load the newest snapshot at or below `end`, and replay the batches from there to `start`, the log start offset.
 
-    Returns the producers, and the offset of the snapshot; -1 if there is none. Batches below `start` are replayed too,
-    since deleted records still count for the sequence of their producer. If some of these batches are missing or
-    damaged, no producer is known: a producer whose last batches are missing would be refused. Raises OSError.
+    Returns the producers, and the offset of the snapshot; -1 if there is no snapshot. Batches below `start` are also
+    replayed, since deleted records still count for the sequence of their producer. If some of these batches are missing
+    or damaged, no producer is known: a producer whose last batches are missing would be refused. Raises OSError.
     """
     producers = ProducerState()
     snapshot = snapshots.load(end)

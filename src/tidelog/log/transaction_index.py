@@ -42,7 +42,9 @@ class TransactionIndex:
         self.path = path
         self.exists = exists
         self.unsynced = False
+        """Whether the file has changes that are possibly not durable."""
         self._loaded: list[AbortedTransaction] | None = None
+        """The entries between `hold` and `release`."""
 
     def hold(self) -> None:
         """Store the entries in memory until `release`, so that the file may be renamed during that time. Raises the

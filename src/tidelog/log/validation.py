@@ -345,7 +345,9 @@ def _refuse_append_time(header: "BatchHeader") -> None:
 
 
 def _stamp(batch: memoryview, header: "BatchHeader", attributes: int, max_timestamp: int) -> None:
-    """Write the timestamp type, the largest timestamp and the new CRC, unless both values are already in the batch."""
+    """Write the timestamp type and the largest timestamp, and then the new CRC. Do nothing if the batch has both values
+    already.
+    """
     if attributes == header.attributes and max_timestamp == header.max_timestamp:
         return
     header.attributes = attributes

@@ -134,6 +134,8 @@ def reason_by_suffix(reasons: Mapping[str, str], name: str, default: str = "left
 
 
 class _Verifier:
+    """One verification of a file or directory. `decode` says whether every record is decoded."""
+
     def __init__(self, disk: "Disk", tidelog_directories: TidelogDirectories, *, decode: bool) -> None:
         self._disk = disk
         self._tidelog_directories = tidelog_directories
@@ -464,7 +466,8 @@ class _Verifier:
                         next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
                     return
                 except CorruptLog as error:
-                    # So few zeros may also be the beginning of a batch. They are unwritten if no record is missing.
+                    # Fewer zeros than LENGTH_END may also be the beginning of a batch. These bytes count as unwritten
+                    # if no record is missing.
                     next_base = self._next_base_offsets.get(path, next_offset)
                     is_complete = end - error.position >= LENGTH_END or next_base == next_offset
                     if is_complete and is_unwritten(file, error.position, end):

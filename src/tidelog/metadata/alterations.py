@@ -247,8 +247,8 @@ def _edited_list(text: str, change: Change) -> str:
     changed_items = split_at_commas(change.value or "")
     # Both lists may be long, so look items up in a set and a Counter.
     if change.operation == Operation.APPEND:
-        present = set(items)
-        return ",".join([*items, *(item for item in dict.fromkeys(changed_items) if item not in present)])
+        existing_items = set(items)
+        return ",".join([*items, *(item for item in dict.fromkeys(changed_items) if item not in existing_items)])
     to_remove = Counter(changed_items)
     remaining = []
     for item in items:

@@ -85,7 +85,7 @@ class BrokerLifecycle:
         self._next_answer: asyncio.Future[None] = runtime.tasks.future()
         """Done at the next answer to a heartbeat."""
         self._failure_is_logged = False
-        """Whether the log has a line about the present series of failed heartbeats."""
+        """Whether the log has a line about the current series of failed heartbeats."""
 
     # The lease
 

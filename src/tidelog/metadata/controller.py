@@ -28,6 +28,7 @@ from tidelog.wire.errors import ApiError, ErrorCode
 R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
+"""Maximum number of partitions that one request may create."""
 NAMED_PARTITIONS_MAX = 100_000
 """Maximum number of partitions that one request for elections or reassignments may name. A request for the election of
 all partitions names no partition, so this limit does not apply to it."""
@@ -35,12 +36,13 @@ SETTINGS_MAX = 10_000
 """Maximum number of settings of one new topic in a request. There are fewer settings than this, so a request with more
 settings repeats names or contains unknown names."""
 PRODUCER_ID_BLOCK = 1000
+"""Number of producer ids that a broker gets in one allocation."""
 REPEATED_TOPIC = "the request has this topic more than once"
 
 
 ReservePartitions = Callable[[int], bool]
-"""A function that is called with a number of partitions. If so many partitions may be created or deleted now, it counts
-them towards the quota (KIP-599) and returns True. Otherwise it returns False."""
+"""A function that is called with a number of partitions. If this number of partitions may be created or deleted now,
+the function counts them towards the quota (KIP-599) and returns True. Otherwise it returns False."""
 
 
 def unlimited(count: int) -> bool:
@@ -48,6 +50,8 @@ def unlimited(count: int) -> bool:
 
 
 class JournalDecision(NamedTuple, Generic[R]):
+    """The result of one decision of the controller."""
+
     records: list[JournalRecord]
     """Records to append to the journal. Either all of them are appended, or none."""
     reply: R

@@ -35,6 +35,7 @@ REBALANCED_PARTITIONS_MAX: Final = 1000
 """Upper bound on the elections of one automatic rebalance of leaders, as in Kafka."""
 
 PARTITIONS_PER_STEP = 100
+"""Partitions of one topic that are examined in one step."""
 
 IsActive = Callable[[int], bool]
 """Called with a broker id. Returns whether the broker may lead partitions."""
@@ -84,7 +85,7 @@ class Target(NamedTuple):
     unclean_stop: int | None = None
     """A broker that may have lost records from its log. It is removed from the ISR and the ELR."""
     prefer_first: bool = False
-    """Whether the first replica becomes the leader if it may lead. Otherwise the present leader remains if possible."""
+    """Whether the first replica becomes the leader if it may lead. Otherwise the current leader remains if possible."""
 
 
 def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_active: IsActive) -> PartitionState:
@@ -158,8 +159,8 @@ def _after_reassignment(
 def _eligible_replicas(
     state: PartitionState, isr: Sequence[int], replicas: Sequence[int], unclean_stop: int | None
 ) -> tuple[int, ...]:
-    """Return the new ELR, if the new ISR is smaller than `min.insync.replicas`: the previous members of the ISR and the
-    ELR that are not in the new ISR.
+    """Return the ELR that belongs to the new ISR `isr`, which is smaller than `min.insync.replicas`: the previous
+    members of the ISR and the ELR that are not in the new ISR.
 
     The high watermark does not move while the ISR is so small, so these replicas have every committed record.
     """
@@ -289,7 +290,7 @@ def elect_leaders(
     """Elect leaders on an administrator's request (ElectLeaders).
 
     A preferred election makes the first replica the leader if it is in sync. An unclean election lets any active
-    replica lead a partition that has no leader. If `partitions` is None, all partitions are elected, and as in Kafka
+    replica lead a partition that has no leader. If `partitions` is None, all partitions are examined, and as in Kafka
     the results contain only the partitions that need an election. Raises ApiError (INVALID_REQUEST) if the type is
     unknown.
     """
@@ -370,7 +371,7 @@ def rebalance_leaders(image: MetadataImage, config: BrokerConfig) -> Steps[Journ
 
 
 def elect_leaderless(image: MetadataImage, config: BrokerConfig) -> Steps[JournalDecision[None]]:
-    """Elect leaders of partitions without a leader, where the present settings allow this. Called after a change of
+    """Elect leaders of partitions without a leader, where the current settings allow this. Called after a change of
     `unclean.leader.election.enable`, and at intervals.
     """
     changes = StateChanges(image)

@@ -1,9 +1,9 @@
 """Clear the eligible leader replicas (ELR, KIP-966) of partitions when a change of settings requires this. Pure
 functions.
 
-A replica is in the ELR if the high watermark has not moved since the replica left the ISR. It could not move, since the
-ISR was smaller than `min.insync.replicas`. With another value of this setting, it might have moved. So a change of a
-topic's effective value clears the ELR of its partitions in the same journal entry.
+A replica is in the ELR if the high watermark has not moved since the replica left the ISR. The high watermark could not
+move, since the ISR was smaller than `min.insync.replicas`. With another value of this setting, it might have moved. So
+a change of a topic's effective value clears the ELR of its partitions in the same journal entry.
 """
 
 from collections.abc import Iterable

@@ -48,6 +48,7 @@ WATCH_PAUSE_S: Final = 0.2
 TRIM_KEYS: Final = 2000
 """Number of entries that one transaction deletes."""
 ACQUIRE_TRIES: Final = 5
+"""Number of attempts to acquire a lease while other brokers change it."""
 
 
 class EtcdStore(RemoteStore):

@@ -1,8 +1,8 @@
 """Blocking calls to etcd's JSON gateway (version 3 of the API), over persistent HTTP/1.1 connections.
 
-If no server accepts a connection, each server is tried once. A call that only reads is also repeated on the other
-servers if its answer is lost. A call that changes something is never repeated after its request was sent, since only
-the caller can find out whether it was executed.
+If a server does not accept a connection, the next server is tried, until each server was tried once. A call that only
+reads is also repeated on the other servers if its answer is lost. A call that changes something is never repeated after
+its request was sent, since only the caller can find out whether it was executed.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Finalized levels of the features of the cluster that the controller knows (KIP-584). Pure.
+"""Decisions about the finalized levels of the cluster's features (KIP-584). Pure.
 
 A broker registers with the levels that it supports. A level is finalized only if every registered broker supports it.
-Later, the registration of a broker that does not support it is refused. So every broker of the cluster can read the
-records that the finalized level allows.
+After that, a broker that does not support the finalized level cannot register. So every broker of the cluster can read
+the records that the finalized level allows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
     - or if it switches ELR off while a partition has an empty ISR.
     """
     feature, level, _ = change
-    present = image.feature_level(feature)
+    current_level = image.feature_level(feature)
     lowest, highest = SUPPORTED_LEVELS.get(feature, (0, 0))
     if not lowest <= level <= highest:
         raise _refusal(f"the controller supports levels {lowest} to {highest} of {feature}, not {level}")
@@ -63,12 +63,14 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
                 f"broker {broker.broker_id} supports levels {lowest} to {highest} of {feature}, not {level}; upgrade "
                 "or unregister it"
             )
-    if level == present and (not level or feature in image.feature_levels):
+    if level == current_level and (not level or feature in image.feature_levels):
         return JournalDecision([], None)
-    if level < present and not change.allow_downgrade:
-        raise _refusal(f"{feature} has level {present}, and an upgrade to level {level} would be a downgrade")
-    if level < present and feature == METADATA_FEATURE:
-        raise _refusal(f"{feature} has level {present} and cannot be lowered: the journal has records of that level")
+    if level < current_level and not change.allow_downgrade:
+        raise _refusal(f"{feature} has level {current_level}, and an upgrade to level {level} would be a downgrade")
+    if level < current_level and feature == METADATA_FEATURE:
+        raise _refusal(
+            f"{feature} has level {current_level} and cannot be lowered: the journal has records of that level"
+        )
     if feature != METADATA_FEATURE and not image.has_fencing and not is_alone:
         raise _refusal(f"{feature} needs level 1 of {METADATA_FEATURE}")
     records: list[JournalRecord] = [FeatureLevelChanged(feature, level)]

@@ -74,6 +74,8 @@ class TopicImage:
 
 
 class BrokerRegistration(NamedTuple):
+    """The registration of one broker. `records.BrokerRegistered` explains the fields."""
+
     broker_id: int
     epoch: int
     incarnation: str
@@ -193,7 +195,7 @@ class MetadataImage:
         """Return the broker to which clients should send requests for the controller; -1 if all brokers are fenced.
 
         Each broker forwards such requests to the controller. So the result is `node_id`, the broker that answers the
-        client, unless it is fenced. The present controller is not returned, since it may have stopped. Kafka's brokers
+        client, unless it is fenced. The current controller is not returned, since it may have stopped. Kafka's brokers
         return any running broker.
         """
         if self.is_online(node_id):

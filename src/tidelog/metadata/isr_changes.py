@@ -20,7 +20,7 @@ from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 ANY_BROKER_EPOCH = -1
-"""Used as broker epoch of a member if the leader does not know it. This value is not compared."""
+"""Stands for the broker epoch of a member if the leader does not know this epoch. This value is not compared."""
 
 
 class IsrProposal(NamedTuple):
@@ -86,7 +86,7 @@ def _alter_partition(
 
 
 def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal) -> None:
-    """Raise ApiError unless the present leader has sent the proposal and based it on the present state. The order of
+    """Raise ApiError unless the current leader has sent the proposal and based it on the current state. The order of
     the checks is the same as in Kafka.
     """
     if proposal.leader_epoch > state.leader_epoch or proposal.partition_epoch > state.partition_epoch:

@@ -29,6 +29,7 @@ CONTROLLER_LEASE: Final = "controller"
 _HOLDER_START: Final = "broker-"
 NOT_RENEWED: Final = "the lease was not renewed in time"
 RENEWALS_PER_LEASE: Final = 3
+"""Number of attempts to renew a lease before it would expire."""
 SETTLE_S: Final = 10.0
 """Longest time, in seconds, that an append under a lease that does not expire waits for its outcome."""
 RETRY_S: Final = 0.2
@@ -37,8 +38,8 @@ RETRY_S: Final = 0.2
 
 def controller_holder(node_id: int, identity: str) -> str:
     """Return the text that a broker uses as holder of the controller lease, if other processes can reach its store.
-    `identity` distinguishes it from another process with the same node id: it is the id of the broker's first data
-    directory, or the id of the run.
+    `identity` distinguishes this process from another process with the same node id. It is the id of the broker's first
+    data directory, or the id of the run.
     """
     return f"{_HOLDER_START}{node_id}/{identity}"
 

@@ -89,8 +89,8 @@ class CreatePartitions(NamedTuple):
 class AlterConfigs(NamedTuple):
     alterations: Sequence[Alteration]
     node_id: int
-    """The broker to which the client has sent the request. Of all single brokers, only this broker's settings may be
-    altered by the request."""
+    """The broker to which the client has sent the request. The request may alter the settings of this broker or of all
+    brokers together, but not those of another single broker."""
     validate_only: bool = False
 
 

@@ -96,7 +96,9 @@ class LocalController:
     # Begin and end of being the controller
 
     def activate(self, lease: HeldLease) -> None:
-        """Begin to decide changes. The journal and the image must contain this controller's claim already."""
+        """Begin to decide changes. The journal and the image must already contain the record `ControllerElected` of
+        this lease.
+        """
         self._heartbeats = Heartbeats(self._config)
         self._lease = lease
 
@@ -198,23 +200,25 @@ class LocalController:
                 return lambda image: JournalDecision([], self._heartbeats.quorum_state(image))
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
-        """Make a change that the controller itself has initiated. It is decided from the image at that time."""
+        """Make a change that the controller itself has initiated. Changes are made one after another, and `decide` gets
+        the image after all earlier changes.
+        """
         return await self._commit(decide, None)
 
     def _ensure_topics(
         self, image: MetadataImage, request: link.EnsureTopics, reserve: controller.ReservePartitions
     ) -> Steps[JournalDecision[list[TopicResult]]]:
         missing: dict[str, NewTopic] = {}
-        present: list[TopicResult] = []
+        existing: list[TopicResult] = []
         for name in request.names:
             yield
             if name in image.topics:
-                present.append(TopicResult(name, image.topics[name].topic_id))
+                existing.append(TopicResult(name, image.topics[name].topic_id))
             elif name not in missing:
                 missing[name] = internal_topic(name, self._config, len(image.brokers)) or NewTopic(name)
         topics = list(missing.values())
         decision = yield from controller.create_topics(image, topics, self._config, self._new_topic_id, reserve=reserve)
-        return JournalDecision(decision.records, present + decision.reply)
+        return JournalDecision(decision.records, existing + decision.reply)
 
     # Deciding and appending
 
@@ -242,7 +246,8 @@ class LocalController:
                 decided = decide(self._journal.image)
                 decision = decided if isinstance(decided, JournalDecision) else await self._runtime.turns.run(decided)
                 if not decision.records:
-                    # The answer is based only on the image. It is the newest image only if the lease is still valid.
+                    # The answer is based only on the image. This image is the newest one only if the lease is still
+                    # valid.
                     self._valid_lease()
                     return Answer(decision.reply, position=self._journal.image.position)
                 published = await self._append_and_publish(lease, decision.records)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class PeerConnections:
-    """Opens channels to other brokers, which accept replica fetches and requests to the controller on them."""
+    """Opens channels to other brokers. On such a channel, the peer accepts replica fetches and requests to the
+    controller.
+    """
 
     def __init__(
         self, config: "BrokerConfig", cache: "MetadataCache", runtime: "Runtime", incarnation: Callable[[], str]
@@ -41,7 +43,7 @@ class PeerConnections:
         return Address(endpoint.host, endpoint.port)
 
     def channel(self, broker: "BrokerRegistration", config: ChannelConfig | None = None) -> Channel:
-        """Return a channel to the present address of `broker`. This broker proves its identity on the channel.
+        """Return a channel to the current address of `broker`. This broker proves its identity on the channel.
 
         If the peer restarts at the same address, the channel connects again as soon as this broker has processed the
         peer's new registration. When the address changes, the caller must close the channel and create a new one.

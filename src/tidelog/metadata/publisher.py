@@ -55,7 +55,7 @@ class Publisher:
     async def subscribe(self, listener: ImageListener, roles: RoleListener | None = None) -> None:
         """Call the listeners for every change from now on. The first change is from the empty to the current image.
 
-        `roles` is the role listener that belongs to `listener`, if the roles of partitions concern it.
+        `roles` is the role listener of the same part of the broker, if that part has one.
         """
         async with self._publishing:
             if roles is not None:

@@ -1,4 +1,4 @@
-"""What the active controller knows about the brokers that follow the metadata journal. Pure."""
+"""The active controller's knowledge of the brokers that follow the metadata journal. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class JournalFollower(NamedTuple):
 
 
 class QuorumState(NamedTuple):
-    """The controller and the brokers that can take over from it: all that are not fenced."""
+    """The controller, and the brokers that could become the controller: all brokers that are not fenced."""
 
     controller_id: int
     controller_epoch: int

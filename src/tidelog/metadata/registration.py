@@ -83,8 +83,8 @@ def register_broker(
     broker_id = request.broker_id
     check_supported(image, broker_id, request.features)
     _check_directories(image, request)
-    present = image.brokers.get(broker_id)
-    is_same_run = present is not None and present.incarnation == request.incarnation
+    current = image.brokers.get(broker_id)
+    is_same_run = current is not None and current.incarnation == request.incarnation
     if is_lease_valid and not is_same_run:
         raise ApiError(
             f"another process runs as broker {broker_id}; if it has just stopped, its lease ends soon",
@@ -101,15 +101,15 @@ def register_broker(
         directories=tuple(request.directories),
         features=request.features,
     )
-    if present is not None and is_same_run:
+    if current is not None and is_same_run:
         # The broker has sent its registration again, since it did not get the answer or since its addresses changed.
         repeated = registered._replace(
-            epoch=present.epoch, fenced=present.fenced, in_controlled_shutdown=present.in_controlled_shutdown
+            epoch=current.epoch, fenced=current.fenced, in_controlled_shutdown=current.in_controlled_shutdown
         )
-        return JournalDecision([] if present == BrokerRegistration(*repeated) else [repeated], present.epoch)
+        return JournalDecision([] if current == BrokerRegistration(*repeated) else [repeated], current.epoch)
     records: list[JournalRecord] = [registered]
     if image.has_fencing:
-        is_unclean = not _has_acknowledged_records(present, request)
+        is_unclean = not _has_acknowledged_records(current, request)
         records += yield from _end_of_broker(image, broker_id, config, unclean_stop=is_unclean)
     return JournalDecision(records, registered.epoch)
 
@@ -127,17 +127,17 @@ def _check_directories(image: MetadataImage, request: Registration) -> None:
             raise ApiError(message, ErrorCode.INVALID_REGISTRATION)
 
 
-def _has_acknowledged_records(present: BrokerRegistration | None, request: Registration) -> bool:
+def _has_acknowledged_records(current: BrokerRegistration | None, request: Registration) -> bool:
     """Return whether the broker still has every record that its earlier run has acknowledged (KIP-966).
 
     It has them if it is the registered broker with the same directories, and if one of two conditions is true: its
     operating system was not restarted, so that the page cache was not lost; or all records were synced.
     """
-    if present is None or request.previous_epoch != present.epoch or not request.directories:
+    if current is None or request.previous_epoch != current.epoch or not request.directories:
         return False
-    if sorted(request.directories) != sorted(present.directories):
+    if sorted(request.directories) != sorted(current.directories):
         return False
-    return request.is_synced or (request.boot_id != "" and request.boot_id == present.boot_id)
+    return request.is_synced or (request.boot_id != "" and request.boot_id == current.boot_id)
 
 
 def _end_of_broker(

@@ -63,8 +63,8 @@ class MetadataService:
     If only this broker uses the store, it is the controller from its start to its stop. If several brokers share the
     store, each of them follows the journal, and the holder of the controller lease is the controller. When the lease is
     free, one of the other brokers acquires it. The first entry of the new controller is its claim, whose epoch is
-    higher than the epochs of all earlier entries. Before it has replayed the journal and appended the claim, it decides
-    no change.
+    higher than the epochs of all earlier entries. The new controller decides no change before it has replayed the
+    journal and appended the claim.
     """
 
     def __init__(

@@ -47,6 +47,7 @@ COMMIT_S: Final = 0.01
 """Usual time, in seconds, from the first write to the write-ahead log until the commit can be read."""
 POLL_MIN_S: Final = 0.01
 POLL_MAX_S: Final = 0.25
+"""Shortest and longest pause between two polls of the file, in seconds."""
 WATCHED_POLL_MAX_S: Final = 1.0
 """POLL_MAX_S while writes to the file are reported to this process."""
 NO_LIMIT: Final = -1
@@ -107,8 +108,8 @@ class SqliteStore:
         await self._wait_for_write(watch, 0 if watch is None else watch.writes, limit_s)
 
     async def _wait_for_write(self, watch: "FileWatch | None", seen: int, limit_s: float) -> bool:
-        """Wait until the write-ahead log was written to since `watch.writes` was `seen` and the commit can usually be
-        read, at most for `limit_s`. Returns whether the log was written to.
+        """Wait until `watch.writes` differs from `seen`, but at most for `limit_s`. After a write to the log, also wait
+        for the usual time until the commit can be read. Returns whether the log was written to.
         """
         if watch is None:
             await self._tasks.sleep(limit_s)

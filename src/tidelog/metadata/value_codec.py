@@ -112,11 +112,11 @@ class _Scalar(Codec):
     def write(self, out: bytearray, value: Any) -> Steps[None]:
         self.put(out, value)
         return
-        yield
+        yield  # never reached, but it makes this method a generator
 
     def read(self, reader: ValueReader) -> Steps[Any]:
         return self.get(reader)
-        yield
+        yield  # see `write`
 
 
 class _None(_Scalar):

@@ -52,9 +52,10 @@ T = TypeVar("T")
 
 SESSION_MS: Final = 12_000
 SESSION_SHARE: Final = 5 / 6
-"""A lease may last this share of a session. The leader among the servers is notified by the other servers of a
-session's last ping, with a delay of less than one tick. So it may end the session earlier by this delay."""
+"""A lease may last this share of a session. The servers report a session's last ping to their leader with a delay of
+less than one tick. So the leader may end the session earlier by this delay."""
 BUCKET_ENTRIES: Final = 10_000
+"""Number of entries below one node."""
 PIPELINED_READS: Final = 100
 """Number of entries that are requested before the first answer has arrived."""
 READ_BYTES_MAX: Final = 8 << 20
@@ -62,6 +63,7 @@ READ_BYTES_MAX: Final = 8 << 20
 TRIM_NODES: Final = 500
 """Number of entries that one transaction deletes."""
 TRIES: Final = 5
+"""Number of attempts at a transaction that fails because other brokers change the same nodes."""
 
 
 class ZooKeeperStore(RemoteStore):
@@ -288,8 +290,8 @@ class ZooKeeperStore(RemoteStore):
         self._check_length(ttl_ms)
         node = _escaped(name)
         for _ in range(TRIES):
-            # The three requests are one round trip: the servers answer the requests of a session in order. The lease
-            # counts from here, so a long acquisition would leave little of its term.
+            # The three requests are one round trip: the servers answer the requests of a session in order. The term of
+            # the lease begins here, so a long acquisition would leave little of the term.
             sent_s = self._clock.monotonic()
             client = self._session.client
             sync = client.sync_async(self._root)

@@ -20,6 +20,7 @@ ANSWER_TIMEOUT_S: Final = 5.0
 CONNECT_WAIT_S: Final = 2.0
 """Longest time that a call waits for a connection before it fails, in seconds."""
 FIRST_CONNECT_WAIT_S: Final = 8.0
+"""CONNECT_WAIT_S before the first connection."""
 
 
 class AnswerLost(Exception):

@@ -87,7 +87,7 @@ class Component(NamedTuple):
 
 
 class Filter:
-    """Selects the entities that a DescribeClientQuotas request requests."""
+    """Selects the entities that a DescribeClientQuotas request asks for."""
 
     __slots__ = ("_any", "_exact", "_strict")
 

@@ -6,6 +6,7 @@ from tidelog.config.addresses import normal_ip
 from tidelog.quotas.entities import CLIENT_ID, IP, USER, Quotas
 
 _ABSENT: Final = object()
+"""Part of a key for an entity without a user, or without a client id. (None means the default user or client id.)"""
 
 
 class Limit(NamedTuple):

@@ -1,4 +1,6 @@
-"""Sensors that record each client's usage. Their number is bounded; the least recently used one is dropped first."""
+"""Sensors that record each client's usage. The number of sensors is bounded; the least recently used sensor is
+dropped first.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,7 +12,7 @@ S = TypeVar("S")
 SENSORS_MAX: Final = 10_000
 """Upper bound on the sensors of one quota. They need about 15 MB when all are busy. If a further client needs a
 sensor, the least recently used sensor is dropped. The client of the dropped sensor later starts again with an empty
-one."""
+sensor."""
 IDLE_MS: Final = 3_600_000
 """Sensors that were not used for this time, in milliseconds, are dropped when a further client needs a sensor. Kafka
 uses the same time."""

@@ -32,8 +32,8 @@ class Rate:
 
     A sample collects the values that are recorded within `sample_ms` after its start. It expires `samples *
     sample_ms` after its last value. At most `samples + 1` samples exist. If the covered time contains fewer than
-    `samples - 1` full samples, the length of the missing samples is added to it, so that the first value alone does
-    not look like a burst.
+    `samples - 1` full samples, the length of the missing samples is added to this time, so that the first value alone
+    does not look like a burst.
     """
 
     __slots__ = ("_current", "_samples")
@@ -91,7 +91,9 @@ class Rate:
 
 
 class TokenBucket:
-    """A bucket that gains `rate` tokens per second, up to `rate` times the window's length. It may go into debt."""
+    """A bucket that gains `rate` tokens per second, up to `rate` times the window's length. The number of tokens may
+    become negative (debt).
+    """
 
     __slots__ = ("_tokens", "_updated_ms")
 

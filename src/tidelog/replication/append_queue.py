@@ -33,7 +33,7 @@ longer."""
 INLINE_DECOMPRESSED_BYTES_MAX = 32 << 10
 """Maximum decompressed size, in bytes, of a batch that is recompressed on the event loop."""
 QUEUED_BYTES_MAX = 64 << 20
-"""Maximum total size, in bytes, of all waiting batches of the broker. Beyond it, batches are refused with a
+"""Maximum total size, in bytes, of all waiting batches of the broker. Batches that exceed it are refused with a
 retriable error."""
 
 Outcome = Callable[["Appended | ApiError"], None]
@@ -57,6 +57,8 @@ class QueuedBytes:
 
 
 class _Entry:
+    """One waiting batch. `ready` says that no thread has to work on the batch any more."""
+
     __slots__ = ("batch", "done", "examined", "failure", "ready", "size")
 
     def __init__(self, batch: bytes | bytearray, done: Outcome, *, ready: bool) -> None:
@@ -154,7 +156,7 @@ class AppendQueue:
         self._append_ready_soon()
 
     def _store_failure(self, entry: _Entry, work: "asyncio.Future[Any]", description: str) -> None:
-        """Store the failure of the work on a batch, if it failed."""
+        """Note that the work on a batch has ended. If the work failed, store its error."""
         entry.ready = True
         if work.cancelled():
             entry.failure = NotLeaderOrFollower("the broker stops")

@@ -1,10 +1,10 @@
-"""Compact this broker's partitions, one at a time, the dirtiest first. A child process reads and writes the
-segments.
+"""Compact this broker's partitions, one at a time, the dirtiest first. A pass compacts one partition. A child process
+reads and writes the segments.
 
-The event loop only chooses the partition and swaps finished segments in. A partition whose log cannot be decoded is
-not compacted again before the next start; other partitions are not affected. A partition is not compacted while it
-moves to another data directory; its clean offset stays valid for the copy. When a pass ends early, the files that it
-wrote are removed.
+The event loop only chooses the partition and swaps finished segments in. The clean offset of a partition is the end of
+the part of its log that was compacted. A partition whose log cannot be decoded is not compacted again before the next
+start; other partitions are not affected. A partition is not compacted while it moves to another data directory; its
+clean offset stays valid for the copy. When a pass ends early, the files that it wrote are removed.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ RETRY_DELAY_S = 60.0
 
 
 class PassAbandoned(Exception):
-    """The pass must stop, since the log has changed since the pass began, or its files cannot be swapped in."""
+    """The pass must stop: the log has changed after the pass began, or the new files cannot be swapped in."""
 
 
 class Compaction:
@@ -60,7 +60,9 @@ class Compaction:
         self._config = config
         self._partitions = partitions
         self._clean_offsets: dict[Partition, int | None] = {}
+        """The clean offsets that are known; None for a log that was never compacted."""
         self._uncleanable: dict[Partition, str] = {}
+        """Partitions that are not compacted before the next start, with the reasons."""
         self._retry_at: dict[Partition, float] = {}
         """For partitions whose pass was interrupted: the earliest time of the next pass, on the monotonic clock."""
         self._failed_once: dict[Partition, None] = {}
@@ -68,6 +70,7 @@ class Compaction:
         self._cleaned_partition: Partition | None = None
         """The partition of the running pass."""
         self._cut_during_pass = False
+        """Whether the log of `_cleaned_partition` was cut after the pass began."""
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
 

@@ -1,10 +1,10 @@
 """Cut the logs of followers where they differ from the leader's log. If the whole log of a follower is before the start
-of the leader's log, it is made empty instead.
+of the leader's log, the follower's log is made empty instead.
 
 No flush, retention, compaction or move of the same log may run during a cut. Its steps are:
 
     freeze       no flush, retention or swap begins; a move is stopped and is restarted after the cut
-    lower        the clean offset and the checkpoints are set to offsets that are not above the cut
+    lower        the clean offset of compaction and the recovery point are stored durably, not above the cut
     cut          a thread cuts the files (log/cut.py)
     install      the log, the replica and the checkpoints have the new end
 """

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.fetcher")
 
 JITTER: Final = 0.2
+"""Each pause is multiplied by a random factor between 1 - JITTER and 1 + JITTER."""
 PAUSE_S_MIN: Final = 0.001
 """A pause ends when less than this time remains, in seconds. A timer may fire slightly too early, since it uses another
 clock. A new timer for such a short rest could fire too early again.
@@ -97,7 +98,7 @@ class Fetcher:
         throttle: "FollowerThrottle | None" = None,
     ) -> None:
         """`channel` is a connection to the leader; `stop` closes it. `broker_epoch` returns the epoch of this broker's
-        present registration (KIP-903).
+        current registration (KIP-903).
         """
         self._runtime = runtime
         self._channel = channel
@@ -135,8 +136,8 @@ class Fetcher:
             await asyncio.wait([*self._tasks])
 
     def follow(self, partition: "FollowedPartition", leader_epoch: int) -> None:
-        """Fetch this partition from the end of its log, as a follower in `leader_epoch`. If it is followed already, the
-        new epoch replaces the earlier one.
+        """Fetch this partition from the end of its log, as a follower in `leader_epoch`. If the partition is followed
+        already, the new epoch replaces the earlier one.
         """
         followed = _Followed(partition, leader_epoch)
         earlier = self._followed.get(followed.key)
@@ -355,7 +356,8 @@ class Fetcher:
     async def _begin_at_batch(self, followed: _Followed, first_offset: int, data: "PartitionData") -> None:
         """Let an empty log begin at the first offset of the leader's first batch, and append the answer.
 
-        This must be one step for the requests to the leader: it refuses the first offset, which is before its log.
+        No request for the partition may be sent between these two changes: the leader's log starts after the first
+        offset, so the leader would refuse a fetch from it.
         """
         partition = followed.partition
         if not self._is_current(followed):
@@ -369,7 +371,7 @@ class Fetcher:
         current = self._followed.get(followed.key)
         if current is None or current.leader_epoch != followed.leader_epoch:
             return
-        # The end of the restart may have let the partition be followed anew, from its first offset.
+        # When the restart ended, `follow` may have been called again for the partition.
         self._leave_session(current)
         self._append(current, data)
         if self._is_current(current) and current.timer is None:
@@ -406,7 +408,7 @@ class Fetcher:
         if end < partition.log_end_offset:
             await self._cut(followed, EpochEnd(UNDEFINED_EPOCH, end))
         elif start > partition.log_end_offset or partition.log_start_offset < start == partition.log_end_offset:
-            # The leader has no record of this log, so it cannot confirm that these records were ever committed.
+            # The leader has none of the records of this log, so it cannot confirm that they were ever committed.
             await self._change_log(followed, partition.restart_at(start, epoch))
         else:
             # The leader's log start offset has moved in the meantime, or the leader does not know this log's last

@@ -162,8 +162,8 @@ class Fetchers:
         return [replica for replica in replicas if replica.must_sync]
 
     def _following_ended(self, partition: "Partition", leader_epoch: int, error: "ApiError") -> None:
-        """Follow the partition again later, if the error of its log may be temporary. After FencedLeaderEpoch nothing
-        is done here: the metadata will name a newer epoch, and then `follow` is called.
+        """Follow the partition again later, since the error of its log may be temporary. After FencedLeaderEpoch
+        nothing is done here: the metadata will name a newer epoch, and then `follow` is called.
         """
         self.unfollow(partition)
         if isinstance(error, FencedLeaderEpoch) or self._stopped:

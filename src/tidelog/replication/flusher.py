@@ -176,8 +176,8 @@ class Flusher:
             await asyncio.wait([running_sync])
 
     async def sync_to_ends(self, partitions: "Iterable[Partition]") -> None:
-        """Sync the logs of these partitions together, up to their present ends. Partitions that are deleted or go
-        offline are left out.
+        """Sync the logs of these partitions together, up to their current ends. Partitions that are deleted or go
+        offline are skipped.
         """
         ends = {partition: partition.log.log_end_offset for partition in partitions}
         while not self._stopped:

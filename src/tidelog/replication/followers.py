@@ -22,7 +22,7 @@ class Follower(NamedTuple):
 
     broker_id: int
     broker_epoch: int
-    """The epoch of its registration (KIP-903); -1 before v15."""
+    """The epoch of its registration (KIP-903); -1 in requests before version 15."""
 
 
 class EndWatcher(Protocol):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 UNKNOWN = -1
 """An offset or a broker epoch that is not known yet."""
 NEVER_CAUGHT_UP_MS = -(1 << 62)
+"""The time at which a follower caught up last, if it has never caught up."""
 
 
 def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
@@ -35,7 +36,7 @@ class FetchTime:
 
 
 class Follower:
-    """What the leader knows about one follower in the current leader epoch."""
+    """The leader's knowledge of one follower in the current leader epoch."""
 
     __slots__ = (
         "_caught_up_ms",
@@ -73,12 +74,12 @@ class Follower:
         return self._caught_up_ms if self.session is None else max(self._caught_up_ms, self.session.ms)
 
     def leave_session(self) -> None:
-        """Note that the partition may have news: from now on, only fetches that name it count."""
+        """Note that the partition may have news: from now on, only fetches that name the partition count."""
         self._fetched_ms, self._caught_up_ms = self.fetched_ms, self.caught_up_ms
         self.session = None
 
     def fetched(self, offset: int, broker_epoch: int, leader_end: int, now_ms: int) -> None:
-        """Store what a fetch from `offset` shows: the follower has all records below this offset."""
+        """Process a fetch from `offset`, which shows that the follower has all records below this offset."""
         if self.session is not None:
             self.leave_session()
         if offset >= leader_end:
@@ -92,7 +93,9 @@ class Follower:
         self._fetched_ms = now_ms
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
-        """Return whether the follower had the leader's end at some time within `replica.lag.time.max.ms`."""
+        """Return whether the follower has all records of the leader, or had all of them at some time within the last
+        `lag_max_ms` (`replica.lag.time.max.ms`).
+        """
         return self.end_offset == leader_end or now_ms - self.caught_up_ms <= lag_max_ms
 
 
@@ -189,8 +192,8 @@ class InSyncReplicas:
         """Return the lowest log end of the maximal ISR, or None if the high watermark must not move.
 
         `local_mark` counts as this broker's log end. A replica outside the ISR that has caught up also limits the high
-        watermark. Otherwise, under constant load, the high watermark would always be ahead of its end, and the replica
-        could never join the ISR again.
+        watermark. Otherwise, under constant load, the high watermark would always be above the replica's end, and the
+        replica could never join the ISR again.
         """
         if self.is_below_min:
             return None

@@ -1,8 +1,8 @@
-"""Send the ISR changes that leaders on this broker want to the controller (AlterPartition, KIP-497).
+"""Send proposed ISR changes to the controller (AlterPartition, KIP-497). The leaders on this broker propose them.
 
 One request is in flight at a time. It contains the proposals of all waiting partitions. Proposals that arrive during a
-request wait for the next one. If no answer comes, the proposals are sent again after a pause. This is safe, since each
-proposal names the partition epoch on which it is based.
+request wait for the next request. If no answer arrives, the proposals are sent again after a pause. This is safe, since
+each proposal names the partition epoch on which it is based.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class IsrProposals:
     def __init__(
         self, runtime: "Runtime", controller: "ControllerLink", node_id: int, broker_epoch: Callable[[], int]
     ) -> None:
-        """`broker_epoch` returns the epoch of this broker's present registration."""
+        """`broker_epoch` returns the epoch of this broker's current registration."""
         self._tasks = runtime.tasks
         self._controller = controller
         self._node_id = node_id

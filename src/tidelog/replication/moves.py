@@ -53,8 +53,8 @@ FLUSH_BYTES = 16 << 20
 SWITCH_BYTES = 256 << 10
 """The switch may begin when fewer bytes than this are missing in the copy."""
 PARALLEL_MOVES_MAX = 8
-"""Maximum number of moves that run in parallel. Further moves wait, since each move has open files and one request
-may ask for thousands."""
+"""Maximum number of moves that run in parallel. Further moves wait, since each move has open files and one request may
+ask for thousands of moves."""
 PAUSE_MAX_S = 0.5
 """Longest time, in seconds, after which a throttled move checks again whether it was cancelled."""
 
@@ -70,6 +70,7 @@ class Move:
         self.cancelled = False
         self.future_log: PartitionLog | None = None
         self.path = ""
+        """The directory of the copy; "" until it is chosen."""
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -88,7 +89,7 @@ class MoveAbandoned(Exception):
 
 
 class SourceFailed(Exception):
-    """The partition's own files cannot be read."""
+    """The files of the log that is being moved cannot be read."""
 
 
 class Moves:
@@ -129,7 +130,7 @@ class Moves:
         move.task = self._runtime.tasks.spawn(self._run(move, previous_task), name="move-partition")
 
     async def resume(self, interrupted: list[UnfinishedCopy]) -> None:
-        """Restart moves that were unfinished at the last stop. Their old copies are not used."""
+        """Restart moves that were unfinished at the last stop. Their old copies are removed."""
         for unfinished in interrupted:
             try:
                 await self._runtime.tasks.run_blocking(self._runtime.disk.remove_tree, unfinished.path)
@@ -440,8 +441,8 @@ def _finish_copy(
 
 def _retire_old_log(disk: "Disk", source: "DataDirectory", old: "PartitionLog", random: bytes) -> str:
     retired_path = retire_log(disk, source.path, old.topic_partition, random)
-    # The entries are removed only after the rename. If they were removed before it, a crash in between would leave
-    # the old log in use without its start offset.
+    # The log's entries in the checkpoints are removed only after the rename. If they were removed earlier, a crash
+    # before the rename would leave the old log in use without its start offset.
     try:
         source.give_up(old.topic_partition)
     except OSError as error:
@@ -453,6 +454,9 @@ def _retire_old_log(disk: "Disk", source: "DataDirectory", old: "PartitionLog", 
 def _remove(
     disk: "Disk", target: "DataDirectory", key: "TopicPartition", copy: "PartitionLog | None", path: str, random: bytes
 ) -> None:
+    """Remove the directory of a copy, which may already have the log's name, and the copy's entries in the
+    checkpoints. Blocks.
+    """
     if copy is not None:
         copy.close(clean=False)
     final_path = f"{target.path}/{key}"

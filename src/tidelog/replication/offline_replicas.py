@@ -1,10 +1,11 @@
 """Replicas of this broker whose logs are offline or full: report them to the controller, and fetch damaged logs again
 from the leader.
 
-A replica is reported while it is the leader of its partition or a member of the ISR or the ELR, so that the controller
-replaces it. When the replica is none of these and another broker leads the partition, a damaged log is put aside. The
-replica then begins with an empty log and joins the ISR again when it has all records. Two kinds of offline logs are not
-changed: logs in a data directory that is out of use, and logs that cannot be opened because of a temporary error.
+A replica is reported while it is the leader of its partition or a member of the ISR or the ELR (eligible leader
+replicas, KIP-966), so that the controller replaces it. When the replica is none of these and another broker leads the
+partition, a damaged log is put aside: it is renamed, and deleted later. The replica then begins with an empty log and
+joins the ISR again when it has all records. Two kinds of offline logs are not changed: logs in a data directory that is
+out of use, and logs that cannot be opened because of a temporary error.
 
 A replica whose disk is full is reported, too, while it leads the partition and the ISR has enough other members. The
 controller removes it from the ISR. It joins the ISR again when it has the records that it could not append.
@@ -36,6 +37,7 @@ REPLICAS_MAX: Final = 1000
 """Upper bound on the replicas of one report. The controller appends the changes of one report as one entry of the
 journal."""
 TIMEOUT_MS: Final = 10_000
+"""Longest time that one report waits for the controller's answer, in milliseconds."""
 SPACE_PAUSE_S: Final = 1.0
 """For this time, in seconds, a leader on a full disk waits for space before another broker leads."""
 PAUSE_S: Final = 1.0
@@ -52,7 +54,7 @@ class OfflineReplicas:
         controller: "ControllerLink",
         broker_epoch: Callable[[], int],
     ) -> None:
-        """`broker_epoch` returns the epoch of this broker's present registration."""
+        """`broker_epoch` returns the epoch of this broker's current registration."""
         self._tasks = runtime.tasks
         self._clock = runtime.clock
         self._partitions = partitions
@@ -61,7 +63,7 @@ class OfflineReplicas:
         self._failed: dict[Partition, None] = {}
         """Open partitions whose logs have failed."""
         self._full: dict[Partition, float] = {}
-        """Partitions that this broker leads and whose last batch had no space on the disk, by the time of the first
+        """Partitions that this broker leads and whose last batch had no space on the disk, with the time of the first
         refusal, in seconds of the monotonic clock."""
         self._reported: dict[tuple[TopicId, int], int] = {}
         """The partition epoch at the last report of each replica. A replica is not reported again in the same partition
@@ -75,7 +77,7 @@ class OfflineReplicas:
         self.check()
 
     def add_refused(self, partition: "Partition", error: Exception) -> None:
-        """A batch was not appended to the log of a partition that this broker leads."""
+        """Note that a batch could not be appended to the log of a partition that this broker leads."""
         if lacks_space(error) and partition not in self._full:
             self._full[partition] = self._clock.monotonic()
             self.check()
@@ -145,7 +147,9 @@ class OfflineReplicas:
                 yield replica, state.partition_epoch
 
     def _led_without_space(self) -> "Iterator[tuple[TopicId, TopicPartition, PartitionState]]":
-        """Yield the partitions that this broker leads on a full disk and others can lead, with their newest states."""
+        """Yield the partitions that this broker leads on a full disk and that another broker can lead, with their
+        newest states.
+        """
         latest_s = self._clock.monotonic() - SPACE_PAUSE_S
         for partition, since_s in list(self._full.items()):
             isr = partition.replica.isr

@@ -22,8 +22,8 @@ class Offsets:
         """Only offsets above 0: the checkpoint has no others."""
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._being_cut: dict[TopicPartition, None] = {}
-        """Partitions whose recovery point and log start offset was set by `lower` or `raise_start`. `update` does not
-        change these two offsets until `end_cut`."""
+        """Partitions for which `lower` or `raise_start` was called. Until `end_cut`, `update` does not change their
+        recovery points and log start offsets."""
         self._touched: dict[TopicPartition, None] = {}
         """Partitions whose offsets were set or removed since the last copies."""
         self._version = object()
@@ -50,16 +50,16 @@ class Offsets:
             self._start_offsets.pop(key, None)
 
     def lower(self, partition: "Partition", recovery_point: int) -> None:
-        """Store a recovery point that is lower than the partition's own, before its log is cut. It is not changed until
-        `end_cut`.
+        """Store a lower recovery point than the log has, before the log is cut. The stored recovery point is not
+        changed until `end_cut`.
         """
         key = partition.log.topic_partition
         self._touched[key] = self._being_cut[key] = None
         self._recovery_points[key] = recovery_point
 
     def raise_start(self, partition: "Partition", start_offset: int) -> None:
-        """Store `start_offset` as log start offset and as recovery point, before the log is made empty. They are not
-        changed until `end_cut`.
+        """Store `start_offset` as log start offset and as recovery point, before the log is made empty. These two
+        offsets are not changed until `end_cut`.
         """
         key = partition.log.topic_partition
         self._touched[key] = self._being_cut[key] = None

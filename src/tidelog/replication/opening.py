@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Clock, Runtime
 
 DISK_THREADS = 4
+"""Number of threads that open or close logs."""
 WAIT_S = 0.001
 """If opening one log takes longer than this time on average, in seconds, the disk is the bottleneck. Opening a log from
 the page cache takes a third of this time."""
@@ -34,7 +35,7 @@ class Opening(NamedTuple):
     config: "LogConfig"
     directory: "DataDirectory"
     new: bool
-    """Whether the topic is being created now."""
+    """Whether the partition is new on this broker, so that its log does not exist yet."""
 
     @property
     def key(self) -> TopicPartition:

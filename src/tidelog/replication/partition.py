@@ -52,6 +52,7 @@ logger = logging.getLogger("tidelog.partition")
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 RECORDS_LANE = "records"
+"""Lane of the examinations of records, so that they run one at a time."""
 NEVER = (1 << 63) - 1
 """Default of `flush.messages` and `flush.ms`."""
 
@@ -510,7 +511,7 @@ class Partition:
         self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED, from_follower: bool = False
     ) -> "Slice":
         """Return whole batches below the high watermark or the last stable offset. The first batch is the one that
-        contains `start`. With `from_follower`, a follower is also read (KIP-392).
+        contains `start`. With `from_follower`, the log is also read if this broker follows the partition (KIP-392).
 
         Raises OffsetOutOfRange unless log start offset <= start <= log end offset, StorageError when offline, and
         NotLeaderOrFollower when this broker does not lead the partition.

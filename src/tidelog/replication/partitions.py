@@ -37,11 +37,13 @@ T = TypeVar("T")
 logger = logging.getLogger("tidelog.partitions")
 
 WAKE_BUDGET_PER_TURN = 1000
-"""Maximum work for parked fetches in one turn of the event loop, in the units that `ParkedFetch.wake` returns. It
-takes some ms."""
+"""Maximum work for parked fetches in one turn of the event loop, in the units that `ParkedFetch.wake` returns. This
+amount of work takes some ms."""
 
 
 class ParkedFetch(Protocol):
+    """A fetch request that waits for records."""
+
     def finish(self) -> None:
         """Respond now with the records that are available."""
 
@@ -103,7 +105,9 @@ class Partitions(PartitionTable):
         """None if this broker is alone in its cluster, and before it is registered."""
 
     def may_be_offline(self, topic: str) -> bool:
-        """Return whether a partition of this topic may be offline. A false answer is certain."""
+        """Return whether a partition of this topic may be offline. If the result is False, no partition of the topic is
+        offline.
+        """
         return bool(self.unopened) or topic in self.shared.failed_topics
 
     def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
@@ -134,8 +138,8 @@ class Partitions(PartitionTable):
         self._to_wake.append(fetch)
 
     def wake_follower_later(self, fetch: ParkedFetch) -> None:
-        """Wake `fetch`, which is a follower's, in the loop's next turn, when the requests of all connections with input
-        were appended. One answer then has the records of all of them.
+        """Wake `fetch`, the request of a follower, in the loop's next turn. By that time the produce requests that have
+        arrived on all connections were appended, so that one answer has the records of all of them.
         """
         if not self._followers_to_wake:
             self._runtime.tasks.call_soon(self._wake_followers)

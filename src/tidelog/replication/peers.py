@@ -49,7 +49,7 @@ class Peers:
         broker_epoch: Callable[[], int],
         connect: "Callable[[BrokerRegistration, ChannelConfig], Channel]",
     ) -> None:
-        """`broker_epoch` returns the epoch of this broker's present registration; -1 before it is registered. `connect`
+        """`broker_epoch` returns the epoch of this broker's current registration; -1 before it is registered. `connect`
         creates a channel to a broker and authenticates this broker on it.
         """
         self._runtime = runtime

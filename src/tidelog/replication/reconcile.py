@@ -92,8 +92,8 @@ class Reconciler:
                         self._apply_role(changed, state)
 
     def apply_roles_again(self) -> None:
-        """Set the role of every open partition from the newest image again, after the broker has stopped leading on its
-        own.
+        """Set the role of every open partition from the newest image again, after the broker has stopped leading
+        partitions although the metadata had not changed.
         """
         for partition in self._partitions:
             topic = self._image.topics.get(partition.topic)
@@ -156,6 +156,7 @@ class Reconciler:
                         removed.setdefault(config.file_delete_delay_ms, []).append((topic, index))
                 elif partition is None:
                     if not (was_here and (name, index) in self._partitions.unopened):
+                        # At the start, `old` is empty, so it does not say which partitions are new on this broker.
                         to_open.append((topic, index, config, old.position > 0 and not was_here))
                     elif (name, index) in self.to_reopen:
                         self.to_reopen[name, index] = config

@@ -42,7 +42,8 @@ metadata."""
 
 class Role(Enum):
     OFFLINE = "offline"
-    """This broker neither leads nor follows the partition: it has no leader, or this broker has no replica of it."""
+    """This broker neither leads nor follows the partition: the partition has no leader, or no replica on this broker.
+    """
     FOLLOWER = "follower"
     LEADER = "leader"
 
@@ -190,9 +191,7 @@ class MarksMoved(NamedTuple):
 
 
 class FailWaiters(NamedTuple):
-    """A leader epoch has ended: answer the requests that began to wait before `leader_epoch` with
-    NOT_LEADER_OR_FOLLOWER.
-    """
+    """A leader epoch has ended: requests that began to wait before `leader_epoch` get NOT_LEADER_OR_FOLLOWER."""
 
     leader_epoch: int
 

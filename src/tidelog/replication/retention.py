@@ -81,16 +81,16 @@ class RetentionPasses:
         """Remove expired segments from the log, and return the remaining work on their files."""
         log = partition.log
         now_ms = self._runtime.clock.now_ms()
-        times = None
+        age_search = None
         try:
             if not (partition.deleted or partition.frozen) and partition not in self._time_searches:
-                times = log.segment_age_search(now_ms)
-            if times is not None:
-                await self._partitions.run_file_work(times.run)
-                if times.wanted_part is None:
-                    times.store_result()
+                age_search = log.segment_age_search(now_ms)
+            if age_search is not None:
+                await self._partitions.run_file_work(age_search.run)
+                if age_search.wanted_part is None:
+                    age_search.store_result()
                 else:
-                    search = self._search_records(partition, log, times)
+                    search = self._search_records(partition, log, age_search)
                     self._time_searches[partition] = self._runtime.tasks.spawn(search, name="record-times")
             if partition.deleted or partition.frozen or log is not partition.log or log.failure is not None:
                 return None
@@ -99,18 +99,20 @@ class RetentionPasses:
                 partition.notify_followers()
             return log.removal(now_ms)
         except Exception as error:
-            if partition.frozen or log is not partition.log or (times is not None and times.is_outdated):
+            if partition.frozen or log is not partition.log or (age_search is not None and age_search.is_outdated):
                 return None  # the next pass retries: the files were moved or replaced
             if isinstance(error, CorruptLog):
                 log.fail(str(error))
             self._failed(partition, error)
             return None
 
-    async def _search_records(self, partition: "Partition", log: "PartitionLog", times: "SegmentAgeSearch") -> None:
+    async def _search_records(
+        self, partition: "Partition", log: "PartitionLog", age_search: "SegmentAgeSearch"
+    ) -> None:
         """Find the times of records in a child process, while the pass continues. The next pass uses them."""
         tasks = self._runtime.tasks
         try:
-            while (part := times.wanted_part) is not None:
+            while (part := age_search.wanted_part) is not None:
                 reports: list[bytes] = []
                 work_future = tasks.run_in_child(find_times_in_child, self._runtime.disk, part.encode(), reports.append)
                 try:
@@ -118,14 +120,14 @@ class RetentionPasses:
                 finally:
                     work_future.cancel()
                 try:
-                    times.add_record_times(RecordTimes.decode(reports[0]))
+                    age_search.add_record_times(RecordTimes.decode(reports[0]))
                 except (IndexError, TypeError, ValueError) as error:
                     raise WorkEnded(f"a report that cannot be read: {error!r}") from error
-                await tasks.run_blocking(times.run)
-            if log is partition.log and not times.is_outdated:
-                times.store_result()
+                await tasks.run_blocking(age_search.run)
+            if log is partition.log and not age_search.is_outdated:
+                age_search.store_result()
         except (CorruptLog, OSError, WorkEnded) as error:
-            if log is partition.log and not (partition.frozen or times.is_outdated):
+            if log is partition.log and not (partition.frozen or age_search.is_outdated):
                 self._failed(partition, error)  # the next pass retries
         finally:
             del self._time_searches[partition]

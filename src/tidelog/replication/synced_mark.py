@@ -3,8 +3,8 @@
 A broker that returns after a power cut stays in the ISR and the ELR if the mark is on its disks. "Acknowledged" means
 here: below a local mark, so that an acknowledgement, the leader or a follower's fetch may have counted the record.
 
-    stored      when `durability=fsync` is in force for every partition of this broker, and then every record below
-                their local marks is synced. From then on, local marks move only after syncs.
+    stored      when every partition of this broker has `durability=fsync` and every record below their local marks
+                is synced. From then on, local marks move only after syncs.
     withdrawn   durably, before a partition gets or is opened with another `durability`: the local mark of such a
                 partition moves without a sync.
 

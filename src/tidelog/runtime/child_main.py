@@ -19,7 +19,9 @@ NICENESS = 19
 IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "arm64": 30}
 """The number of the Linux system call ioprio_set, by machine type."""
 IOPRIO_IDLE = 3 << 13
+"""The class "idle", as ioprio_set expects it: disk time is used only when no other process needs it."""
 PR_SET_PDEATHSIG = 1
+"""Option of prctl(): the kernel sends this process a signal when its parent ends."""
 CALL_BYTES_MAX = REQUEST_BYTES_MAX + 1024
 """Upper bound on the content of a call, in bytes: the name of the function and the request."""
 
@@ -55,7 +57,8 @@ def answer(resources: ChildResources, call: bytes, results: IO[bytes]) -> None:
             results.write(FRAME.pack(kind, len(content)) + content)
             results.flush()
         except BrokenPipeError:
-            os._exit(0)  # the broker was killed: exit silently, since the next broker's log could get a message
+            # The broker was killed. Exit without a message, since the next broker may write to the same standard error.
+            os._exit(0)
 
     name, _, request = call.partition(b"\n")
     module, _, function = name.decode().partition(":")

@@ -21,6 +21,7 @@ from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import ChildWork, WorkEnded
 
 FRAME = Struct(">cI")
+"""Head of a frame: its kind, which is one of the next four constants, and the length of its content."""
 CALL, RESULT, DONE, FAILED = b"C", b"R", b"D", b"F"
 REQUEST_BYTES_MAX = 64 << 20
 RESULT_BYTES_MAX = 1 << 20
@@ -31,7 +32,9 @@ END_S = 5.0
 
 
 class ChildProcess:
-    """The child process. `kill` is thread-safe. `call` and `end` block; while calls are possible, both run in LANE."""
+    """The child process. `kill` is thread-safe. `call` and `end` block, so both run in LANE. After the last call, `end`
+    may also run on another thread.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

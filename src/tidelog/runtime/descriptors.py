@@ -1,5 +1,5 @@
 """A bounded pool of file descriptors. A file's descriptor is opened on demand, and may be closed when other files need
-one.
+a descriptor.
 
 A partition has three files, so a broker may have more files than the process may have descriptors.
 """
@@ -79,7 +79,7 @@ class DescriptorPool:
 
     Eviction uses the second-chance algorithm: a clean descriptor that was not used recently is closed first. The
     descriptor of a file with unsynced bytes is never closed. The kernel reports a failed write-back only to descriptors
-    that are open at that time, so the report could be lost.
+    that are open at that time. If the descriptor were closed, the report could be lost.
 
     All methods are thread-safe. A file pins itself (`pins.append`) before it reads `descriptor`. The pool sets
     `descriptor` to -1 before it reads `pins`, and restores it if there is a pin. Therefore no call ever uses a closed

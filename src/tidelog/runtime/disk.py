@@ -67,7 +67,9 @@ class LocalFile:
         self._failure: OSError | None = None
         """The first error of a sync."""
         self._holds = 0
+        """Number of calls of `hold` that have no matching `release` yet."""
         self._closing = False
+        """Whether `close` was called while the file was held. The last `release` then closes the file."""
 
     @property
     def dirty(self) -> bool:

@@ -25,9 +25,9 @@ def explain(error: Exception, directories: Sequence[str], address: str, remedies
     """Return one line for `error`, which the start of a broker has raised. `directories` are its data directories,
     `address` is its HOST:PORT.
 
-    The line is the exception's own text for exceptions of Tidelog and of SQLite. Errors of the operating system are
-    explained by their number if `system_error` knows it. Any other exception is reported as an internal error, and its
-    traceback is logged.
+    For an exception of Tidelog, the line is the exception's own text. For an exception of SQLite, the line also names
+    the data directories. An error of the operating system is explained by its number if `system_error` knows this
+    number. Any other exception is reported as an internal error, and its traceback is logged.
     """
     if isinstance(error, OSError):
         explanation = system_error(error, _directory_of(error, directories), address, remedies)
@@ -43,10 +43,12 @@ def explain(error: Exception, directories: Sequence[str], address: str, remedies
 
 
 def _directory_of(error: OSError, directories: Sequence[str]) -> str:
-    """Return the data directory that the error concerns; the first one if the error does not name a path in any."""
+    """Return the data directory that contains the error's path or lies below it; the first one if there is no such
+    directory.
+    """
     name = error.filename if isinstance(error.filename, str) else ""
     holders = [path for path in directories if name == path or name.startswith(f"{path}/")]
-    parents = [path for path in directories if name and path.startswith(f"{name}/")]  # it could not be created
+    parents = [path for path in directories if name and path.startswith(f"{name}/")]  # a parent could not be created
     return max(holders, key=len) if holders else [*parents, directories[0]][0]
 
 

@@ -1,5 +1,5 @@
-"""Notice at once when another process writes to a file (inotify). Only Linux has this; elsewhere `open_watch` returns
-None, and the caller has to look at the file itself at intervals.
+"""Notice at once when another process writes to a file (inotify). Only Linux has inotify. On other systems `open_watch`
+returns None, and the caller has to check the file at intervals.
 """
 
 import asyncio
@@ -12,10 +12,11 @@ READ_BYTES: Final = 64 << 10
 
 
 class FileWatch:
-    """Counts the notifications of writes to one file. Used on one event loop, until `close`."""
+    """Waits for writes to one file. The watch is used on one event loop, until `close`."""
 
     def __init__(self, descriptor: int) -> None:
         self.writes = 0
+        """Number of notifications that were read. One notification may report several writes."""
         self._descriptor = descriptor
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._loop = asyncio.get_running_loop()
@@ -32,7 +33,7 @@ class FileWatch:
                 future.set_result(None)
 
     async def wait(self, seen: int, limit_s: float) -> bool:
-        """Wait until `writes` differs from `seen`, at most for `limit_s`. Returns whether it does."""
+        """Wait until `writes` differs from `seen`, at most for `limit_s`. Returns whether the two numbers differ."""
         if self.writes == seen and limit_s > 0:
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting[future] = None
@@ -48,7 +49,7 @@ class FileWatch:
 
 
 def open_watch(path: str) -> FileWatch | None:
-    """Watch a file; None if this system cannot do it, or if the file does not exist."""
+    """Return a watch of the file, or None if this system cannot watch files or the file does not exist."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

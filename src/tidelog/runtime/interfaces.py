@@ -221,9 +221,9 @@ class Tasks(Protocol):
     def defer_collection(self, deferred: bool) -> None:
         """Switch Python's cyclic garbage collector off (True) or on again (False).
 
-        It is off during a burst of allocations without reference cycles. Otherwise the collector would traverse
-        hundreds of thousands of objects, which takes as long as the work itself. Cycles that are created during the
-        burst are found only by the next full collection.
+        The collector is switched off during a burst of allocations without reference cycles. Otherwise it would
+        traverse hundreds of thousands of objects, which takes as long as the work itself. Cycles that are created
+        during the burst are found only by the next full collection.
         """
 
     async def close(self) -> None:
@@ -320,8 +320,8 @@ class Network(Protocol):
     async def bind(self, host: str, port: int) -> Listener:
         """Bind an address, without listening yet. Raises OSError (EADDRINUSE ...).
 
-        A host name is resolved once, in this call. Of its addresses, all that belong to this machine are bound, with
-        the same port. An empty host means every address of the machine.
+        A host name is resolved once, in this call. All its addresses that belong to this machine are bound, with the
+        same port. An empty host means every address of the machine.
         """
 
     async def connect(self, host: str, port: int, receiver: Receiver) -> Stream:

@@ -26,7 +26,8 @@ delay the requests of open connections."""
 
 LISTEN_BACKLOG = 4096
 RETRY_SECONDS = 0.5
-"""Delay after a failed accept. It ends early when a connection of this process is closed, which frees a descriptor."""
+"""Delay after a failed accept. The delay ends early when a connection of this process is closed, since this frees a
+descriptor."""
 
 PORT_ATTEMPTS = 16
 """Upper bound on the attempts to bind several addresses to one free port. The kernel chooses the port for the first

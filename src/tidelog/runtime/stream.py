@@ -75,7 +75,7 @@ _BacklogItem: TypeAlias = bytes | bytearray | memoryview | tuple[File, int, int,
 
 
 def _close_at_end_of_input() -> bool:
-    """Close the connection. This is the `eof_received` of receivers that do not have this callback."""
+    """Return False, so that the connection is closed. Used for receivers that have no `eof_received`."""
     return False
 
 

@@ -167,7 +167,8 @@ class Turns:
     def run_inline(self, function: Callable[..., R], *args: object) -> R:
         """Call `function`, which takes some milliseconds and cannot be split into steps, and return its result.
 
-        Its time counts as a first turn. Raises NoTurn, without calling, if the time for first turns is used up.
+        The time of the call counts as a first turn. If the time for first turns is used up, `function` is not called
+        and NoTurn is raised.
         """
         remaining_s = self._first_turns_s
         if remaining_s <= 0:
@@ -257,8 +258,8 @@ class Turns:
                 self._schedule_turn()
 
     def _take_turns(self) -> None:
-        """Run one turn of the next computation. If it ends before TURN_S is used up, continue with the next
-        computation.
+        """Run one turn of the next computation. If the computation ends before TURN_S is used up, continue with the
+        next one.
         """
         remaining_s = TURN_S
         until_s = self._monotonic() + remaining_s
@@ -288,8 +289,8 @@ class Turns:
             self._tasks.defer_collection(True)
 
     def _resume_collection_when_due(self) -> None:
-        """Enable the garbage collector again if no computation is left or it was disabled for too long. If no
-        computation is left, also end `wait_until_idle`.
+        """Enable the garbage collector again if no computation is left, or if the collector was disabled for too long.
+        If no computation is left, also end `wait_until_idle`.
         """
         until_s = self._deferred_until_s
         if until_s is not None and (self._is_idle or self._monotonic() >= until_s):

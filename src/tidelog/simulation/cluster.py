@@ -106,6 +106,6 @@ class SimCluster:
         await asyncio.gather(*(node.start() for node in self.nodes if not node.running))
 
     def client(self, name: str) -> ClusterClient:
-        """Return a new client on its own host. Both are called `name`."""
+        """Return a new client on its own host. The client and the host are called `name`."""
         host = self.world.host(name)
         return ClusterClient(host.runtime, self.seeds, self.world.rng(f"{name}/client"), name)

@@ -15,10 +15,11 @@ T = TypeVar("T")
 
 REQUEST_TIMEOUT_MS = 3_000
 """Time limit of one request and of one attempt to connect, in milliseconds. It is shorter than many faults, so that
-answers are lost and requests are repeated. Channels do not pause before an attempt, since operations have their own
-pauses."""
+answers are lost and requests are repeated."""
 BACKOFF = Backoff(50, 1000)
+"""First and longest pause between two attempts of an operation, in milliseconds."""
 JITTER = 0.2
+"""Each pause is multiplied by a random factor between 1 - JITTER and 1 + JITTER."""
 
 
 class ClusterClient:
@@ -30,6 +31,7 @@ class ClusterClient:
         """Number of attempts that failed and were repeated."""
         self._runtime = runtime
         self._rng = rng
+        # Operations pause between their attempts, so the channels need no pause before they connect again.
         self._config = ChannelConfig(
             client_id, REQUEST_TIMEOUT_MS, connection_setup_timeout_ms=REQUEST_TIMEOUT_MS, backoff=NO_BACKOFF
         )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidelog.simulation.world import SimHost, World
 
 CALL_TIMEOUT_S: Final = 5.0
+"""Time limit of one request, in seconds. A message that waits for a blocked link is lost after this time."""
 
 
 class ControllerNetwork:

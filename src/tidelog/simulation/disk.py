@@ -14,8 +14,10 @@ from tidelog.simulation.tasks import ProcessGone
 from tidelog.simulation.trace import Trace
 
 BIG_DISK_BYTES = 1 << 40
+"""Size that is reported for a disk without a limit."""
 NAME_BYTES_MAX = 255
 NOT_OPENED = (errno.EMFILE, errno.ENFILE)
+"""Errors of an operation that got no file descriptor. Such an operation has no effect."""
 
 
 @dataclass(slots=True)
@@ -163,9 +165,9 @@ class SimDisk:
         """Make operations on paths that match the shell pattern raise `error`. The first `skip` operations succeed, and
         the next `times` operations fail.
 
-        `operation` is an operation of `on_operation`, or read, size, resident or list. After a failed sync the unsynced
-        bytes can still be read, but a power cut loses them. A failed write stores a part of its bytes. With EMFILE or
-        ENFILE, the operation has no effect.
+        `operation` is an operation of `on_operation`, or read, size, resident, list or statfs. After a failed sync the
+        unsynced bytes can still be read, but a power cut loses them. A failed write stores a part of its bytes. With
+        EMFILE or ENFILE, the operation has no effect.
         """
         self._faults.append(Fault(operation, pattern, error, skip, times))
 

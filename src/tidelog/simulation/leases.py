@@ -6,8 +6,8 @@ from tidelog.metadata.store import Lease, lease_lost
 
 
 class Leases:
-    """The leases by name. `now_ms` is the store's clock. `changed` is called before each change, to persist it. If it
-    raises, the change is not made.
+    """The leases by name. `now_ms` is the store's clock. `changed` is called before each change, to persist it. If
+    `changed` raises, the change is not made.
     """
 
     def __init__(

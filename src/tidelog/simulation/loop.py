@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 TURNS_WITHOUT_TIME_MAX = 1_000_000
+"""Upper bound on the turns of the loop at one virtual time. Further turns raise Livelock."""
 
 PROCESS: ContextVar[str] = ContextVar("tidelog_simulated_process", default="")
 """The host whose process runs in this context. It is "" for the scenario, the kernels, the network and the store."""
@@ -31,7 +32,9 @@ class TimeIsUp(RuntimeError):
 
 
 def process_context(host: str) -> Context:
-    """Return a new context for callbacks of the process on `host`. They do not run while the process is paused."""
+    """Return a new context for callbacks of the process on `host`. The callbacks do not run while the process is
+    paused.
+    """
     context = Context()
     context.run(PROCESS.set, host)
     return context

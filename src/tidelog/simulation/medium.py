@@ -92,7 +92,9 @@ class NameChange:
     node: Node
     """The file or directory that was created, removed or renamed."""
     removed: tuple[Directory, str] | None
+    """The directory and the name that the change removes; None for a creation."""
     added: tuple[Directory, str] | None
+    """The directory and the name that the change adds; None for a removal."""
 
     def affects(self, directory: Directory) -> bool:
         return any(entry is not None and entry[0] is directory for entry in (self.removed, self.added))
@@ -109,11 +111,11 @@ class PowerCutOdds:
     """Probabilities of the effects of a power cut on unsynced changes."""
 
     keep: float
-    """A change survives completely."""
+    """Probability that a change survives completely."""
     torn: float
-    """A write that does not survive completely survives in part."""
+    """Probability that a write survives in part if it does not survive completely."""
     wrong_size: float
-    """A file's size is wrong."""
+    """Probability that the size of a file with unsynced changes is wrong."""
     effects: Counter[str] = field(default_factory=Counter)
     """Number of unsynced writes that were kept, lost and torn."""
 
@@ -223,7 +225,8 @@ class Medium:
         lost: list[Node] = []
         kept: list[NameChange] = []
         for change in self.unsynced_names:
-            # A change of a file cannot survive if an earlier change of it is lost, since a file never has two names.
+            # A change of a file's name cannot survive if an earlier change of the same file's name is lost, since a
+            # file never has two names.
             if any(change.node is node for node in lost) or rng.random() >= odds.keep:
                 lost.append(change.node)
             else:

@@ -34,14 +34,18 @@ class Conditions:
     """Delays and limits of the network. A test may change them during a run."""
 
     latency_s: tuple[float, float] = (0.00005, 0.002)
+    """Shortest and longest latency of a segment that is not slow, in seconds."""
     slow_chance: float = 0.01
+    """Probability that a segment is slow."""
     slow_s: tuple[float, float] = (0.002, 0.1)
+    """Shortest and longest latency of a slow segment, in seconds."""
     split_chance: float = 0.3
     """Probability that a piece of data arrives in two parts."""
     loss_chance: float = 0.0
     """Probability that a segment is lost. The receiver gets it after a retransmission."""
     window_bytes: int = 65_536
-    """Bytes that may be sent but not yet read by the peer; further bytes stay in the stream's backlog."""
+    """Upper bound on the bytes that were sent and that the peer has not read yet. Further bytes stay in the stream's
+    backlog."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +82,7 @@ class SimNetwork:
         self.conditions = conditions or Conditions()
         self._addresses: dict[str, str] = {}
         self._hosts: dict[str, HostNetwork | None] = {}
+        """For each host, the network of its last process; None while the host has no power."""
         self._link_conditions: dict[tuple[str, str], Conditions] = {}
         """Conditions of single links, by source and target. All other links have the common `conditions`."""
         self._blocked_links: Counter[tuple[str, str]] = Counter()
@@ -293,7 +298,7 @@ class HostNetwork:
             stream.abort()
 
     def kill(self, *, notify_peers: bool) -> None:
-        """End the process. `notify_peers` says whether the kernel closes or resets its connections."""
+        """End the process. `notify_peers` says whether the kernel closes or resets the connections of the process."""
         self.alive = False
         self.listeners.clear()
         for stream in list(self.streams):

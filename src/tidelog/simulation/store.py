@@ -111,7 +111,7 @@ class SimStore:
                 self._load()
             return function(*args)
         except OSError as error:
-            # It is unknown whether the frame was written. The next start reads the file and will know it.
+            # It is unknown whether the frame was written. Only the next start, which reads the file, finds this out.
             self._failure = f"{self.path}: {error}"
             raise (AppendUnknown if function == self._append else StoreFailed)(self._failure) from error
 

@@ -21,8 +21,9 @@ COPY_BYTES = 65_536
 
 LINGER_S = 1.0
 PROBE_S = 1.0
+"""Time between two probes of a host without power, in seconds."""
 PROBES_MAX = 120
-"""A connection times out after this many probes of a host without power."""
+"""Number of probes of a host without power after which a connection times out."""
 
 _BacklogItem: TypeAlias = bytes | tuple[File, int, int]
 
@@ -243,7 +244,9 @@ class SimStream:
         network.loop.call_system_at(self._last_arrival, self._arrive)
 
     def _arrive(self) -> None:
-        """Deliver the items that are due to the other host, unless the link is blocked or the host has no power."""
+        """Deliver the items whose time of arrival has come, unless the link is blocked or the other host is without
+        power.
+        """
         network = self._network
         while self._on_wire and self._on_wire[0][0] <= network.loop.time():
             if self._stalled:

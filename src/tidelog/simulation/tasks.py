@@ -39,7 +39,9 @@ class SimTasks:
         self._trace = trace
         self._running: dict[asyncio.Task[Any], None] = {}
         self._lane_free_at: dict[str, float] = {}
+        """For each lane, the virtual time at which its last call ends."""
         self._blocking = 0
+        """Number of blocking calls that have not ended."""
         self._idle: asyncio.Future[None] | None = None
         self.alive = True
 
@@ -126,10 +128,10 @@ class SimTasks:
     async def close(self) -> None:
         await asyncio.sleep(0)
         current = asyncio.current_task()
-        while others := [task for task in self._running if task is not current]:
-            for task in others:
+        while other_tasks := [task for task in self._running if task is not current]:
+            for task in other_tasks:
                 task.cancel()
-            await asyncio.wait(others)
+            await asyncio.wait(other_tasks)
         if self._blocking:
             self._idle = self._loop.create_future()
             await self._idle

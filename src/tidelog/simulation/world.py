@@ -43,12 +43,15 @@ class SimClock:
         self.wall_offset_ms = 0
         """This offset is added to the wall-clock time. It does not affect the monotonic time."""
         self.rate = 1.0
+        """Seconds by which both clocks advance in one virtual second."""
         self._counted_s = 0.0
+        """Monotonic time, in seconds, when the rate was set."""
         self._rate_since_s = 0.0
+        """Virtual time, in seconds, when the rate was set."""
 
     def set_rate(self, rate: float) -> None:
-        """From now on, let both clocks advance by `rate` seconds in one virtual second. New timers of the host use this
-        rate, too.
+        """From now on, let the wall clock and the monotonic clock advance by `rate` seconds in one virtual second. New
+        timers of the host also use this rate.
         """
         self._counted_s, self._rate_since_s, self.rate = self.monotonic(), self._loop.time(), rate
 
@@ -128,7 +131,9 @@ class SimHost:
         self._world.loop.continue_process(self.name)
 
     def kill(self) -> None:
-        """Kill the process as kill -9 does: no written byte is lost, and the connections of its peers are closed."""
+        """Kill the process as kill -9 does: no written byte is lost, and the kernel closes the connections of the
+        process.
+        """
         self._end("host.kill", power=True)
         self._disk = self._disk.kill()
 

@@ -22,7 +22,8 @@ TEST_SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",  # a group with one consumer starts immediately
     "offsets.topic.num.partitions": "1",
 }
-"""Settings that differ from those of `tidelog start`, so that tests do not wait. `settings` takes precedence."""
+"""Settings that differ from those of `tidelog start`, so that tests do not wait. The parameter `settings` takes
+precedence."""
 
 
 class RunningBroker(Protocol):
@@ -33,7 +34,7 @@ class RunningBroker(Protocol):
     pid: int
 
     def stop(self) -> None:
-        """Stop the broker in order, and wait until it has released all its resources."""
+        """Stop the broker cleanly, and wait until it has released all its resources."""
 
     def kill(self) -> None:
         """End the broker as kill -9 does. Raises RuntimeError if that is not possible."""
@@ -52,9 +53,9 @@ class Broker(OwnedByProcess):
     `settings` has Kafka's names (`{"num.partitions": 3}`). The environment's TIDELOG_ variables are ignored, so that
     a test gets the same broker everywhere.
 
-    Without `process`, the broker runs its own event loop in its own thread. It changes no signal handler, no logging
-    and no loop policy, and any number of brokers can run at the same time. With `process=True` it is a child
-    process, which always ends when this process ends, even if this process is killed.
+    Without `process`, the broker runs its own event loop in its own thread. It does not change signal handlers, the
+    configuration of logging or the loop policy, and any number of brokers can run at the same time. With
+    `process=True` it is a child process, which always ends when this process ends, even if this process is killed.
 
     A running broker belongs to the process that started it. A process that is forked from this process may be a
     client, through `bootstrap`, and may start brokers of its own. In the forked process, `stop` and the end of the
@@ -160,7 +161,7 @@ class Broker(OwnedByProcess):
             raise BrokerFailedError(str(error)) from error
 
     def stop(self) -> None:
-        """Stop the broker in order if it runs, and delete a temporary data directory.
+        """Stop the broker cleanly if it runs, and delete a temporary data directory.
 
         Does nothing in a process that was forked from the owner: the owner's broker continues to serve. Raises
         BrokerFailedError if the broker had already ended by itself, or if it ended with an error.
@@ -187,7 +188,7 @@ class Broker(OwnedByProcess):
         self._clear_owner()
 
     def restart(self) -> None:
-        """Stop the broker in order, unless it was killed, and start it again with the same data and port.
+        """Stop the broker cleanly, unless it was killed, and start it again with the same data and port.
 
         Raises the errors of `stop` and `start`, and RuntimeError if the broker belongs to another process.
         """

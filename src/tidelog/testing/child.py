@@ -72,7 +72,7 @@ class BrokerProcess:
                     self._process.kill()
                     self._process.wait()
             if ended_by_itself or self._process.returncode != 0:
-                how = "ended by itself" if ended_by_itself else "did not stop in order"
+                how = "ended by itself" if ended_by_itself else "did not stop cleanly"
                 raise BrokerFailedError(f"the broker {how} (exit code {self._process.returncode}): {self._last_line()}")
         finally:
             self._release()

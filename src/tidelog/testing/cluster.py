@@ -103,8 +103,8 @@ class Cluster(OwnedByProcess):
     # Changing one broker
 
     def kill(self, number: int) -> None:
-        """End the broker's process as kill -9 does. The other brokers elect new leaders immediately, because its
-        lease is ended.
+        """End the broker's process as kill -9 does. The other brokers elect new leaders immediately, because this
+        method also ends the broker's lease.
 
         (`tidelog start --brokers` also ends the lease of a dead broker. If no supervisor watches the process, the
         other brokers wait for `broker.session.timeout.ms`. `pause` causes the same wait.)
@@ -115,7 +115,7 @@ class Cluster(OwnedByProcess):
         self._end_leases(number)
 
     def restart(self, number: int) -> None:
-        """Stop the broker in order, if it runs, and start it again."""
+        """Stop the broker cleanly, if it runs, and start it again."""
         if number in self.running:
             self.stop(number)
         self.start(number)
@@ -188,11 +188,11 @@ class Cluster(OwnedByProcess):
             raise
 
     def stop(self, number: int | None = None) -> None:
-        """Stop all brokers in order, one after another, and delete a temporary directory. With `number`, stop one
-        broker, which hands its leaderships over.
+        """Stop all brokers cleanly, one after another, and delete a temporary directory. With `number`, stop one
+        broker, which hands over its leaderships.
 
         Does nothing in a process that was forked from the owner. Raises BrokerFailedError if a broker had already
-        ended by itself, or did not stop in order. Without `number`, all brokers are stopped before the first error
+        ended by itself, or did not stop cleanly. Without `number`, all brokers are stopped before the first error
         is raised.
         """
         if self._belongs_to_another_process or self._owner_pid is None:

@@ -2,4 +2,4 @@
 
 
 class BrokerFailedError(RuntimeError):
-    """The broker did not start, ended by itself, or did not stop in order. The text contains the broker's message."""
+    """The broker did not start, ended by itself, or did not stop cleanly. The text contains the broker's message."""

@@ -24,7 +24,7 @@ class OwnedByProcess(ABC):
 
     def __init__(self, data: str | Path | None) -> None:
         self.data = None if data is None else Path(data).absolute()
-        """The directory with the data. None if no `data` was passed and no temporary directory exists at present."""
+        """The directory with the data. None if no `data` was passed and no temporary directory exists now."""
         self._temporary = data is None
         self._owner_pid: int | None = None
         """The process that started the object; None while it does not run and no temporary directory exists."""
@@ -32,7 +32,7 @@ class OwnedByProcess(ABC):
 
     @property
     def _belongs_to_another_process(self) -> bool:
-        """Whether this process was forked from the process that started it."""
+        """Whether this process is a fork of the process that started the object."""
         return self._owner_pid not in (None, os.getpid())
 
     @abstractmethod

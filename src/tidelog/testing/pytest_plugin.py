@@ -19,7 +19,7 @@ class StartedBroker:
     def __init__(self, settings: dict[str, object]) -> None:
         self.settings = settings
         self.test_file = ""
-        """The file of the first test that used it."""
+        """The file of the first test that used this broker or cluster."""
 
 
 SCOPES = ("function", "class", "module", "package", "session")

@@ -42,7 +42,7 @@ class BrokerThread:
     def stop(self) -> None:
         """Stop the broker, and return when the thread has ended.
 
-        Raises BrokerFailedError if the broker had failed, or did not stop in order.
+        Raises BrokerFailedError if the broker had failed, or did not stop cleanly.
         """
         # The flag is set before the loop is checked. If the thread has not set its loop yet, it will first set the loop
         # and then read the flag.

@@ -18,6 +18,7 @@ HEADER_BYTES = 61
 LENGTH_END = 12
 """`length` counts the bytes after this position."""
 MIN_LENGTH = HEADER_BYTES - LENGTH_END
+"""Smallest valid value of the length field of a batch (magic 2)."""
 LEAST_RECORD_BYTES = 7
 """Size of the smallest record: length, attributes, two deltas, two lengths and a header count, one byte each."""
 DECOMPRESSED_BYTES_MAX = 100 * 1024 * 1024

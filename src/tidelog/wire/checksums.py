@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 
 def _load() -> Callable[[bytes | bytearray | memoryview], int]:
-    """Load only the extension module of the package `crc32c`: the package's own import takes 40 ms for its metadata."""
+    """Load only the extension module of the package `crc32c`. An import of the whole package takes 40 ms longer,
+    because the package then reads its metadata.
+    """
     package = importlib.util.find_spec("crc32c")
     for folder in (package and package.submodule_search_locations) or ():
         spec = importlib.machinery.PathFinder.find_spec("_crc32c", [folder])

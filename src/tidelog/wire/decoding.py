@@ -1,9 +1,9 @@
 """Generate the decoder of one message in one version as straight-line Python source, compiled once.
 
 The source calls no function for single fields or structs. Neighbouring fields of fixed size, and a length that
-follows them, are read by one `struct` unpack. Nested structs are loops in the same function. Slices are not checked
-one by one: the position only increases, so the next read, or one comparison at the end, detects a slice beyond the
-end of the buffer.
+follows them, are read by one `struct` unpack. Nested structs are decoded in the same function, and arrays of structs
+in its loops. Slices are not checked one by one: the position only increases, so the next read, or one comparison at
+the end, detects a slice beyond the end of the buffer.
 """
 
 import struct
@@ -48,7 +48,7 @@ def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDeco
 def _compile(source: "_Source") -> Any:
     codec_name = "stepwise decoder" if source.stepwise else "decoder"
     code = compile(source.text(), f"<{source.message.__name__} v{source.version} {codec_name}>", "exec")
-    exec(code, source.names)  # noqa: S102  # own source
+    exec(code, source.names)  # noqa: S102  # the source is generated above
     return source.names["decode"]
 
 
@@ -237,7 +237,7 @@ class _Source:
     def nested(self, struct_class: type[Struct], field: Field, target: str, nullable: bool) -> None:
         inner = self.temporary("m")
         if nullable:
-            # Null is -1, but 0 inside a tagged field.
+            # Null is encoded as -1, but as 0 inside a tagged field.
             present = self.temporary("n")
             self.run.append(("b", present))
             self.flush()

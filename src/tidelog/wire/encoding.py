@@ -24,7 +24,8 @@ def build_encoders(message: type[Message], version: int, *, any_text: bool = Fal
     """Return the functions that `message.encoder` and `message.pieces_encoder` return for `version`. Raises
     VersionNotInMessage.
 
-    With `any_text`, strings may hold lone surrogates, which stand for bytes that are not UTF-8 ("surrogateescape").
+    With `any_text`, strings may contain lone surrogates, which represent bytes that are not UTF-8
+    ("surrogateescape").
     """
     source = _Source(message, version, stepwise=False, any_text=any_text)
     encode = _compile(source)
@@ -41,7 +42,7 @@ def build_stepwise_encoder(message: type[Message], version: int) -> StepwiseEnco
 def _compile(source: "_Source") -> Any:
     codec_name = "stepwise encoder" if source.stepwise else "encoder"
     code = compile(source.text(), f"<{source.message.__name__} v{source.version} {codec_name}>", "exec")
-    exec(code, source.names)  # noqa: S102  # own source
+    exec(code, source.names)  # noqa: S102  # the source is generated above
     return source.names["encode"]
 
 
@@ -93,7 +94,8 @@ class _Source:
         self.flush_run()
         head = ["def encode(m0):", "    try:"]
         if self.stepwise:
-            # The condition is never true. Its yield makes the encoder of a message without arrays a generator, too.
+            # The condition is never true, but the `yield` makes the encoder of a message without arrays a generator,
+            # too.
             head += [f"        left = {STEP_ITEMS}", "        if not left:", "            yield"]
         if self.in_pieces:
             self.write_parts()
@@ -149,7 +151,9 @@ class _Source:
             self.parts.append(f"({short} if {compact} < 128 else {fixed} + uvarint({compact}))")
 
     def write_parts(self) -> None:
-        """Write the pending values and parts into `out`. Call it before a loop or branch begins, and before it ends."""
+        """Write the pending values and parts into `out`. This must happen before a loop or branch begins, and again
+        before the loop or branch ends.
+        """
         self.flush_run()
         self.out_is_used |= self.out == "out"
         if len(self.parts) == 1:
@@ -232,7 +236,7 @@ class _Source:
         if not nullable:
             self.struct(struct_named(struct_class, field.type), inner)
             return
-        # Null is -1, but 0 inside a tagged field.
+        # Null is encoded as -1, but as 0 inside a tagged field.
         self.write_parts()
         self.emit(f"if {inner} is None:")
         null = b"\xff" if field.tag is None else b"\x00"

@@ -2,7 +2,8 @@
 codes.
 
 Names and numbers are those of Kafka 4.3 (`org.apache.kafka.common.protocol.Errors`). A handler raises the exception,
-and the API layer writes its code into the response. A client converts a code into an exception with `error_for`.
+and the API layer writes the exception's code into the response. A client converts a code into an exception with
+`error_for`.
 """
 
 from enum import IntEnum

@@ -22,8 +22,8 @@ _FLEXIBLE_FROM = {key: api.flexible_from for key, api in APIS.items()}
 def request_header_version(api_key: int, api_version: int) -> int:
     """Return the version of a request's header: 1 or 2.
 
-    An API version that is newer than all known versions gets the header version of the newest known one. The header
-    of an unknown API has version 1.
+    An API version that is newer than all known versions gets the header version of the newest known version. The
+    header of an unknown API has version 1.
     """
     return 2 if api_version >= _FLEXIBLE_FROM.get(api_key, NEVER_FLEXIBLE) else 1
 

@@ -232,7 +232,7 @@ def test_unfinished_moves_are_listed_watched_and_cancelled(cluster: FakeCluster)
         (["--brokers", "1,7"], 1, "there is no broker 7; the cluster has 1, 2, 3"),
         (["--brokers", "1"], 1, "partition orders-0 needs 2 brokers for its replicas, and only 1 may be used (1)"),
         (["--execute"], 2, "there is no plan: name the brokers with --brokers"),
-        (["--brokers", "1,2", "--cancel"], 2, "exclude each other"),
+        (["--brokers", "1,2", "--cancel"], 2, "cannot be combined"),
         (["--plan", "x", "--topics", "y"], 2, "--plan already says which partitions move"),
         (["--plan", "/no/such"], 2, "--plan /no/such: No such file or directory"),
         (["--topics", "orders", "--replicas", "4"], 1, "needs 4 brokers for its replicas, and only 3 may be used"),

@@ -180,7 +180,7 @@ def test_a_broker_that_does_not_start_is_tried_again_with_longer_pauses(supervis
             break
     assert pauses == [0.05, 0.1, 0.2]
     running.end(signal.SIGTERM)
-    assert running.process.returncode == 1, "a broker did not stop in order"
+    assert running.process.returncode == 1, "a broker did not stop cleanly"
 
 
 def test_if_no_broker_starts_the_supervisor_ends(supervise: Any) -> None:

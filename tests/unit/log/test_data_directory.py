@@ -509,7 +509,7 @@ def test_a_disk_that_cannot_be_written_is_said_and_the_lock_given_back(disk: Sim
 
 
 def without_its_middle(disk: SimDisk, *, clean: bool = False) -> tuple[DataDirectory, str]:
-    """A directory whose log has lost the second of three segments while nobody ran. `clean`: after a stop in order."""
+    """A directory whose log has lost the second of three segments while nobody ran. `clean`: after a clean stop."""
     directory = DataDirectory.open(disk, "/data")
     log = directory.open_partition("orders", 0, TOPIC_ID, LogConfig(segment_bytes=200), NOW_MS)
     append(log, b"0", b"1", b"2", b"3", b"4", b"5")

@@ -1,6 +1,6 @@
 """The server-side assignors `uniform` and `range` (KIP-848).
 
-Both move as few partitions between members as possible. As in Kafka, neither considers racks.
+Both try to leave partitions with the members that had them. As in Kafka, neither considers racks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,8 @@ def assign_uniform(members: Members, counts: Counts) -> dict[str, Target]:
 
 
 def assign_range(members: Members, counts: Counts) -> dict[str, Target]:
-    """Split each topic's partitions into one range for each of its subscribers.
+    """Split each topic's partitions among its subscribers. If no subscriber had partitions of the topic before, each
+    one gets one range of partitions.
 
     Topics with the same subscribers and the same number of partitions are split in the same way. Therefore one
     member gets the partitions with the same number in all these topics.
@@ -183,7 +184,7 @@ class _UnevenAssignment:
         }
 
     def _retain_current(self, topic_id: bytes) -> list[int]:
-        """Assign the topic's partitions to the members that had them. Return the partitions that no member had."""
+        """Assign the topic's partitions to the subscribers that had them. Return the remaining partitions."""
         count = self._counts[topic_id]
         retained_partitions: set[int] = set()
         for member_id in self._subscribers[topic_id]:

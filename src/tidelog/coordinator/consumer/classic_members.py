@@ -90,12 +90,12 @@ def _apply_join(
     changed = step.update_member(current, updated, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
     owned = reported_partitions(subscription, context.image_now())
     if downgrades:
-        is_current = group.target_epoch >= step.epoch
+        target_is_current = group.target_epoch >= step.epoch
         after = updated
-        if is_current:
+        if target_is_current:
             target = group.targets.get(replaced or updated.member_id, NO_TARGET)
             after = step.reconcile(updated, replaced, group.target_epoch, target, owned, subscription_changed=False)
-        downgrade(step, [], after, replaced, rebalance=not is_current)
+        downgrade(step, [], after, replaced, rebalance=not target_is_current)
         return after
     target_epoch, target = step.target(updated, replaced)
     after = step.reconcile(updated, replaced, target_epoch, target, owned, subscription_changed=changed)
@@ -114,7 +114,7 @@ def _set_timers_after_join(step: Step, member: Member) -> None:
 
 
 def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protocols) -> None:
-    """Raise ApiError unless there is one of `protocols` that all classic members of the group support.
+    """Raise ApiError unless one of `protocols` is supported by all classic members of the group.
 
     The members need a common protocol because the group may later be converted into a classic group.
     """
@@ -135,8 +135,8 @@ def _subscription(protocols: Protocols) -> ConsumerProtocolSubscription:
 def _current_member(
     step: Step, member_id: str, instance_id: str | None, *, is_new: bool
 ) -> tuple[Member, Member | None]:
-    """Return two values: the current state of the member, or a new member; and the static member that it replaces, or
-    None.
+    """Return two values: the current state of the member, or a new member; and the static member that the new member
+    replaces, or None.
     """
     group = step.group
     if instance_id is None:
@@ -279,8 +279,8 @@ def _expect_join(context: GroupContext, group: ConsumerGroup, member: Member, no
 
 
 def _waits_for_other_members(group: ConsumerGroup, member: Member) -> bool:
-    """Return whether another member still has a partition of this member's target assignment. As long as this is so,
-    this member would gain nothing by joining again.
+    """Return whether another member still has a partition of this member's target assignment. Until the other member
+    has given it up, this member would gain nothing by joining again.
     """
     for topic_id, partitions in group.targets.get(member.member_id, NO_TARGET).items():
         owned = member.owned.get(topic_id, {})

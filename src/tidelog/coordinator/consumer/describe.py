@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tidelog.metadata.image import MetadataImage
 
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
+"""Values of the field `member_type`."""
 
 
 def describe(group: ConsumerGroup, default_assignor: str, image: "MetadataImage") -> DescribedGroup:

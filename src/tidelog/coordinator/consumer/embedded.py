@@ -19,8 +19,8 @@ VERSION_BYTES = 2
 
 
 def embedded_version(data: bytes) -> int:
-    """Return the version in which to decode an embedded message: its own version, or the newest known one if that is
-    lower. Raises MalformedMessage.
+    """Return the version in which to decode an embedded message: the version that the message states, or the newest
+    known version if that is lower. Raises MalformedMessage.
     """
     if len(data) < VERSION_BYTES:
         raise MalformedMessage("an embedded message has no version")

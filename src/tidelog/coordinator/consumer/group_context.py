@@ -57,7 +57,8 @@ class GroupContext:
         """Function that schedules a search for the topics of a group's new regular expressions. Its arguments are
         the group id and the monotonic time of the search in milliseconds."""
         self.groups_with_current_epoch: dict[str, None] = {}
-        """Ids of the groups whose metadata hash has been compared with the current topics."""
+        """Ids of the groups whose epoch fits the current topics: the metadata hash of the epoch has been compared with
+        the topics, and the topics have not changed since."""
 
     @property
     def consumer(self) -> ConsumerSettings:

@@ -136,8 +136,8 @@ def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None
 
 
 def _current_member(step: Step, beat: HeartbeatCall, reported: ReportedPartitions | None) -> tuple[Member, str | None]:
-    """Return two values. The first one is the current state of the member, or a new member. The second one is the id
-    of the static member that it replaces, or None.
+    """Return two values. The first one is the current state of the member, or a new member. The second one is the id of
+    the static member that this member replaces, or None.
     """
     request = beat.request
     group = step.group
@@ -179,7 +179,7 @@ def check_instance(member: Member, member_id: str) -> None:
 
 
 def check_epoch(member: Member, epoch: int, reported: ReportedPartitions | None) -> None:
-    """Raise ApiError unless the epoch is the member's current epoch.
+    """Raise ApiError unless the epoch is the member's current epoch or JOINING_EPOCH.
 
     The previous epoch is accepted, too, because the member may have missed the last response. In this case, the
     member must report its partitions, and may report only partitions that it has in its current epoch.

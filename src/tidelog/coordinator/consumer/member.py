@@ -40,6 +40,7 @@ class MemberState(IntEnum):
     UNRELEASED = 2
     """Other members still have partitions of this member's target assignment."""
     UNKNOWN = 127
+    """The record contains another number, which a later version of Kafka wrote."""
 
 
 class ClassicPart(NamedTuple):
@@ -70,7 +71,9 @@ class Member(NamedTuple):
     previous_epoch: int = -1
     state: MemberState = MemberState.STABLE
     owned: Owned = NOTHING_OWNED
+    """The partitions that the member has, without those that it must give up."""
     revoking: Owned = NOTHING_OWNED
+    """The partitions that the member must give up."""
 
     def is_settled(self, epoch: int) -> bool:
         """Return whether the member has the whole target assignment of `epoch`."""
@@ -108,7 +111,7 @@ class Member(NamedTuple):
         try:
             state = MemberState(value.state)
         except ValueError:
-            state = MemberState.UNKNOWN  # written by a later version of Kafka
+            state = MemberState.UNKNOWN
         return self._replace(
             epoch=value.member_epoch,
             previous_epoch=value.previous_member_epoch,

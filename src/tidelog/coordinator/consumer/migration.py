@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def open_group(context: GroupContext, group_id: str, now: Moment, *, create: bool) -> Step:
     """Begin the step of a request to the group. With `create`, a missing group is created, and a classic group is
-    upgraded.
+    upgraded, or replaced if it has no members.
 
     Raises GroupIdNotFound if no consumer group exists and `create` is false, and if a classic group cannot be
     upgraded. Raises CoordinatorNotAvailable if a new group would exceed GROUPS_MAX.
@@ -152,8 +152,8 @@ def may_downgrade(step: Step, leaving_ids: list[str]) -> bool:
     """Return whether the group is converted into a classic group when the members `leaving_ids` leave."""
     context, group = step.context, step.group
     remaining_count = len(group.members) - len(leaving_ids)
-    consumers = sum(group.members[member_id].classic is None for member_id in leaving_ids)
-    if not consumers or group.classic_count + consumers != len(group.members) or remaining_count < 1:
+    consumer_count = sum(group.members[member_id].classic is None for member_id in leaving_ids)
+    if not consumer_count or group.classic_count + consumer_count != len(group.members) or remaining_count < 1:
         return False
     if not context.consumer.migration.may_downgrade or remaining_count > context.settings.group_max_size:
         step.out.log(
@@ -176,7 +176,8 @@ def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: 
     """Write tombstones for the consumer group's records, and the record of a classic group without the members
     `leaving`.
 
-    If `joining` is given, it replaces the static member with the id `replaced`.
+    If `joining` is given, it replaces the static member with the id `replaced`. With `rebalance`, the classic group
+    begins a rebalance.
     """
     group = step.group
     after = ConsumerGroup(group.group_id)  # the group after the records of this step so far

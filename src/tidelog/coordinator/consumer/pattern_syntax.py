@@ -22,6 +22,7 @@ TEXT_LENGTH_MAX = 1 << 16
 """Maximum length of a translated expression. It may be longer than the original, because one repetition may become
 several."""
 MATCHES_NOTHING = r"[^\x00-\x{10FFFF}]"
+"""An expression that matches no text. It replaces a repetition that only texts longer than a topic's name can match."""
 _COUNT = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")
 _COUNT_DIGITS_MAX = 8
 _GROUP = re.compile(r"\(\?P?<([^>]*)>")
@@ -51,7 +52,7 @@ class InvalidPattern(ValueError):
 
 
 class _NotTranslatable(Exception):
-    """The expression has an error that RE2 finds, too. The expression is passed to RE2 unchanged, so that the client
+    """The expression has an error that RE2 also finds. The expression is passed to RE2 unchanged, so that the client
     gets RE2's message.
     """
 
@@ -70,7 +71,9 @@ class _Atom(NamedTuple):
 
 
 class _Group:
-    """An open group, or the whole expression. It accumulates the properties of its alternatives."""
+    """An open group, or the whole expression. It accumulates the properties of its alternatives. `length_min` and
+    `nullable` describe only the alternative that is being translated.
+    """
 
     __slots__ = ("has_nullable_alternative", "length_min", "nested_count", "nullable", "shortest_alternative", "start")
 
@@ -101,7 +104,9 @@ class _Group:
 
 
 def as_re2(pattern: str) -> str:
-    """Return the expression for RE2. Raises InvalidPattern if RE2/J refuses the expression and RE2 would accept it."""
+    """Return the expression for RE2. Raises InvalidPattern if RE2/J refuses the expression and RE2 would accept it, or
+    if the translation would be too long.
+    """
     try:
         return _Translation(pattern).text()
     except _NotTranslatable:
@@ -109,6 +114,8 @@ def as_re2(pattern: str) -> str:
 
 
 class _Translation:
+    """One translation. It reads the expression from left to right, and collects the pieces of the translated one."""
+
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._position = 0
@@ -313,7 +320,7 @@ class _Translation:
         length_min = min(atom.length_min * minimum, NAME_LENGTH_MAX + 1)
         nullable = minimum == 0 or atom.nullable
         if length_min > NAME_LENGTH_MAX:
-            self._write(MATCHES_NOTHING)  # after the atom, so that RE2 still checks it
+            self._write(MATCHES_NOTHING)  # after the atom, so that RE2 still checks the atom
             self._last_atom = atom._replace(length_min=length_min, nullable=False)
             return
         # A name has room for at most this many repetitions that match a text that is not empty. Repetitions that match

@@ -2,7 +2,7 @@
 
 The syntax is RE2/J's, as in Kafka. RE2 matches in time linear in the length of the text, so a client's expression
 cannot block the event loop for long. The length of an expression, the memory of its compiled program, and the work of
-one turn are limited as well.
+one turn are also limited.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -121,8 +121,8 @@ class Resolver:
             self.wake(group.group_id, now_ms)
 
     def refresh(self, group_id: str, now_ms: int) -> None:
-        """Schedule a search through all topics. It is needed after a load, because topics may have changed before the
-        load.
+        """Schedule a search through all topics. Such a search is needed after a load, because topics may have changed
+        before the load.
         """
         self._changed_topics[group_id] = None
         self.wake(group_id, now_ms)

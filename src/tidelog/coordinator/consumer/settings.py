@@ -77,8 +77,8 @@ class ConsumerSettings:
     def value_for_group(self, key: str, own_settings: Mapping[str, str], default: int) -> int:
         """Return the value of a setting for a group.
 
-        If the group has a value in `own_settings`, it is raised or lowered to the broker's current limits. Otherwise
-        the result is `default`, even if it is outside the limits.
+        If the group has a value in `own_settings`, this value is raised or lowered to the broker's current limits.
+        Otherwise the result is `default`, even if it is outside the limits.
         """
         text = own_settings.get(key)
         if text is None:

@@ -26,7 +26,9 @@ PROTOCOL_TYPE = "consumer"
 FIRST_EPOCH = 1
 """The epoch of a group for which no record states an epoch."""
 MEMBER_OVERHEAD_BYTES = 1000
+"""Estimated memory of one member without its topics, in bytes."""
 TOPIC_OVERHEAD_BYTES = 60
+"""Estimated memory of one subscribed topic of a member without the topic's name, in bytes."""
 
 
 class ConsumerGroupState(Enum):
@@ -44,7 +46,7 @@ class MatchedTopics(NamedTuple):
     version: int
     """The position of the metadata image that was searched."""
     time_ms: int
-    """When the topics were searched."""
+    """Wall-clock time of the search, in milliseconds."""
 
 
 class ConsumerGroup:
@@ -87,10 +89,10 @@ class ConsumerGroup:
         self.target_epoch = 0
         """The epoch in which `targets` was computed; 0 if it was never computed."""
         self.target_time_ms = 0
-        """When `targets` was computed."""
+        """Wall-clock time at which `targets` was computed, in milliseconds."""
         self.members: dict[str, Member] = {}
         self.targets: dict[str, Target] = {}
-        """Target assignment by member id. If it is missing for a member, it is empty."""
+        """Target assignment by member id. A member that is missing here has an empty target assignment."""
         self.resolved: dict[str, MatchedTopics] = {}
         """Topics that match each regular expression. An expression is missing until its topics have been searched."""
         self.has_partition_metadata = False

@@ -48,7 +48,8 @@ class Step:
         """Write the changes of a member, and begin a new group epoch if the subscription or the subscribed topics
         changed.
 
-        Returns whether the member subscribes to other topics than before.
+        See `update_pattern` for `pattern_changed` and `pattern_is_ready`. Returns whether the member subscribes to
+        other topics than before.
         """
         group = self.group
         names_changed = False
@@ -123,16 +124,16 @@ class Step:
     def _assignor_input(self, updated: Member, replaced: str | None) -> dict[str, AssigningMember]:
         group = self.group
         image = self.context.image_now()
-        current: dict[tuple[tuple[str, ...], str], frozenset[bytes]] = {}
+        ids_by_subscription: dict[tuple[tuple[str, ...], str], frozenset[bytes]] = {}
         members: dict[str, AssigningMember] = {}
         for member in (*group.members.values(), updated):
             member_id = member.member_id
             if member_id == replaced or (member_id == updated.member_id and member is not updated):
                 continue
             subscription = (member.topics, member.pattern)
-            ids = current.get(subscription)
+            ids = ids_by_subscription.get(subscription)
             if ids is None:
-                ids = current[subscription] = topic_ids(image, subscribed_names(group, member))
+                ids = ids_by_subscription[subscription] = topic_ids(image, subscribed_names(group, member))
             target_member_id = replaced if member is updated and replaced is not None else member_id
             members[member_id] = AssigningMember(
                 ids, group.targets.get(target_member_id, NO_TARGET), member.instance_id or member_id

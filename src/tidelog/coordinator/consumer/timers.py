@@ -41,6 +41,7 @@ class Timers:
         deadline = timers.get(timer)
         if deadline is None:
             deadline = timers[timer] = Deadline(self._on_expiry)
+        # Only the epoch in the subject can change, and a session timer does not use the epoch.
         if timer is not Timer.SESSION or deadline.subject is None:
             deadline.subject = TimerSubject(timer, group_id, member_id, epoch)
         self._deadlines.set(deadline, now.monotonic_ms + after_ms)

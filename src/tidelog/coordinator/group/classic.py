@@ -226,7 +226,7 @@ class ClassicGroup(RebalancingGroup):
         if self.state is GroupState.PREPARING_REBALANCE:
             self._maybe_complete_join(out, now)
         elif self.state is GroupState.COMPLETING_REBALANCE or not self._keeps_generation():
-            # In the state COMPLETING_REBALANCE, the leader may be assigning partitions to the old id at present.
+            # In the state COMPLETING_REBALANCE, the leader may be assigning partitions to the old id at this moment.
             self._prepare_rebalance(out, now)
         else:
             self.members.unpark_join(member)
@@ -263,7 +263,7 @@ class ClassicGroup(RebalancingGroup):
         """Return whether this member and all other members have a common protocol.
 
         A protocol that the member names more than once does not count. If the only member of a group names every
-        protocol more than once, Kafka never answers it; Tidelog refuses the join.
+        protocol more than once, Kafka never answers the join, and Tidelog refuses it.
         """
         protocol_type = joining.request.protocol_type
         if not protocol_type or not protocols:
@@ -306,8 +306,9 @@ class ClassicGroup(RebalancingGroup):
         return member
 
     def _assign(self, assignments: dict[str, bytes], out: Decision, now: Moment) -> None:
-        """Store the leader's assignment. A member without an entry in `assignments` gets an empty assignment.
-        Entries of unknown members are ignored.
+        """Store the leader's assignment. A member without an entry in `assignments` gets an empty assignment. Entries
+        of unknown members are ignored. If the group's record would be too large, the assignment is refused, and a new
+        rebalance begins.
         """
         for member in self.members:
             member.assignment = assignments.get(member.member_id, b"")

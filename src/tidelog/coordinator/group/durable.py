@@ -47,6 +47,7 @@ class DurableGroups:
         self.pending = PendingOffsets()
         """Offsets of open transactions. A group that has nothing else exists, too."""
         self._last_removal_offset = 0
+        """Exclusive end of the last batch that removed a group; 0 if no batch did."""
 
     def replay(self, record: AnyRecord, next_offset: int) -> None:
         """Apply one record of the batch that ends before `next_offset`.

@@ -15,11 +15,11 @@ def string_hash(text: str) -> int:
 
 
 def partition_of(group_id: str, count: int) -> int:
-    """Return the number of the partition of `__consumer_offsets` that stores the group. `count` is the number of
-    partitions. Kafka computes the same number.
+    """Return the number of the partition of `__consumer_offsets` that stores the group, as Kafka computes it. `count`
+    is the number of partitions.
     """
     magnitude = abs(string_hash(group_id))
-    return magnitude % count if magnitude < 1 << 31 else 0
+    return magnitude % count if magnitude < 1 << 31 else 0  # Kafka uses 0, because Java has no int 2**31
 
 
 def hash_map_bucket(text: str) -> int:

@@ -70,7 +70,9 @@ class ClassicMember:
         self.session = session
         self.assignment = assignment
         self.join_reply: Reply | None = None
+        """The reply of the member's parked JoinGroup request, if there is one."""
         self.sync_reply: Reply | None = None
+        """The reply of the member's parked SyncGroup request, if there is one."""
         self.is_new = False
         """Whether the member's first join is not answered yet. The member then does not know its id and cannot send
         heartbeats."""
@@ -117,9 +119,11 @@ class ClassicMembers:
         self.parked_join_count = 0
         """Number of members whose join is parked."""
         self.leader_id: str | None = None
+        """None if the group has no members."""
         self.metadata_bytes = 0
         """Estimated memory of all protocols of all members, in bytes."""
         self._votes: dict[str, int] = {}
+        """Number of members that support each protocol."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -219,8 +223,8 @@ class ClassicMembers:
         return max(counts, key=lambda name: (counts[name], -hash_map_bucket(name)))
 
     def elect_joined_leader(self) -> bool:
-        """Ensure that the leader is a member with a parked join. The present leader is preferred; the second choice
-        is the first member with a parked join. Returns False if no join is parked.
+        """Ensure that the leader is a member with a parked join. The current leader is preferred; the second choice is
+        the first member with a parked join. Returns False if no join is parked.
         """
         if self.leader_id is None:
             return False

@@ -24,6 +24,7 @@ RECORD_OVERHEAD_BYTES = 96
 """Upper bounds on the overhead of a batch and of a record, in bytes. With them, the estimated size of a batch is
 never smaller than its encoded size."""
 TIME_MAX = (1 << 63) - 1
+"""The largest time that fits into a record, in milliseconds."""
 
 
 class OffsetToCommit(NamedTuple):
@@ -71,7 +72,7 @@ class PreparedCommit(NamedTuple):
 
     records: list[OffsetRecord]
     batch: bytearray | None
-    """The encoded `records`, or None if there are none."""
+    """The encoded `records`; None if there are no records."""
     codes: list[ErrorCode]
     """One code for each offset of the commit, in the order of the request."""
 
@@ -140,8 +141,8 @@ def expired_offsets(
 ) -> Iterator[OffsetRecord]:
     """Yield tombstones of the offsets whose retention time has passed.
 
-    - In a classic group without members, the retention time begins when the group becomes empty. For a simple consumer
-      it begins with each commit.
+    - In a classic group without members, the retention time begins when the group becomes empty. For a simple consumer,
+      the retention time begins with each commit.
     - In a classic group with members, offsets do not expire. There is one exception: if the group is stable and its
       protocol type is "consumer", offsets of topics to which no member subscribes expire. Their retention time begins
       with the commit.

@@ -23,6 +23,7 @@ NO_MEMBER_ID = ""
 NEW_MEMBER_TIMED_OUT = "the rebalance that the new member waited for did not end in time"
 RECORD_OVERHEAD_BYTES = 512
 MEMBER_OVERHEAD_BYTES = 64
+"""Upper bounds on the overhead of the group's record and of each member in the record, in bytes."""
 
 
 class RebalancingGroup:
@@ -69,7 +70,9 @@ class RebalancingGroup:
         self._joined_during_delay = False
         """Whether a member joined during the current delay of such a rebalance."""
         self._delay_ms = 0
+        """Length of the current delay of such a rebalance, in milliseconds."""
         self._remaining_delay_ms = 0
+        """Upper bound on the next delay, in milliseconds; 0 if no further delay is allowed."""
         self._subscriptions: list[bytes] | None = None
         """Encoded subscriptions that have not been decoded into `_topics` yet."""
         self._topics: frozenset[str] | None = None

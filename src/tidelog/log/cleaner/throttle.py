@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-"""Interval in seconds. The rate is checked each time after as many bytes as are allowed in this interval. Shorter
-bursts are not slowed down."""
+"""Interval in seconds. The rate is checked again when as many bytes have been counted as are allowed in this interval.
+Shorter bursts are not slowed down."""
 
 
 class Throttle:

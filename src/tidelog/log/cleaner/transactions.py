@@ -34,6 +34,7 @@ class Transactions:
         heapify(self._upcoming)
         self._on_marker_kept = on_marker_kept
         self._aborting: dict[int, AbortedTransaction] = {}
+        """The aborted transactions that have begun and not ended, by producer id."""
         self._aborting_with_records: dict[int, None] = {}
         """Producers whose aborted transaction has records that were read."""
         self._committing: dict[int, None] = {}

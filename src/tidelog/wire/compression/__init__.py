@@ -2,12 +2,12 @@
 
 Each codec has one module for both directions. Every part of Tidelog that needs the records of a compressed batch
 calls `decompress`: validation of produced batches, recompression, look-ups by time, compaction, `tidelog log`, the
-Spark source. It accepts and refuses the same streams as the readers of Kafka 4.3.1:
+Spark source. `decompress` accepts and refuses the same streams as the readers of Kafka 4.3.1:
 
     gzip     one or several members; bytes after a member that do not begin another member are ignored
     snappy   bare, or xerial's framing, whose header may repeat; up to three bytes after the last chunk are ignored
     lz4      one frame of independent blocks; bytes after the frame are ignored; content checksums are not compared
-    zstd     one or several frames, also skippable ones; an incomplete last frame is ignored if it yields no bytes
+    zstd     one or several frames, skippable or not; an incomplete last frame is ignored if it yields no bytes
 
 Decompression stops at a size limit in bytes, because a few KB may decompress to gigabytes. The size that the stream
 states is not trusted.

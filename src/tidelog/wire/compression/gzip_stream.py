@@ -24,6 +24,7 @@ contain another member."""
 _MAGIC = b"\x1f\x8b\x08"  # followed by the only compression method
 _FLAGS_AT = 3
 _HEADER_BYTES = 10
+# Flags of a header: the optional fields that it contains.
 _HEADER_CHECKSUM = 0x02
 _EXTRA = 0x04
 _NAME = 0x08

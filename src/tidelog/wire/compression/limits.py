@@ -26,7 +26,7 @@ class RemainingLimits:
             raise too_large(self._limit_bytes)
 
     def use_piece(self) -> None:
-        """Count one member, frame, chunk or block. Raises TooLargeDecompressed if the stream has too many."""
+        """Count one member, frame, chunk or block. Raises TooLargeDecompressed if the stream has too many pieces."""
         self._pieces_left -= 1
         if self._pieces_left < 0:
             raise too_many_pieces(self._limit_bytes)

@@ -20,9 +20,11 @@ _HEADER = _MAGIC + bytes.fromhex("60 40 82")
 _END = bytes(4)
 _BLOCK_BYTES = 64 * 1024
 _STORED = 0x80000000
+"""The bit of a block's size that marks an uncompressed block."""
 _SIZE = Struct("<I")
 _CONTENT_SIZE_BYTES = 8
 
+# Bits of the descriptor's first byte.
 _VERSION_MASK, _VERSION = 0xC0, 0x40
 _INDEPENDENT = 0x20
 _BLOCK_CHECKSUMS = 0x10

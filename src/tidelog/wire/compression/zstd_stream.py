@@ -23,8 +23,8 @@ _OUTPUT_FULL = "whole buffer"
 _CUT_SHORT = "incomplete frame"
 
 _ERROR_NUMBERS = 120
-"""Java's reader interprets this many of the highest 32-bit numbers as error codes. If the number of bytes that an
-incomplete skippable frame lacks is one of them, the reader raises an error."""
+"""Java's reader interprets this many of the highest 32-bit numbers as error codes. If the number of missing
+bytes of an incomplete skippable frame is one of these numbers, the reader raises an error."""
 _READ_BYTES = (128 << 10) + 3
 """Number of compressed bytes that Java's reader reads at a time. When the reader reads again, it expects a complete
 frame."""
@@ -32,10 +32,12 @@ frame."""
 _MAGIC = 0xFD2FB528
 _SKIPPABLE_MASK, _SKIPPABLE_MAGIC = 0xFFFFFFF0, 0x184D2A50
 _NUMBER = Struct("<I")
+# Bits of the descriptor in a frame's header, and the sizes of the header's fields by their codes in the descriptor.
 _SINGLE_SEGMENT = 0x20
 _CHECKSUM = 0x04
 _DICTIONARY_BYTES = (0, 1, 2, 4)
 _SIZE_BYTES = (0, 2, 4, 8)
+
 _BLOCK_HEADER_BYTES = 3
 _LAST_BLOCK = 1
 # Block types.
@@ -85,8 +87,8 @@ def _decompress_cut(data: memoryview, limit_bytes: int, reason: str) -> bytes:
 
 
 def _whole_frames_end(data: memoryview, limits: RemainingLimits) -> tuple[int, int | None]:
-    """Return the end of the last complete frame, or 0 if no frame is complete. Also return where the incomplete frame
-    behind it would end, or None if that cannot be determined.
+    """Return the end of the last complete frame, or 0 if no frame is complete. Also return the position where the
+    incomplete frame that follows would end, or None if this position cannot be determined.
     """
     whole_end = 0
     while True:
