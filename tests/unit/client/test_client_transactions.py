@@ -15,7 +15,7 @@ from transaction_harness.raw_producer import RawProducer
 ORDERS = TopicPartition("orders", 0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def bootstrap() -> Iterator[str]:
     """A broker with a transaction that is open, one that has ended, and a producer that has not begun one."""
     with Broker() as broker:
