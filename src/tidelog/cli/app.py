@@ -48,6 +48,9 @@ COMMANDS = {
     "produce": CommandEntry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
     "consume": CommandEntry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
     "group": CommandEntry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
+    "transaction": CommandEntry(
+        "tidelog.cli.transaction", "Topics and records", "Show transactions; find and abort those that hang."
+    ),
     "quota": CommandEntry("tidelog.cli.quota", "Topics and records", "Show and change client quotas."),
     "bench": CommandEntry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
     "demo": CommandEntry("tidelog.demo.command", "Measuring", "See Tidelog at work on real data."),
@@ -163,10 +166,10 @@ def execute(arguments: Sequence[str]) -> int:
 def check_utf8(arguments: Sequence[str]) -> None:
     """Raise UsageError for an argument that is not UTF-8, because librdkafka's client crashes on it.
 
-    Paths of log files and names of groups may contain any bytes, because the commands that use them do not use
-    librdkafka.
+    Paths of log files, names of groups and transactional ids may contain any bytes, because the commands that use them
+    do not use librdkafka.
     """
-    if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")) or arguments[:1] == ["group"]:
+    if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")) or arguments[0:1] in (["group"], ["transaction"]):
         return
     for argument in arguments:
         try:

@@ -511,12 +511,13 @@ def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> Non
             )
 
 
-def confirm(question: str, yes: bool) -> None:
+def confirm(question: str, yes: bool, verb: str = "delete") -> None:
     """Ask the user, unless `yes`. Raises typer.Abort for "no", and UsageError if stdin is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("the deletion cannot be confirmed, because stdin is not a terminal: add --yes to delete")
+        noun = {"delete": "deletion"}.get(verb, verb)
+        raise UsageError(f"the {noun} cannot be confirmed, because stdin is not a terminal: add --yes to {verb}")
     typer.confirm(question, abort=True)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
-from tidelog.client import groups, operations, partitions
+from tidelog.client import groups, operations, partitions, transactions
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.each import Results
 from tidelog.client.errors import ClientError, GaveUp, NoBrokerReachable, Unreachable
@@ -230,6 +230,27 @@ class Client:
 
     def delete_groups(self, group_ids: Sequence[str]) -> Results[str, None]:
         return self._run(groups.delete_groups(self.cluster, self.config.backoff, group_ids))
+
+    def list_transactions(self, wanted: transactions.TransactionFilter) -> transactions.TransactionListing:
+        return self._run(transactions.list_transactions(self.cluster, self.config.backoff, wanted))
+
+    def describe_transactions(self, transactional_ids: Sequence[str]) -> Results[str, transactions.Transaction]:
+        return self._run(transactions.describe_transactions(self.cluster, self.config.backoff, transactional_ids))
+
+    def describe_producers(
+        self, topic_partitions: Sequence[TopicPartition], broker_id: int | None = None
+    ) -> Results[TopicPartition, list[transactions.ActiveProducer]]:
+        """Return the producers of each partition, as its leader or the broker `broker_id` knows them."""
+        backoff = self.config.backoff
+        return self._run(transactions.describe_producers(self.cluster, backoff, topic_partitions, broker_id))
+
+    def abort_in_partition(self, partition: TopicPartition, producer: transactions.ActiveProducer) -> None:
+        """Write an abort marker to one partition. See `transactions.abort_in_partition`."""
+        self._run(transactions.abort_in_partition(self.cluster, self.config.backoff, partition, producer))
+
+    def fence(self, transactional_id: str, timeout_ms: int) -> transactions.FencedProducer:
+        """Fence the producers of a transactional id, and abort its open transaction. See `transactions.fence`."""
+        return self._run(transactions.fence(self.cluster, self.config.backoff, transactional_id, timeout_ms))
 
     def list_offsets_each(
         self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED

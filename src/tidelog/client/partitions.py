@@ -38,13 +38,13 @@ def list_offsets(
 
     def attempt(remaining: list[TopicPartition]) -> Operation[Results[TopicPartition, ListedOffset]]:
         results: Results[TopicPartition, ListedOffset] = {}
-        leaders = yield from _leaders(cluster, remaining, results)
+        by_leader = yield from leaders(cluster, remaining, results)
         requests = [
             (address, list_offsets_request(cluster, {tp: timestamps[tp] for tp in partitions}, isolation))
-            for address, partitions in leaders.items()
+            for address, partitions in by_leader.items()
         ]
         answers = yield from ask_each(requests, ListOffsetsResponse, NEWEST)
-        for partitions, answer in zip(leaders.values(), answers, strict=True):
+        for partitions, answer in zip(by_leader.values(), answers, strict=True):
             if isinstance(answer, ClientError):
                 results |= dict.fromkeys(partitions, answer)
                 continue
@@ -55,7 +55,7 @@ def list_offsets(
                     results[tp] = (
                         error_for(code, error_name(code)) if code else ListedOffset(part.offset, part.timestamp)
                     )
-        return _complete(cluster, remaining, results)
+        return complete(cluster, remaining, results)
 
     return (yield from retry_temporary_failures(backoff, timestamps, attempt))
 
@@ -69,17 +69,17 @@ def fetch(
     listed first in `positions`.
     """
     results: Results[TopicPartition, Fetched] = {}
-    leaders = yield from _leaders(cluster, positions, results)
+    by_leader = yield from leaders(cluster, positions, results)
     uses_topic_ids = all(
-        cluster.topic_id(tp.topic) != NO_TOPIC_ID for partitions in leaders.values() for tp in partitions
+        cluster.topic_id(tp.topic) != NO_TOPIC_ID for partitions in by_leader.values() for tp in partitions
     )
     requests = [
         (address, _fetch_request(cluster, {tp: positions[tp] for tp in partitions}, limits))
-        for address, partitions in leaders.items()
+        for address, partitions in by_leader.items()
     ]
     names = {cluster.topic_id(tp.topic): tp.topic for tp in positions}
     answers = yield from ask_each(requests, FetchResponse, NEWEST if uses_topic_ids else FETCH_BY_NAME)
-    for partitions, answer in zip(leaders.values(), answers, strict=True):
+    for partitions, answer in zip(by_leader.values(), answers, strict=True):
         if isinstance(answer, ClientError):
             results |= dict.fromkeys(partitions, answer)
             continue
@@ -95,10 +95,10 @@ def fetch(
                 results[TopicPartition(name, part.partition_index)] = (
                     error_for(code, error_name(code)) if code else fetched_from(part)
                 )
-    return _complete(cluster, positions, results)
+    return complete(cluster, positions, results)
 
 
-def _complete(
+def complete(
     cluster: Cluster, requested: Iterable[TopicPartition], results: Results[TopicPartition, V]
 ) -> Results[TopicPartition, V]:
     """Return a result or a failure for every requested partition. Remove the topics of failed partitions from the
@@ -109,7 +109,7 @@ def _complete(
     return complete
 
 
-def _leaders(
+def leaders(
     cluster: Cluster, partitions: Iterable[TopicPartition], failures: Results[TopicPartition, V]
 ) -> Operation[dict[Address, list[TopicPartition]]]:
     """Return the partitions grouped by their leaders' addresses. If a partition has no leader, or the metadata of its
