@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 from tidelog.api.encoded_topics import EncodedTopics
 
 if TYPE_CHECKING:
+    from tidelog.api.encoded_partitions import EncodedPartitions
     from tidelog.api.fetch_sessions import FetchSessions
     from tidelog.api.follower_fetch import Followers
     from tidelog.api.metering import Meter
@@ -27,6 +28,7 @@ class Services:
         "config",
         "connection_quotas",
         "controller",
+        "encoded_partitions",
         "encoded_topics",
         "fetch_sessions",
         "followers",
@@ -63,7 +65,10 @@ class Services:
         self.groups = groups
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
-        self.encoded_topics = EncodedTopics()
+        self.encoded_topics: EncodedTopics[bytes] = EncodedTopics()
+        """For Metadata."""
+        self.encoded_partitions: EncodedTopics[EncodedPartitions] = EncodedTopics()
+        """For DescribeTopicPartitions."""
         self.followers: Followers | None = None
         """The followers of this broker's partitions. If None, the broker has no followers and refuses their fetches."""
         self.selects_replicas = False
