@@ -89,8 +89,13 @@ def _write(
             raise ApiError(f"a marker has the producer epoch {marker.producer_epoch}", ErrorCode.UNKNOWN_SERVER_ERROR)
         partition = services.partitions.get(topic, index)
         partition.check_writable(-1)
+        producers = partition.log.producers
         if marker.transaction_version >= V2:
-            partition.log.producers.check_epoch_of_v2_marker(marker.producer_id, marker.producer_epoch)
+            producers.check_epoch_of_v2_marker(marker.producer_id, marker.producer_epoch)
+        else:
+            # The records of the transaction have the epoch of its marker. With version 2 they have a lower epoch, and
+            # this is the epoch of the producer's next transaction, whose first batches may wait for their verification.
+            producers.invalidate_verifications(marker.producer_id, marker.producer_epoch + 1)
         batch = marker_batch(
             marker.producer_id,
             marker.producer_epoch,
