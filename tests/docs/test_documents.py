@@ -31,7 +31,15 @@ RUN = [
     ROOT / "README.zh-CN.md",
     *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in REPORTS),
 ]
-PAGES_ON_ONE_BROKER = ("getting-started", "changing-settings", "groups", "quotas", "spark", "troubleshooting")
+PAGES_ON_ONE_BROKER = (
+    "getting-started",
+    "changing-settings",
+    "groups",
+    "transactions",
+    "quotas",
+    "spark",
+    "troubleshooting",
+)
 ON_ONE_BROKER = [
     ROOT / name
     for name in (

@@ -37,6 +37,11 @@ def test_produce_consume(tmp_path: Path, bootstrap: str) -> None:
     assert told.endswith("read and committed 10 orders\n")
 
 
+def test_exactly_once(tmp_path: Path, bootstrap: str) -> None:
+    told = run(tmp_path, str(EXAMPLES / "exactly_once.py"), bootstrap)
+    assert told == "30 bookings of 30 payments, the first: booked payment 0\n"
+
+
 def test_asyncio_client(tmp_path: Path) -> None:
     assert run(tmp_path, str(EXAMPLES / "asyncio_client.py")) == "average of 100 readings: 24.95\n"
 

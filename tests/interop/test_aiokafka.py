@@ -13,7 +13,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, OffsetMetadataTooLargeError
+from aiokafka.errors import MessageSizeTooLargeError, OffsetMetadataTooLargeError
 from aiokafka.structs import OffsetAndMetadata
 
 from interop_harness.suite import (
@@ -340,20 +340,5 @@ def test_admin_of_groups(bootstrap: str, new_topic: NewTopicNamed, unique: Uniqu
             assert described[1:4] == (group, "Stable", "consumer")
             assert len(described[5]) == 1
             assert (group, "consumer") in [entry[:2] for entry in await admin.list_consumer_groups()]
-
-    run(test())
-
-
-@pytest.mark.tidelog_only
-@pytest.mark.exercises("transactions-refused")
-def test_a_transactional_id_is_refused_at_once(bootstrap: str) -> None:
-    async def test() -> None:
-        began = time.monotonic()
-        with pytest.raises(KafkaError) as refused:
-            async with producing(bootstrap, transactional_id="anything"):
-                pass
-        assert time.monotonic() - began < 5
-        assert "TransactionalIdAuthorizationFailed" in repr(refused.value)
-        assert not refused.value.retriable
 
     run(test())

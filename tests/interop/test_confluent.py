@@ -524,20 +524,6 @@ def test_a_group_is_deleted(
     assert refusal() == KafkaError.GROUP_ID_NOT_FOUND
 
 
-@pytest.mark.tidelog_only
-@pytest.mark.exercises("transactions-refused")
-def test_a_transactional_id_is_refused_at_once(bootstrap: str) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "anything"})
-    began = time.monotonic()
-    with pytest.raises(KafkaException) as refused:
-        producer.init_transactions(LIMIT_S)
-    assert time.monotonic() - began < 5
-    error = refused.value.args[0]
-    assert error.fatal()
-    assert not error.retriable()
-    assert error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-
-
 @pytest.mark.exercises("groups")
 def test_a_reader_that_waits_is_woken(bootstrap: str, new_topic: NewTopicNamed) -> None:
     """A long poll ends when a record comes, not when its time is over."""

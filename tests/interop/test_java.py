@@ -384,17 +384,3 @@ def test_the_broker_itself(tool: Tool, bootstrap: str) -> None:
         "--all",
     )
     assert "group.min.session.timeout.ms=1000" in described.out
-
-
-@pytest.mark.tidelog_only
-@pytest.mark.exercises("transactions-refused")
-def test_a_transactional_id_is_refused_at_once(tool: Tool, new_topic: NewTopicNamed, unique: Unique) -> None:
-    began = time.monotonic()
-    refused = tool(
-        "producer-perf-test",
-        *("--topic", new_topic(), "--num-records", 10, "--record-size", 10, "--throughput", -1),
-        *("--transactional-id", unique("tx"), "--transaction-duration-ms", 100),
-        code=1,
-    )
-    assert "TransactionalIdAuthorizationException" in refused.out + refused.err
-    assert time.monotonic() - began < 5

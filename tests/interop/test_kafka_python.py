@@ -19,7 +19,6 @@ from kafka.errors import (
     MessageSizeTooLargeError,
     OffsetMetadataTooLargeError,
     TopicAlreadyExistsError,
-    TransactionalIdAuthorizationFailedError,
 )
 from kafka.structs import OffsetAndMetadata
 
@@ -383,15 +382,3 @@ def test_what_members_read_is_not_deleted(bootstrap: str, new_topic: NewTopicNam
         part = TopicPartition(topic, 0)
         assert admin.delete_group_offsets(group, [part])[part].errno == 86
         assert admin.delete_groups([group]) == {group: "NonEmptyGroupError"}
-
-
-@pytest.mark.tidelog_only
-@pytest.mark.exercises("transactions-refused")
-def test_a_transactional_id_is_refused_at_once(bootstrap: str) -> None:
-    with producing(bootstrap, transactional_id="anything", enable_idempotence=True, acks="all") as producer:
-        began = time.monotonic()
-        with pytest.raises(KafkaError) as refused:
-            producer.init_transactions()
-        assert time.monotonic() - began < 5
-        assert isinstance(refused.value, TransactionalIdAuthorizationFailedError)
-        assert not refused.value.retriable

@@ -161,10 +161,10 @@ def test_metadata(run: Run, new_topic: NewTopicNamed, bootstrap: str) -> None:
     assert [(p["partition"], p["leader"]) for p in described["partitions"]] == [(0, broker["id"]), (1, broker["id"])]
 
 
-@pytest.mark.tidelog_only
-@pytest.mark.exercises("transactions-refused")
-def test_a_transactional_id_is_refused_at_once(run: Run, new_topic: NewTopicNamed) -> None:
-    began = time.monotonic()
-    refused = run("-P", "-t", new_topic(), "-X", "transactional.id=anything", input=b"x\n", code=1)
-    assert b"Transactional Id authorization failed" in refused
-    assert time.monotonic() - began < 5
+@pytest.mark.exercises("transactions")
+def test_one_transaction_for_all_lines(run: Run, new_topic: NewTopicNamed, unique: Unique) -> None:
+    """kcat writes all lines of stdin in one transaction, and commits it at the end."""
+    topic = new_topic()
+    run("-P", "-t", topic, "-X", f"transactional.id={unique('tx')}", input=b"a\nb\nc\n")
+    read = run("-C", "-t", topic, "-o", "beginning", "-e", "-X", "isolation.level=read_committed")
+    assert read == b"a\nb\nc\n"

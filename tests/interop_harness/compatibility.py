@@ -41,7 +41,9 @@ CAPABILITIES = {
     "admin-topics": "admin: topics, partitions, settings, offsets, cluster",
     "admin-groups": "admin: groups",
     "files": "dump-log reads our segments, indexes, snapshots and groups",
-    "transactions-refused": "a transactional id is refused at once, permanently",
+    "transactions": "transactions: committed, aborted, fenced",
+    "transactional-offsets": "transactions: offsets of a group (consume, transform, produce)",
+    "admin-transactions": "admin: transactions",
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 from simulation_harness.cluster_ledger import Violation
-from tidelog.client import groups
+from tidelog.client import coordinators
 from tidelog.client.cluster import Address
 from tidelog.client.connection import NEWEST
 from tidelog.client.errors import BrokerUnreachable, ClientError, GaveUp
@@ -143,8 +143,8 @@ class _Coordinator:
 
     async def find(self) -> None:
         """Raises ClientError."""
-        found = (await self._client.run(groups.coordinators([GROUP]), FIND_S))[GROUP]
-        if not isinstance(found, groups.Coordinator):
+        found = (await self._client.run(coordinators.find_coordinators([GROUP], coordinators.GROUPS), FIND_S))[GROUP]
+        if not isinstance(found, coordinators.Coordinator):
             raise GaveUp(f"no coordinator: {found}")
         self._address = found.address
 

@@ -30,9 +30,8 @@ def handle(
     try:
         pattern = compile_pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
         for transactional_id, state in services.transactions.listing():
-            is_too_young = request.duration_filter >= 0 and (
-                state.started_ms < 0 or now_ms - state.started_ms <= request.duration_filter
-            )
+            # A transactional id without a transaction has the start time -1, so it passes, as in Kafka.
+            is_too_young = request.duration_filter >= 0 and now_ms - state.started_ms <= request.duration_filter
             is_listed = (
                 (not producer_ids or state.producer_id in producer_ids)
                 and (not request.state_filters or state.status in statuses)

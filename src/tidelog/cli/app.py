@@ -28,8 +28,8 @@ FILE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class CommandEntry(NamedTuple):
     module: str
-    """Module with an `app`, a typer.Typer. If the `app` has one command, this is the command; otherwise it is a group
-    of commands."""
+    """Module with an `app`, a typer.Typer. If the `app` has one command, the entry is this command; otherwise the
+    entry is a group of commands."""
     panel: str
     """Heading under which the command is listed in the help."""
     help: str
@@ -48,6 +48,9 @@ COMMANDS = {
     "produce": CommandEntry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
     "consume": CommandEntry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
     "group": CommandEntry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
+    "transaction": CommandEntry(
+        "tidelog.cli.transaction", "Topics and records", "Show transactions; find and abort those that hang."
+    ),
     "quota": CommandEntry("tidelog.cli.quota", "Topics and records", "Show and change client quotas."),
     "bench": CommandEntry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
     "demo": CommandEntry("tidelog.demo.command", "Measuring", "See Tidelog at work on real data."),
@@ -56,8 +59,8 @@ COMMANDS = {
 
 
 class LazyGroup(TyperGroup):
-    """Lists the commands' names and help without importing their modules. Only the module of the command that runs
-    is imported.
+    """Lists the commands' names and help without importing their modules. When a command runs, only its module is
+    imported.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -131,7 +134,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def escape_unencodable_output() -> None:
-    """Make stdout and stderr escape characters that their encoding (ASCII, Latin-1) lacks, instead of raising."""
+    """Make stdout and stderr write an escape for a character that their encoding (ASCII, Latin-1) lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -163,10 +166,10 @@ def execute(arguments: Sequence[str]) -> int:
 def check_utf8(arguments: Sequence[str]) -> None:
     """Raise UsageError for an argument that is not UTF-8, because librdkafka's client crashes on it.
 
-    Paths of log files and names of groups may contain any bytes, because the commands that use them do not use
-    librdkafka.
+    Paths of log files, names of groups and transactional ids may contain any bytes, because the commands that use them
+    do not use librdkafka.
     """
-    if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")) or arguments[:1] == ["group"]:
+    if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")) or arguments[0:1] in (["group"], ["transaction"]):
         return
     for argument in arguments:
         try:

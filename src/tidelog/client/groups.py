@@ -1,20 +1,20 @@
-"""Operations on groups (see `operations`). Each group has its own result or failure.
+"""Operations on groups (see `operations`). An operation on several groups returns a result or a failure for each.
 
 A group id may be any string that a broker sends: empty, with a NUL, or not UTF-8 (see `ClientConnection.answer`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
+from tidelog.client.coordinators import GROUPS, ask_coordinators, find_coordinators
 from tidelog.client.each import Failure, Results, ask_each, brokers, retry_temporary_failures
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import ClientError, Unreachable
-from tidelog.client.operations import Ask, AskAny, Backoff, Operation, Request, Retries
+from tidelog.client.operations import Ask, Backoff, Operation, Request, Retries
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
-from tidelog.wire.message import Message
 from tidelog.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 from tidelog.wire.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from tidelog.wire.messages.consumer_protocol import ConsumerProtocolAssignment
@@ -25,7 +25,6 @@ from tidelog.wire.messages.describe_groups import (
     DescribeGroupsRequest,
     DescribeGroupsResponse,
 )
-from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from tidelog.wire.messages.offset_commit import (
     OffsetCommitRequest,
@@ -41,9 +40,6 @@ from tidelog.wire.messages.offset_delete import (
 )
 from tidelog.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchResponse
 from tidelog.wire.primitives import MalformedMessage
-
-M = TypeVar("M", bound=Message)
-V = TypeVar("V")
 
 CONSUMER_PROTOCOL = "consumer"
 """The protocol type of groups whose members divide the partitions of topics among themselves."""
@@ -92,13 +88,8 @@ class Group(NamedTuple):
     members: list[Member]
 
 
-class Coordinator(NamedTuple):
-    broker_id: int
-    address: Address
-
-
 def list_groups(cluster: Cluster, backoff: Backoff) -> Operation[GroupListing]:
-    """Return the groups of every broker, sorted by id. Raises GaveUp when no broker answers in time."""
+    """Return the groups of all brokers, sorted by group id. Raises GaveUp when no broker answers in time."""
     addresses_by_id = yield from brokers(cluster, backoff)
 
     def attempt(addresses: list[Address]) -> Operation[Results[Address, list[ListedGroup]]]:
@@ -133,10 +124,10 @@ def describe_groups(
     def attempt(names: list[str]) -> Operation[Results[str, Group]]:
         classic = [name for name in names if not uses_consumer_protocol[name]]
         consumer = [name for name in names if uses_consumer_protocol[name]]
-        descriptions = yield from _ask_coordinators(
+        descriptions = yield from ask_coordinators(
             classic, lambda group_ids: DescribeGroupsRequest(groups=group_ids), DescribeGroupsResponse, _classic_groups
         )
-        descriptions |= yield from _ask_coordinators(
+        descriptions |= yield from ask_coordinators(
             consumer,
             lambda group_ids: ConsumerGroupDescribeRequest(group_ids=group_ids),
             ConsumerGroupDescribeResponse,
@@ -235,7 +226,7 @@ def committed_offsets(
 
     def attempt(names: list[str]) -> Operation[Results[str, Results[TopicPartition, int]]]:
         return (
-            yield from _ask_coordinators(
+            yield from ask_coordinators(
                 names,
                 lambda group_ids: OffsetFetchRequest(
                     groups=[OffsetFetchRequestGroup(name, topics=None) for name in group_ids]
@@ -288,7 +279,7 @@ def commit(
             return {group_id: {tp: _failure(code, None) or offsets[tp] for tp, code in codes.items()}}
 
         return (
-            yield from _ask_coordinators([group_id], lambda _: request, OffsetCommitResponse, read, OFFSETS_BY_NAME_MAX)
+            yield from ask_coordinators([group_id], lambda _: request, OffsetCommitResponse, read, OFFSETS_BY_NAME_MAX)
         )
 
     result = (yield from retry_temporary_failures(backoff, [group_id], attempt))[group_id]
@@ -303,7 +294,7 @@ def delete_groups(cluster: Cluster, backoff: Backoff, groups: Iterable[str]) -> 
 
     def attempt(names: list[str]) -> Operation[Results[str, None]]:
         return (
-            yield from _ask_coordinators(
+            yield from ask_coordinators(
                 names, lambda group_ids: DeleteGroupsRequest(groups_names=group_ids), DeleteGroupsResponse, read
             )
         )
@@ -326,7 +317,7 @@ def delete_offsets(
     retries = Retries(cluster, backoff, ())
     while True:
         try:
-            coordinator = (yield from coordinators([group_id]))[group_id]
+            coordinator = (yield from find_coordinators([group_id], GROUPS))[group_id]
             if isinstance(coordinator, Exception):
                 raise coordinator
             answers = yield Ask([Request(coordinator.address, request)])
@@ -345,60 +336,6 @@ def delete_offsets(
         except (ApiError, Unreachable) as error:
             pause = retries.after(error)
         yield pause
-
-
-def coordinators(groups: Sequence[str]) -> Operation[Results[str, Coordinator]]:
-    """Return the coordinator of each group, or the failure with which the broker answered. Raises NoBrokerReachable."""
-    answer = yield AskAny(FindCoordinatorRequest(coordinator_keys=list(groups)))
-    assert isinstance(answer, FindCoordinatorResponse)
-    coordinators_by_group: Results[str, Coordinator] = {}
-    for entry in answer.coordinators:
-        reason = f"the coordinator of group {entry.key!r}: {entry.error_message or error_name(entry.error_code)}"
-        failure = error_for(entry.error_code, reason) if entry.error_code else None
-        coordinators_by_group[entry.key] = failure or Coordinator(entry.node_id, Address(entry.host, entry.port))
-    return coordinators_by_group
-
-
-def _ask_coordinators(
-    groups: Sequence[str],
-    request: Callable[[list[str]], Message],
-    response_class: type[M],
-    read: Callable[[M, int], Results[str, V]],
-    version_max: int = NEWEST,
-) -> Operation[Results[str, V]]:
-    """Send each coordinator one request about its groups, and return the result of each group.
-
-    `request` creates the request for some groups. `read` converts a response and the coordinator's broker id to
-    results.
-    """
-    if not groups:
-        return {}
-    try:
-        coordinators_by_group = yield from coordinators(groups)
-    except Unreachable as error:
-        return dict.fromkeys(groups, error)
-    results: Results[str, V] = {}
-    groups_by_coordinator: dict[Coordinator, list[str]] = {}
-    for name in groups:
-        coordinator = coordinators_by_group.get(name) or ApiError(f"no broker names the coordinator of group {name!r}")
-        if isinstance(coordinator, Coordinator):
-            groups_by_coordinator.setdefault(coordinator, []).append(name)
-        else:
-            results[name] = coordinator
-    answers = yield from ask_each(
-        [(each.address, request(groups_by_coordinator[each])) for each in groups_by_coordinator],
-        response_class,
-        version_max,
-    )
-    for (coordinator, names), answer in zip(groups_by_coordinator.items(), answers, strict=True):
-        if isinstance(answer, ClientError):
-            results |= dict.fromkeys(names, answer)
-        else:
-            results_read = read(answer, coordinator.broker_id)
-            results |= {
-                name: results_read.get(name, ApiError(f"the answer does not mention group {name!r}")) for name in names
-            }
-    return results
 
 
 def _failure(code: int, message: str | None) -> ApiError | None:

@@ -32,19 +32,19 @@ V = TypeVar("V")
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[Results[TopicPartition, ListedOffset]]:
-    """Return the results of `operations.list_offsets`. A partition that fails has its failure in place of the
-    offset.
+    """Return the offset that `operations.list_offsets` returns for each partition. If a partition fails, its failure is
+    returned in place of the offset.
     """
 
     def attempt(remaining: list[TopicPartition]) -> Operation[Results[TopicPartition, ListedOffset]]:
         results: Results[TopicPartition, ListedOffset] = {}
-        leaders = yield from _leaders(cluster, remaining, results)
+        by_leader = yield from leaders(cluster, remaining, results)
         requests = [
             (address, list_offsets_request(cluster, {tp: timestamps[tp] for tp in partitions}, isolation))
-            for address, partitions in leaders.items()
+            for address, partitions in by_leader.items()
         ]
         answers = yield from ask_each(requests, ListOffsetsResponse, NEWEST)
-        for partitions, answer in zip(leaders.values(), answers, strict=True):
+        for partitions, answer in zip(by_leader.values(), answers, strict=True):
             if isinstance(answer, ClientError):
                 results |= dict.fromkeys(partitions, answer)
                 continue
@@ -55,7 +55,7 @@ def list_offsets(
                     results[tp] = (
                         error_for(code, error_name(code)) if code else ListedOffset(part.offset, part.timestamp)
                     )
-        return _complete(cluster, remaining, results)
+        return complete(cluster, remaining, results)
 
     return (yield from retry_temporary_failures(backoff, timestamps, attempt))
 
@@ -65,28 +65,28 @@ def fetch(
 ) -> Operation[Results[TopicPartition, Fetched]]:
     """Fetch record batches of each partition from its offset on, in one attempt.
 
-    If `limits` are too small for all partitions, a broker returns records of the partitions that are listed first in
-    `positions`.
+    If the records of all partitions together exceed `limits`, a broker returns records of the partitions that are
+    listed first in `positions`.
     """
     results: Results[TopicPartition, Fetched] = {}
-    leaders = yield from _leaders(cluster, positions, results)
+    by_leader = yield from leaders(cluster, positions, results)
     uses_topic_ids = all(
-        cluster.topic_id(tp.topic) != NO_TOPIC_ID for partitions in leaders.values() for tp in partitions
+        cluster.topic_id(tp.topic) != NO_TOPIC_ID for partitions in by_leader.values() for tp in partitions
     )
     requests = [
         (address, _fetch_request(cluster, {tp: positions[tp] for tp in partitions}, limits))
-        for address, partitions in leaders.items()
+        for address, partitions in by_leader.items()
     ]
     names = {cluster.topic_id(tp.topic): tp.topic for tp in positions}
     answers = yield from ask_each(requests, FetchResponse, NEWEST if uses_topic_ids else FETCH_BY_NAME)
-    for partitions, answer in zip(leaders.values(), answers, strict=True):
+    for partitions, answer in zip(by_leader.values(), answers, strict=True):
         if isinstance(answer, ClientError):
             results |= dict.fromkeys(partitions, answer)
             continue
         if answer.error_code:
             results |= dict.fromkeys(partitions, error_for(answer.error_code, error_name(answer.error_code)))
             continue
-        # The response to a client over its quota contains no partitions.
+        # The response to a client over its quota contains no partitions. So a missing partition counts as throttled.
         results |= dict.fromkeys(partitions, THROTTLED)
         for topic in answer.responses:
             name = names.get(TopicId(topic.topic_id), topic.topic) if uses_topic_ids else topic.topic
@@ -95,10 +95,10 @@ def fetch(
                 results[TopicPartition(name, part.partition_index)] = (
                     error_for(code, error_name(code)) if code else fetched_from(part)
                 )
-    return _complete(cluster, positions, results)
+    return complete(cluster, positions, results)
 
 
-def _complete(
+def complete(
     cluster: Cluster, requested: Iterable[TopicPartition], results: Results[TopicPartition, V]
 ) -> Results[TopicPartition, V]:
     """Return a result or a failure for every requested partition. Remove the topics of failed partitions from the
@@ -109,11 +109,11 @@ def _complete(
     return complete
 
 
-def _leaders(
+def leaders(
     cluster: Cluster, partitions: Iterable[TopicPartition], failures: Results[TopicPartition, V]
 ) -> Operation[dict[Address, list[TopicPartition]]]:
-    """Return the partitions grouped by their leaders' addresses. Some partitions have no leader, and a broker may
-    answer with an error for a topic. Their failures are added to `failures`.
+    """Return the partitions grouped by their leaders' addresses. If a partition has no leader, or the metadata of its
+    topic cannot be obtained, the failure is added to `failures` instead.
     """
     requested = list(partitions)
     unknown = list(dict.fromkeys(tp.topic for tp in requested if cluster.leader(tp) is None))

@@ -1,12 +1,13 @@
 """The settings of one broker.
 
-Precedence, from the highest: dynamic settings of this broker, then of all brokers (altered while a broker was
-running), flags, environment variables, the file, defaults.
+Dynamic settings are those that were altered while a broker was running. Precedence, from the highest: dynamic settings
+of this broker, dynamic settings of all brokers, flags, environment variables, the file, defaults.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import cache
 from typing import Any, NamedTuple
 
 from tidelog.config.coordinator_keys import CONSUMER_ASSIGNORS
@@ -38,8 +39,8 @@ FLAG_VARIABLES = {
     "TIDELOG_LOG_LEVEL": "the flag --log-level LEVEL",
     "TIDELOG_SET": "a variable for each setting, or the flag --set KEY=VALUE",
 }
-"""Variables that do not exist, although users may expect them because `tidelog start` has such flags. The value says
-what to use instead."""
+"""Variables that do not exist, although users may expect them because `tidelog start` has such flags. Each
+one maps to a text that says what to use instead."""
 SERVICE_LINK = re.compile(
     r"TIDELOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -72,8 +73,8 @@ class IgnoredName(NamedTuple):
 
 
 class BrokerConfig:
-    """The settings of one broker. Those that are read most often are typed attributes: `log.retention.ms` is
-    `log_retention_ms`.
+    """The settings of one broker. Those that are read most often are typed attributes: `num.partitions` is
+    `num_partitions`.
 
     An attribute always has the current value. `apply_dynamic` changes it in place, so callers read it each time they
     need it. `get` returns any setting.
@@ -213,7 +214,7 @@ class BrokerConfig:
                     continue
         if name in self._static_values:
             return self._static_values[name]
-        return default_value(key)
+        return _default_value(name)
 
     def apply_dynamic(self, cluster: Mapping[str, str], broker_settings: Mapping[str, str]) -> None:
         """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`broker_settings`). The settings
@@ -372,10 +373,16 @@ class BrokerConfig:
                 raise InvalidValue(name, ",".join(directories), f"the directory {repeated} is named twice")
         self.check_cordoned(self.get("cordoned.log.dirs"))
         if self.get("authorizer.class.name"):
-            # If the setting were ignored, everyone could read data that its owner considers protected.
+            # If the setting were ignored, everyone could read data that the operator considers protected.
             raise InvalidValue(
                 "authorizer.class.name", self.get("authorizer.class.name"), "access control is not supported yet"
             )
+
+
+@cache
+def _default_value(name: str) -> Value:
+    """Return the default of a setting. Some settings are read once for each partition of a topic."""
+    return default_value(BROKER_KEYS[name])
 
 
 def _from_file(path: str, content: bytes) -> tuple[dict[str, Setting], list[IgnoredName]]:
@@ -444,8 +451,8 @@ def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
 
 
 def _integer_value(setting: Setting) -> int | None:
-    """Return the setting as an integer. Return None if it is not an integer; the later check of all values reports
-    that.
+    """Return the setting as an integer. Return None if it is not an integer; the later check of all values then raises
+    the error.
     """
     return parse_integer(trim(setting.text), 32)
 

@@ -24,8 +24,8 @@ PRODUCERS_MAX = 100_000
 """Maximum number of producer ids in one partition. If there are more, the producers that were silent for the longest
 time are forgotten, except those with an open transaction."""
 FORGOTTEN_DIVISOR = 10
-"""At the limit, PRODUCERS_MAX divided by this number is the number of producers that are forgotten at once.
-Therefore the search for the oldest producers is rare."""
+"""If the limit is reached, PRODUCERS_MAX / FORGOTTEN_DIVISOR producers are forgotten at once. Therefore the search for
+the producers that were silent for the longest time is rare."""
 
 ABORT = 0
 COMMIT = 1

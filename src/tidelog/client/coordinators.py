@@ -1,0 +1,96 @@
+"""Find the coordinators of groups and of transactional ids, and send them requests (see `operations`).
+
+A key, the group id or the transactional id, may be any string that a broker sends: empty, with a NUL, or not UTF-8 (see
+`ClientConnection.answer`). Each key has its own result or failure.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from tidelog.client.cluster import Address
+from tidelog.client.connection import NEWEST
+from tidelog.client.each import Results, ask_each
+from tidelog.client.error_codes import error_name
+from tidelog.client.errors import ClientError, Unreachable
+from tidelog.client.operations import AskAny, Operation
+from tidelog.wire.errors import ApiError, error_for
+from tidelog.wire.message import Message
+from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+
+M = TypeVar("M", bound=Message)
+V = TypeVar("V")
+
+
+class KeyType(NamedTuple):
+    """A type of keys that have coordinators."""
+
+    code: int
+    """The value of `key_type` in FindCoordinator."""
+    noun: str
+    """The name of a key in error messages."""
+
+
+GROUPS = KeyType(0, "group")
+TRANSACTIONS = KeyType(1, "transactional id")
+
+
+class Coordinator(NamedTuple):
+    broker_id: int
+    address: Address
+
+
+def find_coordinators(keys: Sequence[str], key_type: KeyType) -> Operation[Results[str, Coordinator]]:
+    """Return the coordinator of each key, or the failure with which the broker answered. Raises NoBrokerReachable."""
+    answer = yield AskAny(FindCoordinatorRequest(key_type=key_type.code, coordinator_keys=list(keys)))
+    assert isinstance(answer, FindCoordinatorResponse)
+    coordinators: Results[str, Coordinator] = {}
+    for entry in answer.coordinators:
+        reason = (
+            f"the coordinator of {key_type.noun} {entry.key!r}: {entry.error_message or error_name(entry.error_code)}"
+        )
+        failure = error_for(entry.error_code, reason) if entry.error_code else None
+        coordinators[entry.key] = failure or Coordinator(entry.node_id, Address(entry.host, entry.port))
+    return coordinators
+
+
+def ask_coordinators(
+    keys: Sequence[str],
+    request: Callable[[list[str]], Message],
+    response_class: type[M],
+    read: Callable[[M, int], Results[str, V]],
+    version_max: int = NEWEST,
+    key_type: KeyType = GROUPS,
+) -> Operation[Results[str, V]]:
+    """Send each coordinator one request about its keys, and return the result of each key.
+
+    `request` creates the request for some keys. `read` converts a response and the coordinator's broker id to results.
+    """
+    if not keys:
+        return {}
+    try:
+        coordinators = yield from find_coordinators(keys, key_type)
+    except Unreachable as error:
+        return dict.fromkeys(keys, error)
+    results: Results[str, V] = {}
+    keys_by_coordinator: dict[Coordinator, list[str]] = {}
+    for key in keys:
+        coordinator = coordinators.get(key) or ApiError(f"no broker names the coordinator of {key_type.noun} {key!r}")
+        if isinstance(coordinator, Coordinator):
+            keys_by_coordinator.setdefault(coordinator, []).append(key)
+        else:
+            results[key] = coordinator
+    answers = yield from ask_each(
+        [(each.address, request(keys_by_coordinator[each])) for each in keys_by_coordinator],
+        response_class,
+        version_max,
+    )
+    for (coordinator, own_keys), answer in zip(keys_by_coordinator.items(), answers, strict=True):
+        if isinstance(answer, ClientError):
+            results |= dict.fromkeys(own_keys, answer)
+        else:
+            results_read = read(answer, coordinator.broker_id)
+            results |= {
+                key: results_read.get(key, ApiError(f"the answer does not mention {key_type.noun} {key!r}"))
+                for key in own_keys
+            }
+    return results
