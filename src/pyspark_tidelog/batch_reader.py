@@ -33,7 +33,7 @@ class TidelogReader(DataSourceReader):
         time that an action on the DataFrame runs.
 
         Raises DataLoss if offsets to read are not in the log, unless failOnDataLoss is false. Raises OptionError if
-        a bound is not found, or if a start is after its end.
+        `Lookup.resolve` does not find the offsets of a bound, or if a start is after its end.
         """
         options = self._options
         with connect(options) as client:

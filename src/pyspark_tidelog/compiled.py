@@ -1,5 +1,5 @@
-"""Compile functions that process arrays to machine code with numba, if it is installed. The code is cached on disk,
-so that other processes need not compile again.
+"""Compile functions that process arrays, with numba if it is installed. The machine code is cached on disk, so that
+other processes need not compile again.
 """
 
 import logging
@@ -36,8 +36,8 @@ def compile_function(function: F) -> F:
 
 
 def compile_callee(function: F) -> F:
-    """Compile `function` as a separate function that compiled functions call. For rare and large code, this compiles
-    faster than inlining. If numba is missing, return `function` itself.
+    """Compile `function` as a separate function that compiled functions call. If the code is large, this takes less
+    time to compile than inlining. If numba is missing, return `function` itself.
     """
     return cast(F, _numba.njit(function)) if AVAILABLE else function
 

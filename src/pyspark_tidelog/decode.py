@@ -1,4 +1,4 @@
-"""The common types of the two decoders of record batches to Arrow columns, and the choice between the decoders."""
+"""Two decoders convert record batches to Arrow columns. This module contains their common types and chooses one."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias

@@ -49,8 +49,8 @@ def decode(payloads: list[Payload], low: int, high: int, wanted: int) -> Decoded
 
 
 def _batch_row(payload: Payload) -> tuple[int, int, int, int, int, int]:
-    """Return the kernel's description of a batch: begin, end, number of records, base offset, base timestamp, and the
-    append time (CREATE_TIME if each record has its own timestamp).
+    """Return the row of a batch in the array that `walk` reads: begin, end, number of records, base offset, base
+    timestamp, and append time. The append time is CREATE_TIME if each record has its own timestamp.
     """
     header = payload.header
     append_time = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else CREATE_TIME

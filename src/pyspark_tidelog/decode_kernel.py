@@ -29,7 +29,7 @@ MALFORMED = 1
 WANT_KEY = 1
 WANT_VALUE = 2
 WANT_HEADERS = 4
-"""Flags for the columns that the caller wants. The other columns are always filled."""
+"""Flags of the columns that are filled only if the caller wants them. Columns without a flag are always filled."""
 
 # Indexes into `Rows.filled`: the numbers of items and bytes written so far, and the position of the record at which
 # `walk` failed.
@@ -37,8 +37,8 @@ ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, FAI
 
 MICROSECONDS_MAX = (1 << 63) - 1
 MILLISECONDS_MAX = MICROSECONDS_MAX // 1000
-"""The largest timestamps of rows, in microseconds and in milliseconds. Larger timestamps of records are replaced by
-them."""
+"""The largest timestamp of a row, in milliseconds: its number of microseconds must not exceed MICROSECONDS_MAX. A
+record's larger timestamp is replaced by it."""
 
 
 class Column(NamedTuple):
@@ -131,8 +131,8 @@ def _microseconds(timestamp_ms: int) -> int:
 def _append_headers(data: Any, at: int, end: int, remaining: int, rows: Any, ends: Any, selected: bool) -> Any:
     """Decode `remaining` headers, and append them if `selected`.
 
-    Return the new ends (number of headers, key bytes, value bytes) and the position after the headers. The position
-    is -1 if they are malformed.
+    `ends` contains three numbers: of appended headers, of bytes of their keys, and of bytes of their values. Return
+    the new `ends` and the position after the headers. The position is -1 if the headers are malformed.
     """
     header, key_bytes, value_bytes = ends
     while at >= 0 and remaining > 0:
@@ -154,11 +154,11 @@ def _append_headers(data: Any, at: int, end: int, remaining: int, rows: Any, end
 
 @compile_function
 def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: Rows) -> int:
-    """Append those records of the batches that have low <= offset < high to `rows`.
+    """Append to `rows` the records with low <= offset < high.
 
-    Return WELL_FORMED, or MALFORMED with the position in FAILED_AT. `wanted` is a sum of WANT_*. A key or value that
-    is not selected is not copied: it is null or empty in `rows`. If headers are not selected, the header columns of
-    `rows` do not change.
+    Return WELL_FORMED, or MALFORMED if a record is malformed; `rows.filled[FAILED_AT]` is then its position. `wanted`
+    is a sum of WANT_*. Keys or values that are not wanted are not copied: they are null or empty in `rows`. If
+    headers are not wanted, the header columns of `rows` do not change.
     """
     filled = rows.filled
     row, key_bytes, value_bytes = filled[ROWS], filled[KEY_BYTES], filled[VALUE_BYTES]

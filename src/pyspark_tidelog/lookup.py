@@ -36,8 +36,8 @@ class Lookup:
         self._pattern = TopicPattern(subscription.pattern)
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that the subscription matches now. A pattern never matches an internal topic. For
-        assigned partitions, it is not checked whether they exist.
+        """Return the partitions that the subscription matches now. A pattern never matches an internal topic. The
+        partitions of the option `assign` are returned without a check that they exist.
 
         Raises UnknownTopicOrPartition if a named topic does not exist, and OptionError if Java rejects the pattern.
         """
@@ -61,9 +61,9 @@ class Lookup:
     def resolve(self, option: str, bound: Bound, partitions: list[TopicPartition]) -> Offsets:
         """Return the offsets for a starting or ending option.
 
-        Raises OptionError in two cases: an option with a value for each partition does not name exactly `partitions`;
-        or a partition has no record with the starting timestamp or a later one, and the options do not say that reading
-        then begins at the end.
+        Raises OptionError if the option has a value for each partition but does not name exactly `partitions`. Also
+        raises OptionError if a partition has no record with the starting timestamp or a later one, unless
+        startingOffsetsByTimestampStrategy is latest.
         """
         if isinstance(bound, Everywhere):
             return self._everywhere(partitions, bound.timestamp)

@@ -53,9 +53,10 @@ def bound_from_text(option: str, text: str) -> Bound:
 
 
 def refuse_backward(starting: Bound, ending: Bound) -> None:
-    """Raise OptionError if two bounds of the same kind contradict each other. This check needs no broker.
+    """If both bounds have an offset for each partition, or both have a timestamp for each partition, compare them.
 
-    The names in brackets are error classes of Spark's Kafka source, which refuses the same bounds.
+    Raise OptionError if they name different partitions, or if a start is after its end. No broker is needed. The names
+    in brackets are error classes of Spark's Kafka source, which refuses the same bounds.
     """
     if isinstance(starting, Specific) and isinstance(ending, Specific):
         kind, starts, ends = "offset", starting.offsets, ending.offsets

@@ -124,7 +124,7 @@ class ReadOptions(NamedTuple):
     fail_on_data_loss: bool
     include_headers: bool
     min_partitions: int
-    """Minimum number of Spark partitions. 0 means one Spark partition for each topic partition."""
+    """Minimum number of Spark partitions. With 0, only `max_records_per_partition` splits a topic partition."""
     max_records_per_partition: int
     """Limit of records for one Spark partition. 0 means no limit."""
     max_offsets_per_trigger: int
@@ -225,27 +225,27 @@ def _subscription(options: Options) -> Subscription:
 
 def _starting(options: Options, *, streaming: bool) -> Bound:
     bound = _bound(options, "starting") or Everywhere(LATEST if streaming else EARLIEST)
-    if not streaming and (bound == Everywhere(LATEST) or _names(bound, LATEST)):
+    if not streaming and (bound == Everywhere(LATEST) or _has_offset(bound, LATEST)):
         raise OptionError("option startingOffsets cannot be latest (-1) in a batch query: it would read nothing")
     return bound
 
 
 def _ending(options: Options) -> Bound:
     bound = _bound(options, "ending") or Everywhere(LATEST)
-    if bound == Everywhere(EARLIEST) or _names(bound, EARLIEST):
+    if bound == Everywhere(EARLIEST) or _has_offset(bound, EARLIEST):
         raise OptionError("option endingOffsets cannot be earliest (-2): nothing would be read")
     return bound
 
 
-def _names(bound: Bound, offset: int) -> bool:
+def _has_offset(bound: Bound, offset: int) -> bool:
     return isinstance(bound, Specific) and offset in bound.offsets.values()
 
 
 def _bound(options: Options, side: str) -> Bound | None:
     """Parse the starting or the ending bound; `side` is "starting" or "ending". Return None if no option sets it.
 
-    If several options set the bound, only the first in Spark's order is parsed: Timestamp, OffsetsByTimestamp,
-    Offsets.
+    If several options set the bound, only the first of them in this order, which is Spark's, is parsed: Timestamp,
+    OffsetsByTimestamp, Offsets.
     """
     offsets, by_timestamp, single_timestamp = f"{side}Offsets", f"{side}OffsetsByTimestamp", f"{side}Timestamp"
     name = options.first_of(single_timestamp, by_timestamp, offsets)
@@ -269,7 +269,7 @@ def _min_offsets(options: Options) -> int:
 
 
 def _duration_ms(options: Options, name: str, default_ms: int) -> int:
-    """Parse a duration as Spark does: 15m, 30s, 500ms; a number without a unit is in milliseconds."""
+    """Parse a duration like 15m, 30s or 500ms, as Spark does. A number without a unit is in milliseconds."""
     if name not in options:
         return default_ms
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", options.text(name).lower())

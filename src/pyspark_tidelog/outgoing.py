@@ -1,4 +1,4 @@
-"""Convert the Arrow batches that Spark passes to a writer to record batches, each for one partition."""
+"""Spark passes Arrow batches to a writer. Convert them to record batches, each for one partition."""
 
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
@@ -23,7 +23,7 @@ BY_KEY = -1
 be used."""
 
 COLUMN_NAMES = ("key", "value", "headers", "topic", "partition")
-"""The names of the used columns. Other columns are never accessed, because pyarrow does not support all types."""
+"""The columns that the sink uses. Others are never accessed, because pyarrow may not support their types."""
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
@@ -55,9 +55,8 @@ class BatchEncoder:
         self._batch_bytes = batch_bytes
         self._codec = codec
         self._next_turn = first_partition
-        """The number of the next group of rows without a key. The remainder of its division by the number of
-        partitions is the group's partition. Each task begins with another number, so that the tasks do not all begin
-        with the same partition."""
+        """The number of the next group of rows without a key. The group's partition is this number modulo the number
+        of partitions. Tasks begin with different numbers, so that they do not all begin with the same partition."""
 
     def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
         """Return the rows as record batches, in order within each partition. Raises SchemaError for invalid values."""
@@ -88,8 +87,9 @@ class BatchEncoder:
     def _targets(self, topic: str, columns: Columns, records: Records, row_numbers: Int64s) -> Any:
         """Return the partition of each of these rows.
 
-        This is the value of the partition column. If the value is null, it is the partition of the key. Without a
-        key, it is the next partition in turn. Raises SchemaError if the topic has no such partition.
+        A row's partition is the value of the partition column. If this value is missing, the row's key determines
+        the partition. If the key is missing, too, it is the next partition in turn. Raises SchemaError if the topic
+        does not have the partition that the column names.
         """
         count = self._partition_count(topic)
         targets = np.full(len(records.keys.valid), BY_KEY, np.int32)
@@ -182,7 +182,7 @@ def records_of(columns: Columns) -> Records:
 
 def _strings(column: pa.Array) -> Strings:
     if column.type not in (pa.binary(), pa.string()):
-        column = column.cast(pa.binary())  # Spark's large types, and null
+        column = column.cast(pa.binary())  # for example from large_binary, or from the type null
     _, ends, data = column.buffers()
     offsets = np.frombuffer(ends, np.int32)[column.offset :][: len(column) + 1] if ends else np.zeros(1, np.int32)
     valid = column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
@@ -190,8 +190,8 @@ def _strings(column: pa.Array) -> Strings:
 
 
 def _read_only(array: Any) -> Any:
-    """Make an array read-only. For numba, a writable array has another type, for which it would compile the code
-    again.
+    """Make an array read-only. numba regards writable arrays as a different type, and would compile the code again
+    for this type.
     """
     array.flags.writeable = False
     return array

@@ -1,4 +1,4 @@
-"""Decide at which offsets a batch or micro-batch ends, and split it into Spark partitions. No I/O."""
+"""Decide at which offsets a micro-batch ends, and split ranges of offsets into Spark partitions. No I/O."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -41,11 +41,10 @@ def limited_ends(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[T
 
 
 def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) -> list[OffsetRange]:
-    """Split the non-empty ranges into pieces of at most `max_records`, and then into at least `min_partitions`
-    pieces.
+    """Split the non-empty ranges into at least `min_partitions` pieces of at most `max_records` offsets each.
 
-    0 means no limit. The sizes of pieces of one range differ by at most one offset. There are fewer than
-    `min_partitions` pieces only if there are fewer offsets.
+    For both numbers, 0 means no limit. The sizes of pieces of one range differ by at most one offset. There are fewer
+    than `min_partitions` pieces only if the ranges have fewer than `min_partitions` offsets.
     """
     whole = [r for r in ranges if r.size > 0]
     pieces = [max(1, -(-r.size // max_records) if max_records else 1) for r in whole]

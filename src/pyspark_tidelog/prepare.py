@@ -1,7 +1,7 @@
 """Compile the loops of the source and the sink: `python -m pyspark_tidelog.prepare`.
 
-The machine code is cached (see `compiled`). Without this step the first query on a machine compiles it, which takes
-some seconds in each worker.
+The machine code is cached (see `compiled`). Without this step, each worker of the first query on a machine compiles
+the loops, which takes some seconds.
 """
 
 import numpy as np

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FETCH_BYTES_MIN = 64 << 10
-"""Minimum number of bytes of records that a fetch requests, unless kafka.max.partition.fetch.bytes is smaller."""
+"""The lowest limit that a fetch sets for the bytes of its records, unless kafka.max.partition.fetch.bytes is lower."""
 RECORD_BYTES_GUESS = 256
 """Expected size of a record, in bytes, before the first records have been fetched."""
 ESTIMATE_FACTOR = 1.2
-"""The bytes that a fetch requests, divided by the bytes that it is expected to need. An estimate that is too small
-costs one more round trip; one that is too large transfers bytes that are not used."""
+"""The number of bytes that a fetch requests, divided by the number that it is expected to need. If it requests too
+few bytes, one more round trip is necessary. If it requests too many, bytes are transferred that are not used."""
 
 
 class StartedFetch(Protocol):
@@ -58,8 +58,8 @@ class RangeReader:
         self._record_bytes = float(RECORD_BYTES_GUESS)
         self._report = loss_reporter(options.fail_on_data_loss)
         self._empty_since: float | None = None
-        """The arrival time of the first of the latest consecutive empty answers. None before the first answer, and
-        if the latest answer had records or was throttled."""
+        """The arrival time of the first answer in the current series of empty answers. None before the first answer,
+        and if the latest answer had records or was throttled."""
 
     def arrow_batches(self) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of the range. Raises DataLoss, DamagedBatch, and the errors of the client."""

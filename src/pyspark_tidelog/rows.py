@@ -33,7 +33,7 @@ TYPES: Mapping[str, pa.DataType] = {
 
 
 class ArrowRows:
-    """Converts the batches of one partition. `columns` are names of TYPES, in the order that Spark expects."""
+    """Converts the batches of one partition. `columns` are keys of TYPES, in the order that Spark expects."""
 
     def __init__(self, partition: TopicPartition, columns: tuple[str, ...]) -> None:
         self._partition = partition
@@ -44,7 +44,7 @@ class ArrowRows:
         self._partitions = pa.array([], pa.int32())
 
     def batches(self, headers: Iterable[BatchHeader], low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches with copies of the records with low <= offset < high. Raises DamagedBatch."""
+        """Copy the records with low <= offset < high, and yield them as Arrow batches. Raises DamagedBatch."""
         pending: list[Payload] = []
         count = size = 0
         for header in headers:
@@ -59,7 +59,7 @@ class ArrowRows:
             yield from self._arrow(pending, low, high)
 
     def _payload(self, header: BatchHeader, pending: list[Payload]) -> Payload:
-        """Return the decompressed records of a batch. Uncompressed neighbours in one buffer share one array."""
+        """Return the decompressed records of a batch. Consecutive uncompressed batches of a buffer share an array."""
         begin, end = header.position + HEADER_BYTES, header.position + header.size
         if header.codec != Codec.NONE:
             try:
@@ -73,8 +73,10 @@ class ArrowRows:
         return Payload(header, _array(header.buffer), begin, end)
 
     def _arrow(self, payloads: list[Payload], low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Yield at most one Arrow batch. If a single record batch contains more than ROWS_MAX rows, yield several
-        Arrow batches of at most ROWS_MAX rows.
+        """Yield the rows as one Arrow batch, or nothing if there are none.
+
+        If `payloads` is a single record batch, it may have more than ROWS_MAX rows. In this case, yield an Arrow batch
+        for every ROWS_MAX offsets that contain rows.
         """
         low = max(low, payloads[0].header.base_offset)
         high = min(high, payloads[-1].header.next_offset)
@@ -117,7 +119,7 @@ class ArrowRows:
 
 def _array(buffer: Buffer) -> Bytes:
     data = np.frombuffer(buffer, np.uint8)
-    data.flags.writeable = False  # for numba, a writable array has another type
+    data.flags.writeable = False  # numba regards writable arrays as a different type
     return data
 
 

@@ -22,7 +22,7 @@ SETTINGS = {
 def local_session(
     name: str = "tidelog", *, cores: int | None = None, settings: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """Start Spark in this process's own JVM. If a session is already running, return it.
+    """Start Spark in a JVM that belongs to this process. If a session is already running, return it.
 
     Spark runs on the Java that `java.ensure_java` finds (raises NoJava), and its workers run this Python. Shuffles
     use `cores` partitions. The default of `cores` is the machine's number of cores, or 2 if it is unknown.

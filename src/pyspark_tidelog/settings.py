@@ -166,11 +166,11 @@ class Options:
         return given_names[0] if given_names else None
 
     def refuse_unknown(self, known: Iterable[str], unsupported: Mapping[str, str]) -> None:
-        """Raise OptionError for the first option that is not accepted. The message contains the reason, or a similar
-        name.
+        """Raise OptionError for the first option that is not accepted. The message contains the reason, or, for an
+        unknown option, a similar name if there is one.
 
-        The `known` options are accepted, and those of REFUSED_UNLESS with their one value. `unsupported` contains
-        reasons in addition to those in REFUSED.
+        The `known` options are accepted. An option of REFUSED_UNLESS is accepted if it has the value stated there.
+        `unsupported` contains reasons in addition to those in REFUSED.
         """
         names = {name.lower(): name for name in known}
         reasons = {name.lower(): (name, reason) for name, reason in unsupported.items()}

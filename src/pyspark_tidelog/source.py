@@ -1,4 +1,4 @@
-"""The data source `format("tidelog")` with the interface that Spark expects: its source and its sink."""
+"""The class behind `format("tidelog")`. It has the interface that Spark expects, and creates readers and writers."""
 
 from pyspark.sql.datasource import (
     DataSource,

@@ -1,12 +1,12 @@
 """The streaming reader. It decides where a query begins and where each micro-batch ends, also after a restart.
 
-Spark calls the position of a query an offset. Here it is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: the
-next offset to read of each partition. Before Spark reads a micro-batch, it writes only the end of the micro-batch to
+Spark calls the position of a query an offset. Here it is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: for
+each partition, the next offset to read. Before Spark reads a micro-batch, it writes only the end of the micro-batch to
 the query's checkpoint. If Spark replays the very first micro-batch, it asks for the start again, and "latest" may
 then mean another offset. Therefore the end also records the beginnings of the micro-batch, under the key BEGINNINGS.
 It records them for each partition that the start of the micro-batch does not name. In the first micro-batch these
-are all partitions. In later ones these are partitions that were added to a topic. Thus a replay reads the same
-offsets.
+are all partitions. In later micro-batches these are new partitions and the partitions of new topics. Thus a replay
+reads the same offsets.
 """
 
 import time
@@ -43,7 +43,7 @@ NOTHING_READ: dict[str, Any] = {BEGINNINGS: {}}
 
 DISCOVERY_S = 1.0
 """Minimum time between two lookups of the list of partitions, in seconds. The ends of the partitions are looked up
-at every call."""
+at every call of `latestOffset`, unless there is a target."""
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -81,7 +81,9 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._latest = lookup.latest(lookup.partitions())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch, or `start` itself if there are no offsets to read, or too few."""
+        """Return the end of the next micro-batch, or `start` itself if there are no or too few offsets to read. For the
+        first micro-batch, always return an end.
+        """
         is_first_batch = start == NOTHING_READ
         read = offsets_of(start)
         # The beginnings are looked up before the ends, because an end must not be before its beginning.
@@ -104,7 +106,11 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json_object(self._latest) if self._latest is not None else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the Spark partitions of one micro-batch. Raises DataLoss if some of its offsets were deleted."""
+        """Return the Spark partitions of one micro-batch.
+
+        Unless failOnDataLoss is false, raises DataLoss if offsets to read are not in the log, or if a partition was
+        deleted.
+        """
         ends = offsets_of(end)
         begin = offsets_of(end.get(BEGINNINGS, {})) | offsets_of(start)
         for tp in [tp for tp in begin if tp not in ends]:
@@ -133,8 +139,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _initial_offsets(self) -> Offsets:
         """Return the offsets at which the query begins.
 
-        An offset that was looked up now, and not given as a number, is limited to the target. The target was looked
-        up earlier and may be lower.
+        Offsets that the option gives as numbers are not changed. The other offsets are looked up now, and are limited
+        to the target if there is one, because the target was looked up earlier and may be lower.
         """
         starting = self._options.starting
         offsets = self._lookup().resolve("startingOffsets", starting, self._discover(0.0))
@@ -146,8 +152,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _look_up_latest(self) -> Offsets:
-        """Ask the brokers for the ends. They are not cached, because `processAllAvailable` must read all records
-        written before its call.
+        """Ask the brokers for the ends of the partitions. The ends are not cached, because `processAllAvailable` must
+        read all records written before its call.
         """
         try:
             self._latest = self._lookup().latest(self._discover(DISCOVERY_S))
@@ -166,8 +172,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _should_wait_for_more(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
         """Return whether to wait because fewer offsets than `minOffsetsPerTrigger` are available.
 
-        A query with a target does not wait. A query that has already waited for `maxTriggerDelay` does not wait,
-        either.
+        A query never waits if it has a target, if Spark asks for all available offsets, or if `maxTriggerDelay` has
+        passed since the query's previous micro-batch.
         """
         min_offsets = self._options.min_offsets_per_trigger
         if not min_offsets or self._target is not None or isinstance(limit, ReadAllAvailable):
@@ -177,7 +183,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return available_offsets < min_offsets and waited_ms < self._options.max_trigger_delay_ms
 
     def _lookup(self) -> Lookup:
-        """Return the lookup. The whole query uses one lookup, because it caches which topics a pattern matches."""
+        """Return the query's `Lookup`. It is created only once, because it caches which topics a pattern matches."""
         if self._connected_lookup is None:
             self._client = connect(self._options)
             self._connected_lookup = Lookup(self._client, self._options.subscription, self._options.fetch.isolation)

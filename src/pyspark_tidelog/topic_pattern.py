@@ -2,9 +2,9 @@
 it.
 
 Spark's Kafka source compiles the option with `java.util.regex.Pattern` and chooses every topic whose name contains a
-match. For many expressions, Python's `re` has other matches, without an error. Spark plans a read in a Python
-process that cannot reach Spark's own JVM. Therefore a small JVM of the same Java is started for the match, and
-stopped after it.
+match. Python's `re` accepts many of these expressions without an error, but matches other texts. Spark plans a read in
+a Python process that cannot reach Spark's own JVM. Therefore a small JVM of the same Java is started to evaluate the
+expression, and stopped afterwards.
 """
 
 import os

@@ -129,7 +129,7 @@ class _Sender:
 def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> WriteResult:
     """Write the rows of one task, in a worker.
 
-    The brokers have acknowledged every row when this function returns. Any error is raised, and the task fails.
+    When this function returns, the brokers have acknowledged every row. Any error is raised, so that the task fails.
     """
     from pyspark import TaskContext
 

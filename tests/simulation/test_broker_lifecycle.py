@@ -531,16 +531,31 @@ def test_all_brokers_stop_at_the_same_time() -> None:
     run(scenario)
 
 
-def test_controlled_shutdown_can_be_switched_off() -> None:
+@pytest.mark.parametrize(
+    ("enabled", "line"),
+    [("true", ("INFO", "it has shut down in order")), ("false", ("WARNING", "its lease has ended"))],
+)
+def test_controlled_shutdown_can_be_switched_off(
+    enabled: str, line: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.disable(logging.NOTSET)
+    caplog.set_level(logging.INFO, "tidelog.metadata")
+
     async def scenario(cluster: SimCluster) -> None:
         controller = await controller_of(cluster)
         await create(cluster, "t", 6)
         node = next(node for node in cluster.nodes if node is not controller)
+        caplog.clear()
         await node.stop()
-        assert not image_of(controller).brokers[node.node_id].in_controlled_shutdown
+        assert image_of(controller).brokers[node.node_id].in_controlled_shutdown == (enabled == "true")
         await until(lambda: image_of(controller).brokers[node.node_id].fenced, timeout_s=2)
+        await until(lambda: fenced_lines() == [(line[0], f"broker fenced, {line[1]} node={node.node_id}")])
 
-    run(scenario, controlled_shutdown_enable="false")
+    def fenced_lines() -> list[tuple[str, str]]:
+        lines = [(record.levelname, record.getMessage().partition(" epoch=")[0]) for record in caplog.records]
+        return [line for line in lines if line[1].startswith("broker fenced")]
+
+    run(scenario, controlled_shutdown_enable=enabled)
 
 
 @pytest.fixture(autouse=True)

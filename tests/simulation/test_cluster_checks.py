@@ -100,7 +100,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     with simulated(1) as world:
         made_up = Stage(SimCluster(world, 3))
 
-        def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
+        def replicas_of(node: SimNode, _seen: object) -> Iterator[ReplicaView]:
             yield from (view for node_id, view in made_up.views.items() if node_id == node.node_id)
 
         def batches_of(

@@ -5,6 +5,7 @@ nothing: it runs no code of the broker that changes something, and uses no rando
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -72,31 +73,40 @@ def image_of(node: SimNode) -> MetadataImage | None:
     return broker._cache.image
 
 
-def replicas_of(node: SimNode) -> Iterator[ReplicaView]:
-    """Yield the replicas that the broker has opened."""
+def replicas_of(node: SimNode, seen: dict[object, tuple[object, ...]] | None = None) -> Iterator[ReplicaView]:
+    """Yield the replicas that the broker has opened.
+
+    If `seen` is given, yield only the replicas that have changed since the last call with the same `seen`. It contains
+    the state of each replica that a call has yielded.
+    """
     broker = node.broker
     if broker is None or broker._services is None:
         return
+    is_listening = bool(broker._listeners)
     for partition in broker._services.partitions:
-        log, isr = partition.log, partition.replica.isr
         if partition.deleted:
             continue
-        yield ReplicaView(
-            topic_id=partition.topic_id,
-            partition=TopicPartition(partition.topic, partition.index),
-            opened=partition,
-            is_online=log.failure is None,
-            is_leader=bool(broker._listeners) and partition.replica.leads,
-            leader_epoch=partition.leader_epoch,
-            log_start_offset=log.log_start_offset,
-            high_watermark=partition.high_watermark,
-            log_end_offset=log.log_end_offset,
-            isr=None if isr is None else isr.committed,
-            partition_epoch=None if isr is None else isr.partition_epoch,
-            compacted=partition.config.compacts,
-            directory=log.directory,
-            epochs=None if log.is_being_cut else tuple(log.epochs.entries()),
+        log, replica = partition.log, partition.replica
+        isr = replica.isr
+        state = (
+            log.failure is None,
+            is_listening and replica.leads,
+            partition.leader_epoch,
+            log.log_start_offset,
+            partition.high_watermark,
+            log.log_end_offset,
+            None if isr is None else isr.committed,
+            None if isr is None else isr.partition_epoch,
+            partition.config.compacts,
+            log.directory,
+            None if log.is_being_cut else tuple(log.epochs.entries()),
         )
+        if seen is not None:
+            if seen.get(partition) == state:
+                continue
+            seen[partition] = state
+        name = TopicPartition(partition.topic, partition.index)
+        yield ReplicaView(partition.topic_id, name, partition, *state)
 
 
 def broker_epoch_of(node: SimNode) -> int:
@@ -176,9 +186,15 @@ def records_of(medium: Medium, directory: str) -> list[Record]:
             length = _BATCH.unpack_from(content, position)[1]
             if length <= 0 or position + _LENGTH_FROM + length > len(content):
                 break
-            found += decode_records(content, position)
-            position += _LENGTH_FROM + length
+            end = position + _LENGTH_FROM + length
+            found += _decoded(content[position:end])
+            position = end
     return found
+
+
+@lru_cache(maxsize=10_000)
+def _decoded(batch: bytes) -> tuple[Record, ...]:
+    return tuple(decode_records(batch, 0))
 
 
 def _segments(medium: Medium, directory: str) -> dict[str, Inode]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.model.ids import TopicPartition
+from tidelog.wire.message import Message
 from tidelog.wire.records import Record
 
 
@@ -105,6 +106,10 @@ class Ledger:
         """The end of the records that an administrator has asked to delete, by partition."""
         self.deleted_before: Callable[[TopicPartition], int] = lambda _partition: 0
         """Returns the offset below which records of a partition were deleted."""
+        self.repeated_markers: dict[tuple[int, int], None] = {}
+        """Producer ids and epochs with a marker that was sent again, so that the first request may arrive late."""
+        self.on_markers: Callable[[Message], None] | None = None
+        """Called with each request for markers that a coordinator has sent."""
         self._note = note
         self._acknowledged: dict[TopicPartition, dict[int, bytes]] = {}
         self._values: dict[TopicPartition, dict[int, bytes]] = {}
@@ -134,7 +139,7 @@ class Ledger:
             self._add_value(partition, offset, value)
             self._acknowledged.setdefault(partition, {})[offset] = value
         self.coverage["records acknowledged"] += len(values)
-        self._call_listener("records")
+        self.call_listener("records")
 
     def acknowledge_by_leader(self, count: int) -> None:
         """Count records that were acknowledged with acks=1. They may be lost when the leader changes."""
@@ -181,7 +186,7 @@ class Ledger:
         self.committed[partition].confirm(offset, repeated=repeated)
         self.coverage["commits" if offset is not None else "deleted commits"] += 1
         self._note("client", "committed", f"{partition} at {offset}")
-        self._call_listener("commit")
+        self.call_listener("commit")
 
     def check_commits(self, found: Mapping[TopicPartition, int]) -> None:
         """Check the committed offsets `found`, which the coordinator returned while no commit was in progress."""
@@ -219,7 +224,7 @@ class Ledger:
                 raise Violation("InOrderOnce", text, partition)
             following[writer] = number + 1
 
-    def _call_listener(self, what: str) -> None:
+    def call_listener(self, what: str) -> None:
         listener = self.on_promise.pop(what, None)
         if listener is not None:
             listener()

@@ -21,6 +21,7 @@ from simulation_harness.cluster_requests import create_topic, new_producer
 from simulation_harness.rack_reader import RackReader
 from simulation_harness.special_topics import TOPICS, SpecialTopic, UncleanTopic
 from simulation_harness.topic_changes import TopicChanges
+from simulation_harness.transaction_life import TransactionLife, observed_markers
 from tidelog.client import groups, operations
 from tidelog.client.errors import GaveUp
 from tidelog.client.operations import FetchLimits, Operation
@@ -68,8 +69,7 @@ def run_seed(seed: int, profile: Profile, *, brokers: int, minutes: float, trace
     `trace` selects the lines of the trace that the result contains: "all", a partition ("topic0-1"), or a host
     ("broker-2"). With None it contains, if an invariant was violated, the last lines of the affected partition.
     """
-    with _rare_collection(), simulated(seed) as world:
-        ledger = Ledger(world.trace.note)
+    with _rare_collection(), simulated(seed) as world, observed_markers(ledger := Ledger(world.trace.note)):
         error: Exception | None = None
         try:
             world.run(_live(world, profile, ledger, brokers, minutes * 60), virtual_s=minutes * 60 + 600)
@@ -120,10 +120,17 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
     if profile.has_administrator and world.rng("features").random() < 0.25:
         await administrator.end_eligible_leader_replicas()
         profile = without_lost_writes(profile)
+    transactions = TransactionLife(cluster, ledger, life.call, profile.transactions) if profile.transactions else None
+    if transactions is not None:
+        await transactions.create_topics(life.admin)
+        life.client_hosts += transactions.client_hosts
     faults = Faults(cluster, profile, ledger, checks, life.client_hosts)
     until_s = world.loop.time() + seconds
     tasks = [
-        *(asyncio.ensure_future(life.produce(number, until_s)) for number in range(PRODUCERS)),
+        *(
+            asyncio.ensure_future(life.produce(number, until_s))
+            for number in range(PRODUCERS if profile.producers else 0)
+        ),
         *(asyncio.ensure_future(life.read(number, until_s)) for number in range(READERS)),
         asyncio.ensure_future(life.commit(until_s)),
         *(asyncio.ensure_future(life.consume(number, until_s)) for number in range(profile.members)),
@@ -134,9 +141,13 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
         tasks.append(asyncio.ensure_future(changes.run(until_s, world.loop.time)))
         tasks += [asyncio.ensure_future(life.read_in_rack(f"rack-{node.node_id}", until_s)) for node in cluster.nodes]
     if profile.has_administrator:
-        tasks.append(asyncio.ensure_future(administrator.run(until_s, world.loop.time, lambda: ledger.partitions)))
+        others = transactions.moved_partitions if transactions is not None else []
+        moved = administrator.run(until_s, world.loop.time, lambda: [*ledger.partitions, *others])
+        tasks.append(asyncio.ensure_future(moved))
     special = [life.special_topic(name, checks) for name in profile.special_topics]
     tasks += [asyncio.ensure_future(topic.run(until_s)) for topic in special]
+    if transactions is not None:
+        tasks += [asyncio.ensure_future(task) for task in transactions.tasks(until_s)]
     background = [
         asyncio.ensure_future(_check_until_cancelled(checks)),
         asyncio.ensure_future(faults.supervise()),
@@ -147,12 +158,13 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
             asyncio.ensure_future(life.check_everything()),
             asyncio.ensure_future(_converged(checks)),
             *(asyncio.ensure_future(topic.check()) for topic in special),
+            *([asyncio.ensure_future(transactions.check())] if transactions is not None else []),
         ]
         tasks += last
         try:
             await asyncio.wait_for(_gather(last, background), RECOVERY_S)
         except TimeoutError:
-            reason = checks.not_converged() or "a client is not served"
+            reason = checks.not_converged() or (transactions and transactions.waits_for) or "a client is not served"
             raise Violation("Liveness", f"{RECOVERY_S:g} s after the last fault: {reason}") from None
         checks.check()
         checks.check_compacted()

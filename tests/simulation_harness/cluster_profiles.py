@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from simulation_harness.cluster_members import MEMBER_SETTINGS
 from simulation_harness.rack_reader import RACK_SETTINGS
+from simulation_harness.transaction_odds import TRANSACTION_SETTINGS, Odds
 
 
 class Producer(NamedTuple):
@@ -33,7 +34,7 @@ class Profile(NamedTuple):
     """Maximum number of faults that are active at the same time."""
     brokers_min: int = 1
     producers: tuple[Producer, ...] = (IDEMPOTENT,)
-    """The kinds of producers, from which the kind of each new producer is chosen at random."""
+    """The kinds of producers, from which the kind of each new producer is chosen at random. Empty: no producers."""
     members: int = 0
     """Number of members of a consumer group."""
     has_administrator: bool = False
@@ -46,6 +47,8 @@ class Profile(NamedTuple):
     changes_topics: bool = False
     """Whether records are deleted, settings of topics altered and partitions added, and consumers read from
     followers."""
+    transactions: Odds | None = None
+    """The events in the lives of transactional clients; None if there are no such clients."""
 
 
 _OF_LINKS = {
@@ -77,6 +80,19 @@ _REPLICATED = {
     **MEMBER_SETTINGS,
 }
 
+_FAULTS_OF_A_CLUSTER = {
+    **_OF_PROCESSES,
+    **_OF_POWER,
+    **_OF_LINKS,
+    **_OF_STORES,
+    **_OF_CLOCKS,
+    "kill before an acknowledgement": 2.0,
+    "kill of all brokers": 0.5,
+    "isolated broker": 3.0,
+    "full disk": 1.0,
+    "failing disk": 1.0,
+}
+
 _SHORT_RETENTION = {"segment.ms": "1500", "retention.ms": "6000"}
 _LIFE_OF_A_CLUSTER: dict[str, Any] = {
     "faults_at_once": 4,
@@ -102,18 +118,14 @@ PROFILES = {
         Profile(
             "replicated",
             _REPLICATED,
-            {
-                **_OF_PROCESSES,
-                **_OF_POWER,
-                **_OF_LINKS,
-                **_OF_STORES,
-                **_OF_CLOCKS,
-                "kill before an acknowledgement": 2.0,
-                "kill of all brokers": 0.5,
-                "isolated broker": 3.0,
-                "full disk": 1.0,
-                "failing disk": 1.0,
-            },
+            _FAULTS_OF_A_CLUSTER,
+            **_LIFE_OF_A_CLUSTER,
+        ),
+        Profile(
+            "transactions",
+            {**_REPLICATED, **TRANSACTION_SETTINGS},
+            _FAULTS_OF_A_CLUSTER,
+            transactions=Odds(),
             **_LIFE_OF_A_CLUSTER,
         ),
         Profile(

@@ -15,18 +15,18 @@ def alter_loggers(
 
     Each alteration is made as a whole or not at all.
     """
-    positions_by_name: dict[str, list[int]] = {}
+    positions_by_node: dict[str, list[int]] = {}
     for position, alteration in enumerate(alterations):
         if alteration.resource_type == LOGGER_RESOURCE:
-            positions_by_name.setdefault(alteration.resource_name, []).append(position)
+            positions_by_node.setdefault(alteration.resource_name, []).append(position)
         yield
     results: dict[int, AlterationResult] = {}
-    for name, positions in positions_by_name.items():
-        resource = (LOGGER_RESOURCE, name)
+    for node_text, positions in positions_by_node.items():
+        resource = (LOGGER_RESOURCE, node_text)
         try:
             if len(positions) > 1:
                 raise ApiError("the request has this resource more than once", ErrorCode.INVALID_REQUEST)
-            check_node(name, node_id)
+            check_node(node_text, node_id)
             changes = alterations[positions[0]].changes
             yield from _check(changes)
             if not validate_only:

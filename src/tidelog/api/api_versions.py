@@ -1,4 +1,5 @@
-"""ApiVersions (key 18), v0-4. v3: flexible, client software name (KIP-511); v4: features with minimum 0 (KIP-1022).
+"""ApiVersions (key 18), v0-4. v3: flexible encoding (KIP-482), name and version of the client's software (KIP-511);
+v4: features whose lowest level is 0 (KIP-1022).
 
 The response to an unknown version of this API is encoded as v0, so that every client can decode it.
 """
@@ -19,7 +20,7 @@ from tidelog.wire.messages.api_versions import (
 
 _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 SOFTWARE_NAME_LENGTH_MAX = 256
-"""Longest name and longest version of a client's software, in characters."""
+"""Maximum length of the name of a client's software, and of the software's version, in characters."""
 MIN_LEVEL_ZERO_VERSION = 4
 """From this version on, the response may contain features whose lowest supported level is 0."""
 

@@ -23,8 +23,8 @@ def handle(
     for topic in request.topics:
         assignments = None
         if topic.assignments is not None:
-            # The list may have millions of entries. Copy at most one assignment more than the limit; the controller
-            # then refuses the request.
+            # The list may have millions of entries. Copy at most one assignment more than the limit: if the list is too
+            # long, the copy is too long as well, and the controller refuses the topic's partitions.
             assignments = [assignment.broker_ids for assignment in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]]
         new_partitions.append(MorePartitions(topic.name, topic.count, assignments))
         yield

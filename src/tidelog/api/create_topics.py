@@ -59,8 +59,8 @@ def _new_topic(topic: CreatableTopic) -> NewTopic:
         topic.name,
         topic.num_partitions,
         topic.replication_factor,
-        # The lists may have millions of entries. Copy at most one entry more than the limit; the controller then
-        # refuses the topic.
+        # The lists may have millions of entries. Copy at most one entry more than the limit: if a list is too long,
+        # its copy is too long as well, and the controller refuses the topic.
         [
             (assignment.partition_index, assignment.broker_ids)
             for assignment in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]

@@ -1,4 +1,4 @@
-"""DeleteGroups (key 42), v0-2 (KIP-229): delete groups without members, with all their committed offsets."""
+"""DeleteGroups (key 42), v0-2 (KIP-229): delete groups that have no members, and all their committed offsets."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

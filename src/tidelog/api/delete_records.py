@@ -1,5 +1,6 @@
-"""DeleteRecords (key 21), v0-2: raise the log start offset of partitions. The response is sent when the new log start
-offset is durable on this broker, and when the logs of all other online replicas begin at this offset or above it.
+"""DeleteRecords (key 21), v0-2: raise the log start offset of partitions. The response is sent when two conditions are
+met: the new log start offset is durable on this broker, and the logs of all other online replicas begin at this offset
+or above it. A partition whose followers do not meet the second condition in time gets an error.
 
 The next retention pass deletes the segments that are completely below the log start offset.
 """

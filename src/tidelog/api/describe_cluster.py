@@ -1,4 +1,6 @@
-"""DescribeCluster (key 60), v0-2. v1: brokers or controllers (KIP-919); v2: also fenced brokers (KIP-1073)."""
+"""DescribeCluster (key 60), v0-2. v1: a request asks for brokers or for controllers (KIP-919); v2: a request may
+ask for fenced brokers, too (KIP-1073).
+"""
 
 from tidelog.api.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED
 from tidelog.api.services import RequestContext, Services
@@ -17,7 +19,7 @@ def handle(services: Services, context: RequestContext, request: DescribeCluster
     if request.endpoint_type == CONTROLLER_ENDPOINTS:
         return DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
-            error_message="this is a broker's listener: controllers are not described here, and have no listeners",
+            error_message="this is a broker's listener, which describes only brokers; controllers have no listeners",
         )
     if request.endpoint_type != BROKER_ENDPOINTS:
         return DescribeClusterResponse(

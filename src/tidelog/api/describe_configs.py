@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32), v1-4. v1: sources and synonyms (KIP-226); v3: types and documentation (KIP-569).
 
-Describes topics, this broker, its loggers, the default settings of all brokers, groups, and subscriptions to client
-metrics. If there is no error, the error message is empty, not null.
+Describes topics, groups, subscriptions to client metrics, this broker, its loggers, and the default settings of all
+brokers. If there is no error, the error message is empty, not null.
 """
 
 from typing import TYPE_CHECKING
@@ -50,8 +50,8 @@ SET_AT_START = "Set at the start by"
 """Words in the documentation of a setting, before the place where the setting was set."""
 UNKNOWN_TYPE = 0
 SETTINGS_MAX = 100_000
-"""When a response has this many settings, which is about the number of settings of two thousand topics, the remaining
-resources get an error. Without this limit, a request that names one topic a million times would exhaust the memory."""
+"""When a response has this many settings, the remaining resources get an error. More than two thousand topics together
+have this many settings. Without this limit, a request that names one topic a million times would exhaust the memory."""
 CHARS_PER_SETTING = 500
 """For the limit SETTINGS_MAX, this many characters of values count as one additional setting."""
 

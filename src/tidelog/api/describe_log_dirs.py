@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def handle(
     services: Services, context: RequestContext, request: DescribeLogDirsRequest
 ) -> Steps[Coroutine[Any, Any, DescribeLogDirsResponse]]:
-    """Describe every directory. If the request names partitions, only these are described; if its topics are null, all
-    partitions are described. A failed directory has an error and no partitions.
+    """Describe every directory. Its description contains the partitions that the request names, or all partitions if
+    the topics of the request are null. A failed directory has an error and no partitions.
     """
     del context
     if request.topics is None:
@@ -83,8 +83,8 @@ def _partitions(
 
 
 def _space(disk: "Disk", paths: list[str]) -> dict[str, tuple[int, int]]:
-    """Return (total, usable) bytes of each directory. The result does not contain directories that cannot be read.
-    Blocks.
+    """Return (total, usable) bytes of the file system of each directory. The result does not contain directories that
+    cannot be read. Blocks.
     """
     space = {}
     for path in paths:

@@ -2,8 +2,8 @@
 
 Tidelog has no quorum of controllers: the metadata store decides which broker is the controller. In the response, the
 leader is the controller, and the leader epoch is the epoch of the controller. Offsets are positions in the journal.
-The voters are the brokers that are not fenced, since each of them can become the controller. The times of the voters'
-last fetches are not known, so they are omitted from the response.
+The voters are the controller and all brokers that are not fenced, since each of these can become the controller. The
+times of the voters' last fetches are not known, so they are -1 in the response.
 """
 
 from typing import TYPE_CHECKING
@@ -66,7 +66,7 @@ async def _describe(services: Services, version: int) -> DescribeQuorumResponse:
 
 
 def _response(image: MetadataImage, state: QuorumState, *, has_nodes: bool) -> DescribeQuorumResponse:
-    """Return the response. `has_nodes`: the version has ids of directories and addresses of the nodes."""
+    """Return the response. With `has_nodes`, it contains directory ids and the addresses of the nodes."""
     voters = []
     nodes = []
     for broker_id, position in state.brokers:

@@ -111,8 +111,8 @@ def _topic(
         state = topic.partitions[partition.partition_index]
         elr, last_known_elr = state.elr, state.last_known_elr
         if partition.leader_id != state.leader:
-            # The leader is this broker, and the partition's log is offline. The last in-sync replicas may lead again
-            # without loss of data (KIP-966).
+            # The leader is this broker, and the partition's log is offline. Both ELRs in the response are
+            # the last in-sync replicas, since each of these may lead again without loss of data (KIP-966).
             elr = last_known_elr = state.isr
         partition.eligible_leader_replicas, partition.last_known_elr = list(elr), list(last_known_elr)
         # As in Kafka, this API returns no error for a partition without a leader. (Metadata returns an error.)

@@ -1,4 +1,5 @@
-"""ElectLeaders (key 43), v0-2 (KIP-183, KIP-460). v1: unclean elections, and an error for the whole request.
+"""ElectLeaders (key 43), v0-2 (KIP-183, KIP-460). v1: unclean elections, and a response field for an error of
+the whole request.
 
 A request without a list of partitions concerns all partitions. Its response contains every topic, but only the
 partitions that needed an election.
@@ -58,7 +59,7 @@ async def _elect(
 
 
 def _error_response(context: RequestContext, error: ErrorCode) -> ElectLeadersResponse:
-    """Return a response without partitions. v0 has no field for the error."""
+    """Return a response without partitions. It contains the error, except in v0, which has no field for it."""
     return ElectLeadersResponse(error_code=error if context.api_version >= TOP_LEVEL_ERROR_VERSION else ErrorCode.NONE)
 
 

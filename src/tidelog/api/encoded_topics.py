@@ -77,7 +77,9 @@ class TopicsOfVersion:
         return entry[1] if entry is not None and entry[0] is topic else None
 
     def store(self, topic: TopicImage, encoded: bytes) -> None:
-        """Store a topic, unless the online brokers have changed since this object was created."""
+        """Store a topic, unless all entries were removed after this object was created, for example because the online
+        brokers have changed.
+        """
         if not self._owner.is_valid(self._topics, self._online):
             return
         replaced = self._topics.get(topic.name)
@@ -87,7 +89,7 @@ class TopicsOfVersion:
 
 
 def encode_topics(topics: list[MetadataResponseTopic], version: int) -> Steps[bytes]:
-    """Encode elements of the array `topics` of a response, without their number."""
+    """Encode `topics` as elements of the array `topics` of a response, without the length of this array."""
     pieces = yield from _stepwise_encoder(version)(MetadataResponse(topics=topics))
     data = b"".join(pieces)  # type: ignore[arg-type]  # a response without records has no file regions
     start, end_bytes = _place_of_topics(version)

@@ -22,8 +22,8 @@ def handle(
 ) -> "Outcome[EnvelopeResponse | CloseConnection]":
     """Process a message of a broker's identification, or execute a request to the controller.
 
-    The connection of any other client is closed. Kafka's brokers also close a connection on which they receive an
-    Envelope request. Raises ApiError.
+    If the client is not a broker of this cluster, its connection is closed. Kafka's brokers close every connection on
+    which they receive an Envelope request. Raises ApiError.
     """
     peers, peer = services.peer_brokers, context.peer
     if peers is not None and is_identification(request.request_data):
@@ -34,11 +34,11 @@ def handle(
 
 
 async def _execute(services: Services, peers: "PeerBrokers", peer: Peer, data: bytes) -> EnvelopeResponse:
-    """Execute a request to the controller on the connection of an identified broker.
+    """Execute an identified broker's request to the controller.
 
     A request that cannot be decoded is answered with an error. A broker may always register itself. For any other
-    request, raises ApiError (CLUSTER_AUTHORIZATION_FAILED) if the broker is not registered, or if its registration was
-    replaced or removed after it connected.
+    request, raises ApiError (CLUSTER_AUTHORIZATION_FAILED) if the broker was not registered when it connected, or if
+    its registration was replaced or removed afterwards.
     """
     sender = peers.sender(peer)
     try:
@@ -48,14 +48,14 @@ async def _execute(services: Services, peers: "PeerBrokers", peer: Peer, data: b
     except UnknownValue as error:
         message = f"the controller is older than the broker that sends the request: {error}"
         return EnvelopeResponse(response_data=encode_error(Answer(None, ErrorCode.UNSUPPORTED_VERSION, message)))
-    if sender is None and not _is_registration(request, peer):
+    if sender is None and not _is_own_registration(request, peer):
         reason = "the broker's registration has been replaced or removed"
         raise ApiError(reason, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     answer = await peers.controller.execute(request)
     return EnvelopeResponse(response_data=await services.turns.run(encode_answer(type(request), answer)))
 
 
-def _is_registration(request: ControllerRequest, peer: Peer) -> bool:
+def _is_own_registration(request: ControllerRequest, peer: Peer) -> bool:
     broker = peer.broker
     return (
         isinstance(request, RegisterBroker)

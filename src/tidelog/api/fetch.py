@@ -86,7 +86,7 @@ def handle(
 
 
 def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> "Steps[Outcome[FetchResponse]]":
-    """Handle a request with any number of partitions in steps; see `handle`."""
+    """Collect the partitions of the request in steps, then call `handle`. There may be very many."""
     item_class = FetchItem
     if services.followers is not None and (request.replica_state is not None or request.replica_id >= 0):
         from tidelog.api.follower_fetch import FollowerItem
@@ -164,6 +164,8 @@ class Fetch:
         self._aborted: dict[FetchItem, list[AbortedTransaction]] = {}
         self._moved_partitions: dict[Partition, None] = {}
         self._unknown_ranks: dict[FetchItem, int] = {}  # 1: unknown topic id; 2: unknown topic or partition
+        # Whether the fetch must not wait, because a partition has a diverging epoch, a preferred replica, or an error
+        # (except the errors of `_unknown_ranks`).
         self._failed = False
         self._expired = False
         self._pending: Pending[FetchResponse] | None = None
@@ -181,7 +183,9 @@ class Fetch:
     # Reading
 
     def cold_reads(self, items: "Sequence[FetchItem] | None" = None) -> list["ColdRead"]:
-        """Return the disk reads after which the loop can read `items` (default: all) without waiting for the disk."""
+        """Return disk reads that a thread must run first, so that the event loop does not wait for the disk when it
+        reads `items` (default: all).
+        """
         reads = []
         bytes_left = self._bytes_max
         for item in self._fetch_context.items if items is None else items:
@@ -200,13 +204,13 @@ class Fetch:
         return reads
 
     def begin_warmed(self, cold: list["ColdRead"]) -> Pending[FetchResponse]:
-        """Read the `cold_reads` into the page cache on a thread, then run `begin`."""
+        """Run the reads `cold`, the result of `cold_reads`, on a thread, then run `begin`."""
         pending: Pending[FetchResponse] = Pending(on_abandon=self.abandon)
         self._services.runtime.tasks.spawn(self._warm(cold, pending), name="fetch-cold-read")
         return pending
 
     async def _warm(self, cold: list["ColdRead"], pending: Pending[FetchResponse]) -> None:
-        """Read the bytes into the page cache on a thread, then run the fetch and complete `pending`."""
+        """Run the reads `cold` on a thread, which fills the page cache. Then run the fetch and complete `pending`."""
         await read_ahead(self._services, cold)
         if pending.abandoned:
             return
@@ -311,8 +315,8 @@ class Fetch:
         return True
 
     def _report_divergence(self, partition: Partition, item: FetchItem) -> bool:
-        """Return whether the client's log differs from this log before the fetch offset. If so, add to the response
-        the epoch and end offset from which both logs may differ (KIP-595).
+        """Return whether the client's log differs from this log before the fetch offset. If so, let the response
+        contain the epoch and the end offset up to which both logs may be the same (KIP-595).
         """
         epoch, end_offset = partition.end_offset_for(item.last_fetched_epoch)
         if end_offset < 0:
@@ -337,8 +341,8 @@ class Fetch:
         return pending
 
     def moved(self, partition: Partition) -> None:
-        """Note that a partition's high watermark has moved. The fetch is answered later, since an answer during the
-        append could contain only a part of one produce request.
+        """Note that a partition's high watermark has moved, or that this broker does not serve the partition any more.
+        The fetch is answered later, since an answer during an append could contain only a part of a produce request.
         """
         if not self._moved_partitions:
             self._wake_later()

@@ -1,5 +1,5 @@
 """The leader's side of Fetch requests from followers: read up to the end of the log, and report the followers' offsets
-to the replicas.
+to this broker's replicas of the partitions.
 
 While `Services.followers` is None, the broker has no followers and refuses such requests.
 """
@@ -42,7 +42,8 @@ class Followers(Protocol):
 
 def is_peer(services: Services, context: RequestContext, broker_id: int) -> bool:
     """Return whether the request was sent by the other broker `broker_id`. The connection decides this, since every
-    client can write any broker id into a request.
+    client can write any broker id into a request. If `services.peer_brokers` is None, every id except this broker's
+    own id is accepted.
     """
     if services.peer_brokers is None:
         return broker_id != services.config.node_id
@@ -73,8 +74,8 @@ def handle(
 ) -> "Outcome[FetchResponse] | None":
     """Answer a follower's request, as `fetch.handle` answers a consumer's request.
 
-    Returns None if the follower's id is not the id of a registered broker, if that broker has not sent the request,
-    or if the request names an older registration of that broker. Raises the session errors of KIP-227.
+    Returns None if the follower's id is not the id of a registered broker, if the request was not sent by that broker,
+    or if it names an older registration of that broker. Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
@@ -107,8 +108,8 @@ def handle(
 
 
 class _ReadsForFollower(Fetch):
-    """Reads partitions up to the ends of their logs. When a partition is read for the first time, the follower's
-    offsets are reported to this broker's replica of the partition.
+    """Reads partitions up to the ends of their logs. Until the fetch begins to wait, each read also reports the
+    follower's offsets to this broker's replica of the partition.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class _ReadsForFollower(Fetch):
     def is_satisfied(self) -> bool:
         # While there are idle partitions, the fetch waits for their records, even if all other partitions are
         # unknown.
-        is_unknown = len(self._unknown_ranks) == len(self._fetch_context.items) and not self._idle
-        return self._readable_bytes >= self._min_bytes or self._failed or is_unknown
+        all_unknown = len(self._unknown_ranks) == len(self._fetch_context.items) and not self._idle
+        return self._readable_bytes >= self._min_bytes or self._failed or all_unknown
 
     def _wake_later(self) -> None:
         self._services.partitions.wake_follower_later(self)
@@ -150,7 +151,7 @@ class _ReadsForFollower(Fetch):
             self._idle.settle([i for i in items if i not in self._slices and i not in self._special_data])
 
     def _end(self) -> None:
-        """Add no more items to this fetch."""
+        """Stop `IdlePartitions` from adding items to this fetch."""
         if self._idle is not None and self._idle.current is self:
             self._idle.current = None
 
@@ -195,8 +196,8 @@ class _ReadsForFollower(Fetch):
 
 
 def _check_has_common_records(partition: "Partition", item: FetchItem) -> None:
-    """Raise OffsetOutOfRange if the follower's log ends where this log begins, and the last leader epoch of the
-    follower is older than every leader epoch of this log.
+    """Raise OffsetOutOfRange if the follower's log is not empty and ends where this log begins, and the last leader
+    epoch of the follower is older than every leader epoch of this log.
 
     This broker has deleted the records before its log start offset, so it cannot check whether the follower's records
     are the committed records. The error makes the follower delete its log and begin at the start of this log.
@@ -211,7 +212,7 @@ def _check_has_common_records(partition: "Partition", item: FetchItem) -> None:
     ):
         raise OffsetOutOfRange(
             f"{partition.topic}-{partition.index} begins at {log.log_start_offset}, and leader epoch "
-            f"{item.last_fetched_epoch} ended before"
+            f"{item.last_fetched_epoch} ended before this offset"
         )
 
 
@@ -240,7 +241,7 @@ class FollowerFetch(_ReadsForFollower):
 
     def add(self, item: FetchItem, partition: "Partition", *, wakes: bool) -> None:
         self._fetch_context.items.append(item)
-        if self._pending is not None:  # otherwise all items will be read
+        if self._pending is not None:  # before the fetch is parked, `begin` reads this item
             self._watched[partition] = item
             partition.watch(self)
             if wakes:

@@ -34,9 +34,9 @@ def describe_all(
 ) -> "Steps[Outcome[R]]":
     """Ask the coordinators to describe the groups. Return the response, with the groups in the order of the request.
 
-    Each coordinator is asked once for each group. A group that is named more than once gets the same entry each
-    time. `to_description` converts a coordinator's answer into an entry, and `to_response` builds the response from
-    the entries.
+    The coordinator of each group is asked once. A group that is named more than once gets the same entry each time,
+    but it gets an error instead if the repeated entries exceed the limit of `Repeats`. `to_description` converts a
+    coordinator's answer into an entry, and `to_response` builds the response from the entries.
     """
     entries: dict[str, Description] = {}
     gathering: Gathering[None] = Gathering(lambda _: _response(entries, to_description, to_response, group_ids))

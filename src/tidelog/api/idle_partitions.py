@@ -2,9 +2,12 @@
 news.
 
 A partition is idle while the follower has the whole log and knows the state of the partition. The follower's requests
-do not name an idle partition. Every event that could end this state makes the partition active again: an append, a
-new high watermark or log start offset, a change of the ISR, of the leader epoch or of the broker epoch of the
-follower, an offline or deleted log, and a request that names the partition.
+do not name an idle partition. Every event that could end this state makes the partition active again:
+
+    - an append, a new high watermark, or a new log start offset
+    - a new ISR, a new leader epoch, or a new broker epoch of the follower
+    - a log that goes offline or is deleted
+    - a request that names the partition
 """
 
 from collections.abc import Sequence
@@ -18,8 +21,9 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 ABANDONED_MS: Final = 60_000
-"""If the session has had no request for this time, in milliseconds, the next event ends the watching: all partitions
-of the session become active. The follower may have restarted, for example."""
+"""If the session has had no request for this time, in milliseconds, the next event in an idle partition makes all
+partitions of the session active, so that none of them is watched any more. The follower may have restarted, for
+example."""
 
 
 class CurrentFetch(Protocol):
@@ -108,13 +112,13 @@ class IdlePartitions:
         item = self._idle.get(partition)
         if item is None:
             return
-        followed_ms = self._fetch_time.ms
+        last_request_ms = self._fetch_time.ms
         self._stop_watching(partition)
         self.active[item] = None
         if self.current is not None:
             wakes = not partition.is_served or partition.log.log_end_offset != item.fetch_offset
             self.current.add(item, partition, wakes=wakes)
-        if partition.monotonic_ms() - followed_ms > ABANDONED_MS:
+        if partition.monotonic_ms() - last_request_ms > ABANDONED_MS:
             self._activate_all()
 
     def close(self) -> None:

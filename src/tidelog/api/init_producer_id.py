@@ -15,8 +15,8 @@ NONE = -1
 FENCED_SINCE = 4
 """The first version with the error PRODUCER_FENCED."""
 WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-"""Errors that mean that the controller cannot answer for a short time. As in Kafka, producers get
-COORDINATOR_LOAD_IN_PROGRESS instead: after this error all producers repeat the request, but some give up after
+"""Errors that mean that the controller is temporarily unable to answer. As in Kafka, producers get
+COORDINATOR_LOAD_IN_PROGRESS instead. All producers repeat the request after this error, but some give up after
 REQUEST_TIMED_OUT."""
 
 

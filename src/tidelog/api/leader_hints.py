@@ -1,4 +1,6 @@
-"""Add the leader of a partition and its address to the answer for a client that asked another broker (KIP-951)."""
+"""If a client has asked a broker that does not lead the partition, add the leader and the leader's address to the
+answer (KIP-951).
+"""
 
 from typing import TYPE_CHECKING
 
@@ -26,8 +28,8 @@ def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int,
 
     If the leader epoch of this broker's replica differs from the epoch in the image, the replica's leader is
     returned. (Replicas are notified of a new leader before requests are answered from the new image.) Otherwise the
-    image's leader is returned. After the lease of this broker has ended, the replicas that it led have no leader, but
-    the image still names this broker. Clients log a warning if an answer names no leader.
+    image's leader is returned. This matters after the lease of this broker has ended: the replicas that it led have no
+    leader then, but the image still names this broker. Clients log a warning if an answer names no leader.
     """
     image = services.metadata.image.topics.get(topic or "")
     state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None
@@ -48,8 +50,8 @@ def address_of(services: "Services", broker_id: int, listener: str) -> "Endpoint
 
 
 def add_to_produce(services: "Services", response: "ProduceResponse", listener: str) -> None:
-    """Add the leaders of the partitions with NOT_LEADER_OR_FOLLOWER, and their addresses, to a Produce response whose
-    version is at least PRODUCE_SINCE.
+    """For each partition with NOT_LEADER_OR_FOLLOWER, add its leader and the leader's address to a Produce response.
+    The version of the response must be at least PRODUCE_SINCE.
     """
     addresses: dict[int, Endpoint] = {}
     for topic in response.responses:

@@ -76,14 +76,14 @@ def _answer(
         is_debugging = request.replica_id == DEBUGGING_CONSUMER
         find = services.partitions.replica if is_debugging else services.partitions.leader
         partition = find(topic, requested.partition_index, requested.current_leader_epoch)
-        is_follower = is_debugging or (
+        reads_to_log_end = is_debugging or (
             request.replica_id >= 0
             and services.followers is not None
             and is_peer(services, context, request.replica_id)
         )
         try:
             yield from _find_offset(
-                partition, request.isolation_level, requested.timestamp, answer, is_follower=is_follower
+                partition, request.isolation_level, requested.timestamp, answer, reads_to_log_end=reads_to_log_end
             )
         except OffsetNotAvailable as error:
             raise error if context.api_version >= 5 else LeaderNotAvailable(error.message) from error
@@ -100,7 +100,7 @@ def _find_offset(
     timestamp: int,
     answer: ListOffsetsPartitionResponse,
     *,
-    is_follower: bool,
+    reads_to_log_end: bool,
 ) -> Steps[None]:
     """Find the offset, timestamp and leader epoch, and write them into `answer`. If there is no matching record, the
     three fields remain -1. Followers and debugging consumers get answers up to the end of the log; all other clients
@@ -109,13 +109,13 @@ def _find_offset(
     Raises OffsetNotAvailable if the answer depends on the end of the committed records, and this leader is too new to
     know that end (KIP-207).
     """
-    if is_follower:
+    if reads_to_log_end:
         end = partition.log_end_offset
     else:
         end = partition.last_stable_offset if isolation == READ_COMMITTED else partition.high_watermark
     log = partition.log
     if timestamp == LATEST:
-        if not is_follower:
+        if not reads_to_log_end:
             partition.check_committed_end()
         answer.offset = end
         answer.leader_epoch = partition.leader_epoch
@@ -126,22 +126,22 @@ def _find_offset(
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         pass  # there is no tiered storage
     else:
-        record = yield from _find_record(partition, timestamp, is_follower)
+        record = yield from _find_record(partition, timestamp, reads_to_log_end)
         if record is not None and record.offset < end:
             answer.offset = record.offset
             answer.timestamp = record.timestamp
             answer.leader_epoch = record.leader_epoch
-        elif not is_follower:
+        elif not reads_to_log_end:
             partition.check_committed_end()
 
 
-def _find_record(partition: "Partition", timestamp: int, is_follower: bool) -> Steps["TimestampOffset | None"]:
+def _find_record(partition: "Partition", timestamp: int, reads_to_log_end: bool) -> Steps["TimestampOffset | None"]:
     """Find the first record with this timestamp or a later one, or the record with the maximum timestamp.
 
     If the partition moves to another directory during the search, the search begins again. Raises StorageError if the
     log is offline, or if the topic is deleted, since this closes the files.
     """
-    check = partition.check_log if is_follower else partition.check_online
+    check = partition.check_log if reads_to_log_end else partition.check_online
     while True:
         log = partition.log
         steps = find_max_timestamp(log) if timestamp == MAX_TIMESTAMP else find_timestamp(log, timestamp)

@@ -2,7 +2,7 @@
 epochs; v8: authorized operations (KIP-430); v10: topic ids (KIP-516), which requests use from v12; v13: top-level
 error.
 
-An automatically created topic is part of the same response, with its leaders.
+If a request creates a topic automatically, the response to this request already contains the topic, with its leaders.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,13 +34,13 @@ TOPIC_IDS_VERSION = 12
 """The first version whose requests may name topics by id. The requests of versions 10 and 11 also have the field, but
 Kafka has never accepted an id in them."""
 STORED_TOPICS_PER_STEP = 32
-"""Topics whose stored encoding is used in one step."""
+"""Number of topics whose stored encoding is used in one step."""
 
 
 def handle(
     services: Services, context: RequestContext, request: MetadataRequest
 ) -> "Steps[Outcome[MetadataResponse | Encoded]]":
-    """Answer from one image: from the current image, or from the image after missing topics were created."""
+    """Answer from one image. If missing topics are created first, it is the image after their creation."""
     image = services.metadata.image
     requested_topics = request.topics
     version = context.api_version
@@ -161,8 +161,8 @@ def _refuse_all(requested_topics: Sequence[MetadataRequestTopic]) -> Steps[Metad
 def _all_topics(
     services: Services, context: RequestContext, image: MetadataImage, request: MetadataRequest
 ) -> Steps[MetadataResponse | Encoded]:
-    # librdkafka permanently gives up on topics in a response without brokers, so no topics are returned until this
-    # broker is registered.
+    # librdkafka permanently gives up on topics in a response without brokers, so no topics are returned until a broker
+    # is registered.
     topics: list[MetadataResponseTopic | TopicImage] = [*image.topics.values()] if image.brokers else []
     return (yield from _respond(services, context, image, request, topics))
 

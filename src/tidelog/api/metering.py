@@ -61,8 +61,9 @@ class Meter:
 
     @property
     def next_request_waits(self) -> bool:
-        """Whether the client's next request must wait for the response to this request. This is true if this request
-        may exceed a quota: the client must then be throttled before its next request is handled.
+        """Whether the client's next request must wait for the response to this request. This is true if the client has
+        a quota for produced bytes or for request time. If this request exceeds it, the client must be throttled before
+        its next request is handled.
         """
         quotas = self._quotas
         return quotas.produce.applies(self.user, self.client_id) or quotas.requests.applies(self.user, self.client_id)
@@ -139,7 +140,7 @@ class Meter:
         return self.throttle_ms
 
     def record_usage(self, response: Any) -> None:
-        """Record the request's usage, and write the throttle time into `response` unless it is None."""
+        """Record the request's usage. If `response` is not None, write the throttle time into it."""
         if not self._is_recorded:
             self._is_recorded = True
             now_ms = self._now_ms()
@@ -155,7 +156,7 @@ class Meter:
             response.throttle_time_ms = self.throttle_ms
 
     def record_encoding(self) -> None:
-        """Record the time of encoding the response. It affects only later requests."""
+        """Record the time that encoding the response took. This time can throttle only later requests."""
         percent = self._percent()
         if percent > 0:
             self._quotas.requests.record(self.user, self.client_id, percent, self._now_ms())
@@ -165,5 +166,5 @@ class Meter:
 
 
 def measure_steps(meter: Meter | None, steps: Steps[Any]) -> Steps[Any]:
-    """Return `steps`, or, if there is a meter, steps that also measure their time."""
+    """If there is a meter, return steps that run `steps` and measure their time. Otherwise return `steps`."""
     return steps if meter is None else meter.measure(steps)

@@ -35,8 +35,8 @@ def handle(
 ) -> "Steps[Outcome[OffsetCommitResponse]]":
     """Refuse partitions that do not exist, and ask the coordinator to commit the offsets of all other partitions.
 
-    Refused partitions come first in the response. If a partition is named more than once, its last offset is
-    committed, and each entry of the request gets its own answer.
+    Topics with refused partitions come first in the response, and within each topic its refused partitions. If a
+    partition is named more than once, its last offset is committed, and each entry of the request gets its own answer.
     """
     entries = yield from collect(services.metadata.image, request.topics, context.api_version)
     if not entries.offsets:

@@ -24,11 +24,11 @@ OFFSETS_PER_STEP = 200
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
 ) -> "Steps[Outcome[OffsetDeleteResponse]]":
-    """Ask the coordinator to delete the offsets of the partitions that exist. The coordinator may refuse each of them.
+    """Ask the coordinator to delete the offsets of the partitions that exist. It may refuse some of these partitions.
 
-    In the response, partitions that do not exist come first, followed by the other partitions in the order of the
-    request. A partition that is named several times is answered several times. If the whole request gets an error, the
-    response contains no topics.
+    In the response, topics with partitions that do not exist come first, and within each topic these partitions. The
+    rest has the order of the request. A partition that is named several times is answered several times. If the whole
+    request gets an error, the response contains no topics.
     """
     unknown: dict[str, OffsetDeleteResponseTopic] = {}
     existing: list[tuple[str, OffsetDeleteResponseTopic]] = []
@@ -67,7 +67,8 @@ def _reply(deleting: Gathering[list[ErrorCode] | ErrorCode]) -> Reply:
     accept = deleting.reply()
 
     def reply(answer: list[ErrorCode] | ApiError) -> None:
-        # Store the code only: the error's traceback refers to the request, and there may be thousands of errors.
+        # Store only the code: there may be thousands of errors, and the traceback of each keeps objects of the request
+        # in memory.
         accept(answer.code if isinstance(answer, ApiError) else answer)
 
     return reply

@@ -50,7 +50,7 @@ class GroupQuery(NamedTuple):
 
 
 class TopicQuery(NamedTuple):
-    """One topic of a request. `error` is not NONE if the topic id is unknown."""
+    """One topic of a request. `error` is UNKNOWN_TOPIC_ID if the topic id is unknown, otherwise NONE."""
 
     name: str
     topic_id: bytes
@@ -61,8 +61,8 @@ class TopicQuery(NamedTuple):
 def handle(
     services: Services, context: RequestContext, request: OffsetFetchRequest
 ) -> "Steps[Outcome[OffsetFetchResponse]]":
-    """Answer groups, topics and partitions in the order of the request. Entries that the request repeats are repeated
-    in the response.
+    """Answer groups, topics and partitions in the order of the request, but in each group, unknown topic ids come last.
+    Entries that the request repeats are repeated in the response.
     """
     version = context.api_version
     image = services.metadata.image
@@ -117,9 +117,10 @@ class _Fetch:
         self._copies: dict[str, _Offsets] = {}
         """The copied offsets of each group."""
         self._fully_copied: dict[str, None] = {}
-        """The groups of which the offsets of all topics were copied."""
+        """The groups whose copies contain the offsets of all topics."""
         self._all_topics_answers: dict[str, tuple[_Topics, int]] = {}
-        """For each group whose topics were all requested: the topics of the response, and their approximate bytes."""
+        """For each group for which the request asks for all topics: the topics in the response, and their approximate
+        bytes."""
         self._repeats: Repeats[tuple[str | int, ...]] = Repeats()
 
     @property
@@ -163,9 +164,10 @@ class _Fetch:
         durable: DurableGroup | None,
         pending: "list[OffsetKey]",
     ) -> _Offsets:
-        """Copy and return the group's current offsets of the requested topics, or of all topics if `queries` is None.
-        The copy is necessary, since the response is built later, in steps. `pending` are the offsets in open
-        transactions.
+        """Copy the group's offsets of the requested topics, or of all topics if `queries` is None. Return all copied
+        offsets of the group. `pending` are the offsets in open transactions.
+
+        The copy is necessary, since the response is built later, in steps.
         """
         copied = self._copies.setdefault(group_id, {})
         if durable is None or group_id in self._fully_copied:

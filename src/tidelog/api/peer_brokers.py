@@ -65,9 +65,10 @@ class PeerBrokers:
         self._new_number = runtime.new_uuid
 
     def sender(self, peer: "Peer") -> int | None:
-        """Return the id of the registered broker that `peer` is.
+        """Return the broker id of `peer` if it is a registered broker.
 
-        Return None for a client, and for a broker whose registration was replaced or removed after it connected.
+        Return None for a client, for a broker that was not registered when it connected, and for a broker whose
+        registration was replaced or removed later.
         """
         if peer.broker is None:
             return None

@@ -1,7 +1,7 @@
 """The return values of handlers. `Pending` is a response that is completed later.
 
 A Pending delivers the response within the call that completes it. A future would wake its waiter one turn of the
-loop later. That turn would be most of the latency between a produce request and a consumer that waits for its records.
+loop later. That turn would be most of the latency between a produce request and a consumer that waits for the records.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Pending(Generic[R]):
         self._listener: Callable[[R], None] | None = None
 
     def complete(self, response: R) -> None:
-        """Deliver the response, or drop it after `abandon`. This may be called only once."""
+        """Deliver the response, or drop it if `abandon` was called before. May be called only once."""
         assert not self.done, "completed twice"
         self.done = True
         if self.abandoned:

@@ -13,8 +13,10 @@ RACK_SINCE: Final = 11
 
 
 def preferred_replica(image: "MetadataImage", partition: "Partition", rack: str, fetch_offset: int) -> int | None:
-    """Return the in-sync follower in the consumer's rack that has the fetch offset and has fetched furthest. Return
-    None if the leader itself is in this rack, or if no such follower exists.
+    """Return the broker id of the follower from which the consumer should fetch: among the in-sync followers in the
+    consumer's rack whose logs contain the fetch offset, the follower that has fetched furthest.
+
+    Return None if the leader itself is in this rack, if there is no such follower, or if this broker is not the leader.
     """
     replica = partition.replica
     isr = replica.isr

@@ -2,10 +2,11 @@
 
 ApiVersions advertises v0-13, since librdkafka silently stops compressing if v0 is missing (KAFKA-18659).
 
-Only the headers of batches are checked, and batches are appended unchanged. Records are decoded only if the topic
-requires this (`record.validation=full`, compacted topics). They are compressed again only if `compression.type` names
-another codec. The first batch of a transaction in a partition waits until the transaction's coordinator has confirmed
-it (`api/produce_transactional.py`).
+Usually, only the header and the CRC of a batch are checked, and the records are appended unchanged. Records are decoded
+only if the topic requires this (`record.validation=full`, compacted topics), or if the header's timestamps do not
+suffice (see `log/validation.py`). They are compressed again only if `compression.type` names another codec. The first
+batch of a transaction in a partition waits until the transaction's coordinator has confirmed it
+(`api/produce_transactional.py`).
 """
 
 from functools import partial
@@ -53,7 +54,7 @@ ERROR_MESSAGE_MAX = 1000
 """Upper bound on the length of an error message, in characters. A message may quote a long name that the client
 sent."""
 
-_Uncommitted = list[tuple["Partition", int, PartitionProduceResponse]]
+_Unacknowledged = list[tuple["Partition", int, PartitionProduceResponse]]
 """For each batch that is appended and not acknowledged yet: its partition, the offset after its last record, and its
 response."""
 _ProduceOutcome = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
@@ -61,7 +62,7 @@ _TopicKey = tuple[str, bytes]
 """Name and id of a topic; a request contains one of them."""
 _DataByTopic = dict[_TopicKey, dict[int, PartitionProduceData]]
 _FramingErrors = dict[tuple[_TopicKey, int], ApiError]
-"""Framing errors, by topic and partition: the size or the format of a batch is invalid, or the request's version
+"""Framing errors, by topic and partition: the batch is missing, its size or format is invalid, or the request's version
 does not allow its codec. Such a batch is not appended, but another batch for the same partition may have been
 appended."""
 
@@ -69,9 +70,9 @@ appended."""
 def handle(
     services: Services, context: RequestContext, request: ProduceRequest, framing_errors: _FramingErrors | None = None
 ) -> _ProduceOutcome:
-    """Append all batches in order. The response is sent when every batch has failed or is acknowledged. With acks=1 a
-    batch is acknowledged when it is durable enough on this broker, with acks=-1 when it is committed. With acks=0, no
-    response is sent.
+    """Append all batches in order. The response is sent when every batch has failed or is acknowledged. With acks=1, a
+    batch is acknowledged when it is as durable on this broker as the topic's `durability` requires; with acks=-1, when
+    it is committed. With acks=0, no response is sent.
 
     `framing_errors` is the second result of `_without_repeats`; the request then names each partition once. None
     means that `_without_repeats` was not called.
@@ -83,7 +84,7 @@ def handle(
         topic_data = [TopicProduceData(*key, list(partitions.values())) for key, partitions in by_topic.items()]
     by_id = context.api_version >= 13
     partitions = services.partitions
-    uncommitted: _Uncommitted = []
+    unacknowledged: _Unacknowledged = []
     deferred_appends: list[_DeferredAppend] = []
     failed_answer: PartitionProduceResponse | None = None
     topics: list[TopicProduceResponse] = []
@@ -99,7 +100,7 @@ def handle(
                     partition = partitions.get(
                         partitions.topic_name(topic.topic_id) if by_id else topic.name, data.index
                     )
-                    answer = _append(services, partition, context, request, data, uncommitted, deferred_appends)
+                    answer = _append(services, partition, context, request, data, unacknowledged, deferred_appends)
                 except ApiError as error:
                     answer = failed_answer = PartitionProduceResponse(data.index)
                     set_error(answer, partition, error)
@@ -120,12 +121,12 @@ def handle(
             return NO_RESPONSE
     response = ProduceResponse(topics)
     names_leaders = services.followers is not None and context.api_version >= PRODUCE_SINCE
-    if not uncommitted and not deferred_appends:
+    if not unacknowledged and not deferred_appends:
         if failed_answer is not None and names_leaders:
             add_to_produce(services, response, context.peer.listener)
         return response
     listener = context.peer.listener if names_leaders else None
-    return acknowledgement(services, uncommitted, deferred_appends, request, response, listener)
+    return acknowledgement(services, unacknowledged, deferred_appends, request, response, listener)
 
 
 def _has_no_repeats(topics: list[TopicProduceData]) -> bool:
@@ -152,7 +153,7 @@ def handle_wide(
 
 
 def _handle_in_steps(services: Services, context: RequestContext, request: ProduceRequest) -> Steps[Pending[Any]]:
-    answers: Gathering[Any] = Gathering(_join_responses if request.acks else _join_unacknowledged)
+    answers: Gathering[Any] = Gathering(_join_responses if request.acks else _join_without_response)
     by_topic, framing_errors = yield from _without_repeats(request.topic_data, context.api_version)
     for key in list(by_topic):
         remaining = iter(by_topic.pop(key).values())  # frees each topic's data as soon as the topic was handled
@@ -193,8 +194,8 @@ def _without_repeats(topics: list[TopicProduceData], version: int) -> Steps[tupl
 
 
 def _framing_error(data: PartitionProduceData, version: int) -> ApiError | None:
-    """Return an error unless `data` begins with a whole batch, and the request's version allows its format and codec. A
-    batch without a framing error may still be refused because of its content.
+    """Return the framing error of `data`, or None if `data` begins with a whole batch whose format is valid and whose
+    codec the request's version allows. Such a batch may still be refused because of its content.
     """
     records: memoryview | None = data.records  # type: ignore[assignment]  # a decoded field is a view
     if not records:
@@ -214,7 +215,7 @@ def _unsupported_zstd() -> ApiError:
     return UnsupportedCompressionType(f"zstd requires Produce v{ZSTD_SINCE} or newer (KIP-110)")
 
 
-def _join_unacknowledged(answers: list[CloseConnection | None]) -> CloseConnection | None:
+def _join_without_response(answers: list[CloseConnection | None]) -> CloseConnection | None:
     """Join the outcomes of the parts of a request with acks=0. If a part failed, the connection is closed, since
     there is no response that could report the error. The connection is closed only after all parts have been handled.
     """
@@ -240,12 +241,12 @@ def _append(
     context: RequestContext,
     request: ProduceRequest,
     data: PartitionProduceData,
-    uncommitted: _Uncommitted,
+    unacknowledged: _Unacknowledged,
     deferred_appends: "list[_DeferredAppend]",
 ) -> PartitionProduceResponse:
     """Append one partition's batch, and return the answer. Raises ApiError.
 
-    If the batch is not acknowledged yet, it is added to `uncommitted`. If it must wait before it is appended, it is
+    If the batch is not acknowledged yet, it is added to `unacknowledged`. If it must wait before it is appended, it is
     added to `deferred_appends`.
     """
     appends_directly = partition.appends_directly
@@ -286,12 +287,12 @@ def _append(
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
     is_committed = partition.replica.high_watermark >= next_offset
     if not is_committed and not partition.has_reached(mark_of(request.acks), next_offset):
-        uncommitted.append((partition, next_offset, answer))
+        unacknowledged.append((partition, next_offset, answer))
     return answer
 
 
 def mark_of(acks: int) -> Mark:
-    """Return the mark that an acknowledgement waits for."""
+    """Return the mark of the partition that must reach the end of a batch before the batch is acknowledged."""
     return Mark.COMMITTED if acks == -1 else Mark.LOCAL
 
 
@@ -313,7 +314,7 @@ class _DeferredAppend:
 
 def acknowledgement(
     services: Services,
-    uncommitted: _Uncommitted,
+    unacknowledged: _Unacknowledged,
     deferred_appends: list[_DeferredAppend],
     request: ProduceRequest,
     response: ProduceResponse,
@@ -322,7 +323,7 @@ def acknowledgement(
     """Return the pending response. It is completed when all batches are appended and acknowledged. `listener` is the
     listener of the client (see `Peer`), or None if the response does not name leaders.
     """
-    return _Acknowledgement(services, uncommitted, deferred_appends, request, response, listener).pending
+    return _Acknowledgement(services, unacknowledged, deferred_appends, request, response, listener).pending
 
 
 class _Acknowledgement:
@@ -343,7 +344,7 @@ class _Acknowledgement:
     def __init__(
         self,
         services: Services,
-        uncommitted: _Uncommitted,
+        unacknowledged: _Unacknowledged,
         deferred_appends: list[_DeferredAppend],
         request: ProduceRequest,
         response: ProduceResponse,
@@ -358,13 +359,13 @@ class _Acknowledgement:
         self.pending: Pending[Any] = Pending()
         # Fill this dictionary before the first call of `Partition.wait`, which may call `_settle` immediately.
         self.unsettled: dict[int | _DeferredAppend, PartitionProduceResponse] = {
-            ticket: answer for ticket, (_, _, answer) in enumerate(uncommitted) if self.acks
+            ticket: answer for ticket, (_, _, answer) in enumerate(unacknowledged) if self.acks
         }
         for deferred in deferred_appends:
             deferred.acknowledgement = self
             self.unsettled[deferred] = deferred.answer
         self.timer = services.runtime.tasks.call_later(max(request.timeout_ms, 0) / 1000, self._time_out)
-        for ticket, (partition, next_offset, _) in enumerate(uncommitted):
+        for ticket, (partition, next_offset, _) in enumerate(unacknowledged):
             if self.acks:
                 partition.wait(self._mark, next_offset, partial(self._settle, ticket))
 

@@ -1,9 +1,9 @@
 """A fast path for Produce requests with one batch for one partition, which most clients send.
 
-Two such requests of one client differ only in the correlation id and the batch. All other bytes before the batch form
-the prefix. Decoding the prefix and encoding the response take more time than the rest of a small request. Therefore
-each prefix is decoded only once, and its successful response is encoded only once; both are stored as a template.
-`produce.handle` handles a request whose batch is invalid or cannot be appended directly.
+Such requests of one client for the same partition differ only in the correlation id and the batch. The bytes between
+these two form the prefix. Decoding the prefix and encoding the response take more time than the rest of a small
+request. Therefore each prefix is decoded only once, and the response of a success is encoded only once. Both are
+stored as a template. If a batch is invalid or cannot be appended directly, `produce.handle` handles its request.
 """
 
 from struct import Struct
@@ -41,7 +41,7 @@ bytes of these numbers."""
 
 
 class _Template:
-    """The decoded prefix of a request, and the encoded response to its success."""
+    """The decoded prefix of requests, and the encoded response to each such request that succeeds."""
 
     __slots__ = ("_bytes_after", "_bytes_before", "_pack", "by_id", "index", "request", "topic")
 
@@ -59,7 +59,7 @@ class _Template:
         return ProduceResponse([TopicProduceResponse(*self.topic, [answer])])
 
     def success(self, base_offset: int, append_time_ms: int, log_start_offset: int) -> bytes:
-        """Return the encoded response to a success."""
+        """Return the encoded response to a request that has succeeded."""
         return self._pack(self._bytes_before, base_offset, append_time_ms, log_start_offset, self._bytes_after)
 
 
@@ -72,7 +72,7 @@ class ProduceTemplates:
         self._version = version
         self._flexible = version >= ProduceRequest.flexible_from
         self._end = bytes(3 if self._flexible else 0)
-        """The bytes after the batch: partition, topic and request have no tagged fields."""
+        """The bytes after the batch. They say that partition, topic and request have no tagged fields."""
         self._templates: dict[bytes, _Template] = {}
 
     def learn(self, frame: memoryview, request: ProduceRequest) -> int:
@@ -100,7 +100,7 @@ class ProduceTemplates:
         return max((size + 1).bit_length() + 6, 7) // 7 if self._flexible else _LENGTH.size
 
     def _records(self, frame: memoryview, position: int) -> memoryview | None:
-        """Return the records field that begins at `position`, or None if it is not followed by exactly `_end`."""
+        """Return the content of the records field at `position`, or None if it is not followed by exactly `_end`."""
         try:
             if self._flexible:
                 length = frame[position]
@@ -160,6 +160,6 @@ class ProduceTemplates:
         ):
             return template.success(base_offset, append_time_ms, log_start_offset)
         answer = PartitionProduceResponse(template.index, 0, base_offset, append_time_ms, log_start_offset)
-        uncommitted = [(partition, next_offset, answer)]
+        unacknowledged = [(partition, next_offset, answer)]
         listener = peer.listener if services.followers is not None and self._version >= PRODUCE_SINCE else None
-        return acknowledgement(services, uncommitted, [], template.request, template.response(answer), listener)
+        return acknowledgement(services, unacknowledged, [], template.request, template.response(answer), listener)

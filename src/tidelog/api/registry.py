@@ -1,5 +1,5 @@
-"""The table of APIs: the handler module and version range of each API key. A module is imported at its first
-request.
+"""The table of APIs: the handler module and version range of each API key. A module is imported at the first
+request for its API.
 """
 
 from collections.abc import Callable
@@ -33,16 +33,17 @@ def _with_effects(module: str, min_version: int, max_version: int, advertised_mi
 
 
 def _read_only(module: str, min_version: int, max_version: int) -> ApiEntry:
-    """Return the row of an API whose requests change nothing. Such a request may be abandoned when its client
-    disconnects.
+    """Return the row of an API whose requests may be abandoned when the client disconnects, since they change nothing.
 
-    Metadata and FindCoordinator may create topics. If such a request is abandoned, the creation is still completed.
+    Metadata and FindCoordinator are exceptions, since they may create topics. If such a request is abandoned, the
+    creation is still completed.
     """
     return ApiEntry(module, min_version, max_version, min_version, False)
 
 
 TABLE: dict[int, ApiEntry] = {
-    # If v0 is not advertised, librdkafka silently stops compressing (KAFKA-18659). Kafka serves v3 and newer.
+    # Versions below 3 are not served, as in Kafka. But v0 is advertised, since librdkafka silently stops compressing if
+    # v0 is missing (KAFKA-18659).
     0: _with_effects("produce", 3, 13, advertised_min=0),
     1: _read_only("fetch", 4, 18),
     2: _read_only("list_offsets", 1, 11),
@@ -132,7 +133,7 @@ class Route:
         self.name = info.name
         self.handle: Callable[..., Any] = module.handle
         self.handle_wide: Callable[..., Any] = getattr(module, "handle_wide", module.handle)
-        """The handler for long requests; equal to `handle` if the module has only one."""
+        """The handler for long requests; equal to `handle` if the module has no `handle_wide`."""
         self.request: type[Any] = getattr(messages, f"{info.name}Request")
         self.decode: Callable[[memoryview, int], tuple[Any, int]] = self.request.decoder(version)
         self.response: type[Any] = getattr(messages, f"{info.name}Response")
@@ -147,7 +148,8 @@ class Route:
             if version >= produce_single.SINCE_VERSION:
                 self.produce_templates = produce_single.ProduceTemplates(version)
         self.flexible_request = version >= info.flexible_from
-        # The client does not know the broker's versions yet, so this header never has tagged fields (KIP-511).
+        # Responses to ApiVersions never have tagged fields in their header, since the client does not know the broker's
+        # versions yet (KIP-511).
         self.flexible_response = self.flexible_request and api_key != API_VERSIONS_KEY
 
     def decode_in_steps(self, frame: memoryview, position: int) -> Steps[Any]:

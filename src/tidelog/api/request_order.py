@@ -19,7 +19,7 @@ P = TypeVar("P")
 def in_request_order(
     topics: Iterable[T], results: Iterable[R], make: Callable[[R], P]
 ) -> Steps[list[tuple[T, list[P]]]]:
-    """Return each topic of a request, with a list of its partitions' results, each converted by `make`.
+    """Return each topic of a request with the list of the results of its partitions. `make` converts each result.
 
     `results` has one result for each partition that the request names, in the order of the request. A request may
     name a partition more than once.

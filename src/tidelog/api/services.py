@@ -133,7 +133,7 @@ class RequestContext:
         return None if self.meter is None else self.meter.requester
 
     def throttle(self, throttle_ms: int) -> None:
-        """Throttle the client for at least this time, which the controller has computed."""
+        """Throttle the client for at least `throttle_ms`, which the controller has computed."""
         if self.meter is not None:
             self.meter.throttle(throttle_ms)
 

@@ -1,8 +1,9 @@
 """Describe a topic's partitions, for Metadata and DescribeTopicPartitions.
 
-A partition whose log is offline on its leader is described as Kafka's controller describes it: without a leader, and
-without the former leader in the ISR. The leader epoch remains the same, since no other broker has become the leader.
-(Clients ignore metadata with an older leader epoch.)
+If this broker leads a partition and the partition's log is offline, the partition is described as Kafka's controller
+describes it: without a leader, and without the former leader in the ISR. The leader epoch remains the same, since no
+other broker has become the leader. (If a higher epoch were sent, clients would ignore later metadata with the actual
+epoch.)
 """
 
 from collections.abc import Iterable
@@ -27,8 +28,8 @@ def partitions_of(
     partitions: "Partitions",
     description_class: type[P],
 ) -> Steps[list[P]]:
-    """Return one object of `description_class` for each of the partitions `indexes`. The error codes are the error
-    codes of Metadata.
+    """Return one object of `description_class` for each of the partitions `indexes`. Both classes get the error codes
+    that Metadata uses.
     """
     descriptions = []
     for index in indexes:

@@ -14,7 +14,15 @@ from tidelog.coordinator.group.offsets import OffsetCommit
 from tidelog.coordinator.transaction_guard import Question
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError, ErrorCode, InvalidGroupId, error_for
+from tidelog.replication.verification import Verification
+from tidelog.wire.errors import (
+    ApiError,
+    ErrorCode,
+    InvalidGroupId,
+    NotCoordinator,
+    NotLeaderOrFollower,
+    error_for,
+)
 from tidelog.wire.messages.offset_commit import OffsetCommitRequestPartition, OffsetCommitRequestTopic
 from tidelog.wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -72,23 +80,42 @@ def handle(
 async def _verify(
     services: Services, transactional_id: str, commit: OffsetCommit, entries: Entries, version: int
 ) -> "Outcome[TxnOffsetCommitResponse]":
+    """Ask the coordinator of the transaction, and commit the offsets if it confirms them."""
     try:
-        partition = CONSUMER_OFFSETS, services.groups.host.partition_index(commit.group_id)
-        adds = version >= V2_SINCE
-        question = Question(transactional_id, commit.producer_id, commit.producer_epoch, partition, adds)
+        index = services.groups.host.partition_index(commit.group_id)
+        services.groups.host.coordinator(commit.group_id)  # only the group's coordinator may ask
+        partition = services.partitions.get(CONSUMER_OFFSETS, index)
+        verification = Verification(partition, commit.producer_id, commit.producer_epoch)
+    except ApiError as error:
+        return _response(entries, error)
+    question = Question(
+        transactional_id, commit.producer_id, commit.producer_epoch, (CONSUMER_OFFSETS, index), version >= V2_SINCE
+    )
+    is_confirmed = False
+    try:
         await services.transaction_guard.ensure(question)
+        is_confirmed = True
     except ApiError as error:
         code = producer_code(error.code, knows_abortable=version >= ABORTABLE_SINCE)
         return _response(entries, error_for(code, error.message))
-    return _commit(services, commit, entries)
+    finally:
+        if not is_confirmed:
+            verification.end()
+    return _commit(services, commit, entries, verification)
 
 
-def _commit(services: Services, commit: OffsetCommit, entries: Entries) -> "Steps[Outcome[TxnOffsetCommitResponse]]":
+def _commit(
+    services: Services, commit: OffsetCommit, entries: Entries, verification: Verification
+) -> "Steps[Outcome[TxnOffsetCommitResponse]]":
     reply = CoordinatorReply(lambda result: _response(entries, result))
     try:
-        yield from services.groups.commit(commit, reply)
+        yield from services.groups.commit(commit, reply, verification)
+    except NotLeaderOrFollower:
+        return _response(entries, NotCoordinator())
     except ApiError as error:
         return _response(entries, error)
+    finally:
+        verification.end()
     return reply.outcome()
 
 

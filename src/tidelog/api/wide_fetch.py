@@ -23,16 +23,16 @@ R = TypeVar("R")
 
 ITEMS_PER_STEP = 16
 COLD_LANE: Final = "wide-cold-reads"
-"""Name of the lane (see `Tasks.run_blocking`) of all cold reads: only one wide fetch at a time reads from the disk,
-so that other calls find a free thread."""
+"""Name of the lane (see `Tasks.run_blocking`) for the cold reads of all wide fetches. So only one wide fetch at a time
+reads from the disk, and other calls find a free thread."""
 COLD_READS_MAX = 1000
 """Upper bound on the cold reads of one response, since each cold read takes memory. Further cold partitions are read
 on the event loop, which waits for the disk during such a read."""
 
 
 class WideFetch(Fetch):
-    """A fetch in steps. Other requests may append between two steps. A partition that changes after it was read is read
-    again.
+    """A fetch in steps. Other requests may append between two steps. If the request allows a wait, a partition that
+    changes after it was read is read again.
     """
 
     __slots__ = ("_by_partition", "_is_first_reading", "_is_rereading")
@@ -60,8 +60,8 @@ class WideFetch(Fetch):
         return self._free_at_end(self._read_all())
 
     def _free_at_end(self, steps: Steps[R]) -> Steps[R]:
-        """Run `steps`. When they have returned the response, have failed or were cancelled, free all results in
-        steps.
+        """Run `steps`. Afterwards free all results in steps, unless `steps` have returned a Pending or a coroutine,
+        which still needs the results.
         """
 
         def run_and_free() -> Steps[R]:
@@ -114,8 +114,8 @@ class WideFetch(Fetch):
         return pending
 
     def wake(self) -> int:
-        """Read changed partitions in steps, unless such steps are running or scheduled. Returns 0, the cost of this
-        call.
+        """Read changed partitions in steps, unless such steps are running or scheduled. Returns 0: the steps
+        use the time of `Turns`, not the caller's budget (see `Fetch.wake`).
         """
         if self._pending is None:
             if not self._is_first_reading:

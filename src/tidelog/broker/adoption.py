@@ -1,8 +1,8 @@
 """Adopt data directories of Apache Kafka: read their partitions, and create the first records of a new journal.
 
 Topic ids, partitions and leader epochs come from the directories and checkpoints. Kafka's own metadata log is
-neither read nor changed. The topics' settings are therefore unknown: topics get the defaults, except that retention
-by time is off.
+neither read nor changed. The topics' settings are therefore unknown: internal topics get the settings of Tidelog's
+internal topics, and other topics get the defaults, except that retention by time is off.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -222,8 +222,8 @@ def adopt(found: FoundPartitions, config: BrokerConfig, new_id: Callable[[], Top
     if found.ignored_directories:
         notices.append(f"ignored directories: {', '.join(found.ignored_directories)}")
     if records:
-        # Start at a random id. An earlier journal of this directory may have been deleted. The ids that it allocated
-        # must not be allocated again.
+        # An earlier journal of this directory may have been deleted. Ids that it contained must not be allocated again,
+        # so start at a random id.
         first_id = (1 + int.from_bytes(new_id()[:2], "big")) << PRODUCER_IDS_BITS
         records.append(ProducerIdsAllocated(config.node_id, first_id))
         notices.append(

@@ -6,8 +6,9 @@ inspect the data directories (lock, identity, journal, Kafka's partitions) -> bi
       -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
         -> listen
 
-A broker of a cluster acquires its lease before it replays the journal, and is registered before it opens partitions. It
-is fenced until it listens. After that, it sends heartbeats, and may lead partitions.
+A broker of a cluster acquires its lease before it replays the journal. If the metadata has fencing (`has_fencing`), the
+broker is registered before it opens partitions, but remains fenced. When it listens, it sends heartbeats, and may lead
+partitions after the controller has unfenced it.
 """
 
 import asyncio
@@ -102,7 +103,7 @@ class BrokerServer:
         self._store_address = config.metadata_store
         self._store_factory = store_factory or partial(make_store, self._store_address)
         self._store_is_elsewhere = is_elsewhere(self._store_address, config.data_directories)
-        """Whether the metadata store is not in a data directory, so that other processes may use it, too."""
+        """Whether the metadata store is outside the data directories. Other processes may then use it, too."""
         self._lease_ms = config.lease_ms if self._store_is_elsewhere else lease_ms
         self._channel: NetworkControllerChannel | None = None
         """The connections to the controllers on other brokers; None if no other broker can use the metadata store."""
@@ -259,8 +260,8 @@ class BrokerServer:
     ) -> list[str]:
         """Start the metadata service, mark the directories, and return new ids for directories without an id.
 
-        The holder of this broker's controller lease contains the id of its first directory. This id is the same after a
-        restart, but different from the id of another broker with the same node id.
+        The id of the first directory becomes part of the text that names this broker as holder of the controller lease.
+        This id is the same after a restart, but different for another broker with the same node id.
         """
         run_blocking = self.runtime.tasks.run_blocking
         new_ids = self._new_directory_ids(directories)
@@ -280,7 +281,7 @@ class BrokerServer:
         return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
 
     async def _inspect(self) -> Identity:
-        """Make all checks that can prevent a start, without changing any file."""
+        """Check the data directories and the metadata store, without changing any file. Return their identity."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         await run_blocking(refuse_foreign, disk, paths)
         self._fresh_before_lock = await run_blocking(find_fresh_directories, disk, paths)
@@ -329,7 +330,7 @@ class BrokerServer:
         return self._metadata.incarnation
 
     async def _adopt(self, paths: "Sequence[str]") -> Adoption:
-        """Return the topics of the partitions of Kafka in the directories."""
+        """Read Kafka's partitions in the directories, and return the journal records of their topics."""
         found = await self.runtime.tasks.run_blocking(read_all_partitions, self.runtime.disk, paths)
         return adopt(found, self.config, lambda: TopicId(self.runtime.new_uuid()), ", ".join(paths))
 
@@ -429,7 +430,7 @@ class BrokerServer:
             self._transactions.close()
 
     async def _first_records(self) -> "Sequence[JournalRecord]":
-        """Return the first records of a new journal, which create the topics of a directory of Kafka."""
+        """Return the first records of a new journal. They create the topics whose partitions are in the directories."""
         directories = self._directories
         assert directories is not None
         adoption = self._adoption or await self._adopt([directory.path for directory in directories.online])
@@ -540,9 +541,9 @@ class BrokerServer:
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.
 
-        Directories that were clean are marked clean again, unless the start failed while their logs were being opened.
-        All other directories remain unclean, as after a crash. If the directories were new, the files that the start
-        has created are removed, unless a client may have connected.
+        If all directories were clean, they are marked clean again, unless the start failed between the locking of the
+        directories and the opening of the last log. In all other cases, they remain unclean, as after a crash. If the
+        directories were new, the files that the start has created are removed, unless a client may have connected.
         """
         if self._housekeeping is not None:
             self._housekeeping.cancel()

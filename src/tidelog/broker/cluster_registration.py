@@ -68,8 +68,8 @@ class ClusterRegistration:
             )
         )
         assert metadata.lifecycle is not None
-        # Synced records remain synced while no partition is open. If the default of `durability` is not fsync, the
-        # mark would be withdrawn as soon as partitions are open.
+        # While no partition is open, synced records remain synced, so the mark may be kept. It is not kept if the
+        # default of `durability` is not fsync, since it would have to be withdrawn as soon as partitions are opened.
         keeps_mark = is_synced and not logs_are_open and self._config.get("durability") == "fsync"
         run = LastRun(registration.incarnation, metadata.lifecycle.broker_epoch, self._boot_id, keeps_mark)
         await run_blocking(write_last_run, disk, self._paths, run)

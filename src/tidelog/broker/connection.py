@@ -2,16 +2,16 @@
 the responses in the order of the requests. A frame is one encoded request, which follows a length of four bytes.
 
 Requests of one connection are handled one after another, as in Kafka. Only produce requests may be handled while
-earlier produce requests wait for their acknowledgement. Views into a request (record batches) are valid until the
-handler returns or first awaits, since the buffer is reused. A request of more than `WIDE_REQUEST_BYTES` (a produce
+earlier produce requests wait for their acknowledgement. Views into a request (record batches) are valid only until the
+handler returns or first awaits. Then the buffer is reused. A request of more than `WIDE_REQUEST_BYTES` (a produce
 request: `WIDE_PRODUCE_BYTES`) is processed in steps, and its buffer is not reused before the last step.
 
 A client that has shut its sending side gets a response to every complete request, in order. After the last response,
 the connection is closed. TCP does not distinguish such a client from a client that has closed its socket. In both cases
 the connection remains open until the last response was sent, or until a reset arrives.
 
-When the connection is broken, complete requests that change state (`Route.has_effects`) are still handled to their end,
-in order. Only responses and reads are dropped.
+When the connection is broken, requests that were received completely and change state (`Route.has_effects`) are still
+handled to their end, in order. Only responses and reads are dropped.
 """
 
 import logging
@@ -98,7 +98,7 @@ class ServerConnection:
         self.open = False
         """True until all requests have ended. The client may disconnect earlier; see `is_disconnected`."""
         self.is_disconnected = False
-        self._last_active = 0.0  # monotonic time at which the client last sent or read bytes
+        self._last_active = 0.0  # monotonic time at which the client last sent or read bytes, or was answered
         self._last_backlog_bytes = 0
         self._frame: bytearray | None = None  # an incomplete frame, including its four bytes of length
         self._filled = 0
@@ -209,7 +209,7 @@ class ServerConnection:
             self._listener.ended(self)
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how many seconds the client has neither sent nor read any bytes.
+        """Return the number of seconds since the client last sent or read bytes, or was answered.
 
         The result is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending
         side and so may have disconnected. `silent_s` must be called regularly, since only these calls notice that the
@@ -276,7 +276,7 @@ class ServerConnection:
                 self._begin_frame(view[position:end], size + 4)
                 break
             if self._waiting and view[position + 4 : position + 6] != _PRODUCE_KEY_BYTES:
-                # Batches of earlier produce requests may not be appended yet. This request must be handled after them.
+                # Perhaps batches of earlier produce requests are not appended yet. This request must come after them.
                 self._stash_frames(view[position:end], continue_soon=False)
                 break
             if self._combined is None and handled == 0 and bytes_left >= COMBINE_REQUESTS * (size + 4):

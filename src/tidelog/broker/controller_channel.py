@@ -1,5 +1,5 @@
-"""Send requests to the controller on another broker over the network, each as the data of one Envelope request
-(KIP-590).
+"""Send requests over the network to a controller that is another broker. Each request is sent as the data of one
+Envelope request (KIP-590).
 """
 
 import logging
@@ -108,7 +108,7 @@ class NetworkControllerChannel:
         return channel
 
     def _close_unused(self, target: _Target) -> None:
-        """Close the channels to all brokers except `target`. Channels with requests in flight are not closed."""
+        """Close the channels to brokers other than the broker of `target`, except channels with requests in flight."""
         for other, channel in list(self._channels.items()):
             if other[:2] != target[:2] and channel.is_idle:
                 channel.close()

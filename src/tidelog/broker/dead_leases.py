@@ -1,8 +1,9 @@
 """End the leases of a broker process that has certainly ended. The program that has started the process uses this
 module.
 
-A lease normally ends some seconds after its holder was killed, when its term is over. The parent process knows at once
-that its child process has ended. So it ends the leases, and the other brokers elect new leaders without waiting.
+If the holder of a lease is killed, the lease normally ends some seconds later, when the lease's term is over. But the
+process that has started the broker knows at once that the broker has ended. So it ends the broker's leases, and the
+other brokers elect new leaders without waiting.
 """
 
 import logging
@@ -31,6 +32,12 @@ class BrokerLeases:
         self._address = address
         self._runtime = runtime
 
+    async def prepare(self) -> None:
+        """Load the modules that `end` needs. They are loaded at the first use of the store, which takes longer than
+        `end` itself: no partition of a dead broker has a leader in this time.
+        """
+        await self.controller()
+
     async def controller(self) -> int | None:
         """Return the number of the broker that is the controller, or None if there is no controller or the store cannot
         be reached.
@@ -48,8 +55,9 @@ class BrokerLeases:
     async def end(self, number: int, directories: Sequence[str]) -> None:
         """End the leases of the broker's last run in these data directories. The process of this run must have ended.
 
-        The leases of all other processes remain, even of a process with the same number. This is certain because the
-        holder of a lease names the run or the data directory, and each acquisition increments the lease's epoch.
+        The leases of all other processes remain, even of a broker with the same number. This is certain because the
+        field `holder` of a lease contains the id of the run or of the data directory, and each acquisition increments
+        the lease's epoch.
         """
         store = self._open()
         try:

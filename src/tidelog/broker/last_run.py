@@ -1,9 +1,9 @@
-"""A file in each data directory of a cluster's broker. It names the run of the broker that used the directory last.
+"""A file in each data directory of a cluster's broker. It names the broker's last run in this directory.
 
 When the next run has locked the directory, the named run has certainly ended. So the next run does not have to wait
-for the end of that run's lease. This conclusion is valid only for the same directory on the same machine without a
-reboot: a copy of the directory may still be in use on another machine. The file also tells the controller whether the
-directory may lack records that the registered run has acknowledged (KIP-966).
+until the lease of the named run ends. This conclusion is valid only for the same directory on the same machine without
+a reboot: a copy of the directory may still be in use on another machine. From the file, the controller also learns
+whether the directory may lack records that were acknowledged by the run that it has registered (KIP-966).
 
 The file also has the mark of `replication/synced_mark.py`: whether every acknowledged record of the run is synced.
 """
@@ -33,7 +33,7 @@ class LastRun(NamedTuple):
     is_synced: bool = False
     """Whether every record that the run acknowledged is synced, so that a power cut loses none of them."""
     has_ended: bool = False
-    """Whether the run has certainly ended, provided that this process has locked the directories."""
+    """Valid only if this process has locked the directories: whether the run has certainly ended."""
 
 
 def read_last_run(disk: "Disk", paths: Sequence[str], boot_id: str = "") -> LastRun:
@@ -45,7 +45,7 @@ def read_last_run(disk: "Disk", paths: Sequence[str], boot_id: str = "") -> Last
     runs = [_read(disk, path, boot_id) for path in paths]
     if not runs or any(run._replace(is_synced=runs[0].is_synced) != runs[0] for run in runs):
         return LastRun()
-    # A crash may have happened after the mark was changed in some of the directories.
+    # If a crash happened after only some of the marks were changed, they differ.
     return runs[0]._replace(is_synced=all(run.is_synced for run in runs))
 
 
@@ -80,10 +80,10 @@ def _write(disk: "Disk", path: str, run: LastRun) -> None:
 
 def write_synced_mark(disk: "Disk", paths: Sequence[str], run: LastRun, is_synced: bool) -> dict[str, OSError]:
     """Write into the file of each directory whether every acknowledged record of the current run is synced. Return
-    the errors by directory. Directories without an error have the new value durably. Blocks.
+    the errors by directory. In directories without an error, the change is durable. Blocks.
 
-    If a full disk prevents the write that withdraws the mark (`is_synced` is False), the whole file is removed. The
-    controller then assumes that this run was not stopped cleanly.
+    If `is_synced` is False and the file cannot be written (for example, the disk is full), the whole file is removed.
+    The controller then assumes that this run was not stopped cleanly.
     """
     errors: dict[str, OSError] = {}
     for path in paths:

@@ -54,8 +54,9 @@ class Listener:
         self.pipelining = Pipelining(services.runtime.tasks)
         self._accepts_brokers = accepts_brokers
         self._is_protected = accepts_brokers and len(config.endpoints) > 1
-        """Whether the broker-wide limits on the number and the rate of connections do not apply to this listener, as in
-        Kafka. Otherwise clients of other listeners could use up the limits, so that brokers could not connect."""
+        """Whether this listener is exempt from the broker-wide limits on the number and the rate of connections. As in
+        Kafka, the brokers' listener is exempt if there are other listeners. Otherwise the clients of these listeners
+        could use up the limits, so that brokers could not connect."""
         self.name = name
         self.host = sockets.host
         self.port = sockets.port
@@ -123,7 +124,7 @@ class Listener:
     # Called by connections
 
     def broker_route(self, api_key: int, version: int) -> "Route | None":
-        """Return the route of an API that only brokers use, or None if other brokers do not use this listener."""
+        """Return the route of an API that only brokers use. None if there is none, or if brokers connect elsewhere."""
         return find_broker_route(api_key, version) if self._accepts_brokers else None
 
     def opened(self, connection: ServerConnection) -> None:
@@ -135,8 +136,8 @@ class Listener:
             self._limit_rate(connection, connection.peer.client_host)
 
     def _limit_rate(self, connection: ServerConnection, host: str) -> None:
-        """Apply the limits on the rate of new connections. If the broker's limit is exceeded, accepting pauses; if
-        the limit of an address is exceeded, its connection is closed after a delay.
+        """Apply the limits on the rate of new connections. If the broker's limit is exceeded, accepting pauses. If
+        the limit of the client's address is exceeded, the new connection is closed after a delay.
         """
         quotas = self._services.connection_quotas
         now_ms = int(self._services.runtime.clock.monotonic() * 1000)

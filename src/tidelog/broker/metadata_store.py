@@ -1,5 +1,5 @@
-"""Create the metadata store that a broker uses (`metadata.store`), and check that its data directories belong to this
-store.
+"""Create the metadata store that a broker uses (`metadata.store`), and check that the broker's data directories
+belong to this store.
 
 A broker whose store is not the file in its data directory writes a mark into each of its directories. Without the mark,
 a later start without the setting would create an empty store, and would lose every topic.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def make_store(address: "StoreAddress", path: str, runtime: "Runtime") -> "Store":
-    """Return the store at `address`; `path` is the file of a store in the data directory."""
+    """Return the store at `address`. If `address` is SQLite without a path, the store is the file `path`."""
     if address.kind == "zookeeper":
         from tidelog.metadata.zookeeper import ZooKeeperStore
 
@@ -39,8 +39,8 @@ def is_elsewhere(address: "StoreAddress", paths: Sequence[str]) -> bool:
 def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str], *, elsewhere: bool) -> bool:
     """Return whether one of the directories has a mark. Blocks.
 
-    Raises UnusableDirectories if the metadata of the directories is not in the store at `address`. `elsewhere` is the
-    result of `is_elsewhere`.
+    `elsewhere` is the result of `is_elsewhere`. Raises UnusableDirectories if it is False and a directory has a mark,
+    or if it is True and a directory has a store file: the metadata of the directory is then in another store.
     """
     marks = {path: f"{path}/{METADATA_STORE_MARK}" for path in paths if disk.exists(f"{path}/{METADATA_STORE_MARK}")}
     for path, mark in marks.items():
@@ -59,14 +59,13 @@ def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str
 
 
 def refuse_empty_store(disk: "Disk", address: "StoreAddress", path: str) -> None:
-    """Raise UnusableDirectories for a store without metadata: it has lost the metadata of the directory, or it is
-    another store. A SQLite file that exists is not refused. Blocks.
+    """Raise UnusableDirectories, because the store has no metadata, but the directory has a mark: the store has lost
+    the metadata, or it is another store. A SQLite file that exists is not refused. Blocks.
     """
     if address.kind == "sqlite" and disk.exists(address.path):
-        return  # after a crash, the file cannot be read without changes; the start reads the file later
+        return  # perhaps it could not be read: after a crash, even reading changes it. The start reads it later
     raise UnusableDirectories(
-        f"{address} has no metadata, but the metadata of the data in {path} was there: correct metadata.store, or "
-        "restore the store from a backup"
+        f"{address} has no metadata, but {path} has data: correct metadata.store, or restore the store from a backup"
     )
 
 

@@ -5,8 +5,8 @@ TLS_HANDSHAKE = b"\x16\x03"
 
 
 def other_protocol_hint(start: memoryview) -> str:
-    """Return a hint at the protocol that a peer seems to use. `start` contains its first four bytes. Returns "" if
-    these bytes are unknown.
+    """Return a hint at the protocol that a peer seems to use. `start` contains the peer's first four bytes.
+    Returns "" if these bytes are unknown.
     """
     first_bytes = bytes(start)
     if first_bytes.isalpha() or first_bytes in (b"GET ", b"PUT "):

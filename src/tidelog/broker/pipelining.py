@@ -2,7 +2,7 @@
 loop.
 
 These connections are served in rotation. So all waiting connections together delay other connections only slightly
-longer than one waiting connection.
+longer than a single waiting connection would.
 """
 
 from collections import deque
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Tasks
 
 REQUESTS_PER_TURN = 64
-"""Upper bound on the requests of one connection that are handled in one turn. The waiting requests of all
-connections together have the same bound."""
+"""Upper bound on the requests of one connection that are handled in one turn. All connections together have about the
+same bound on the waiting requests that are handled in one turn."""
 DIRECT_PER_TURN = 256
-"""Upper bound on the requests of all connections that are handled directly when they arrive, in one turn. With this
-value, 50 producers with five outstanding requests each need only one turn."""
+"""Number of requests of all connections together that are handled directly when they arrive, in one turn. After this,
+each connection may still handle SHARE_MIN requests. With this value, 50 producers with five outstanding requests each
+need only one turn."""
 COMBINE_REQUESTS = 16
-"""If a connection has received at least this many complete small frames, their responses are sent in one call."""
+"""If the bytes that a connection has received are enough for this many frames of the first frame's size, the responses
+are sent in one call."""
 SHARE_MIN = 2
 """Number of requests that a connection may always handle directly, even if many other connections have waiting
 requests."""
@@ -32,14 +34,14 @@ class Pipelining:
         self._tasks = tasks
         self._queue: deque[ServerConnection] = deque()
         self._direct_left = DIRECT_PER_TURN
-        """Number of requests that may still be handled directly in this turn. When half of them are used, a turn is
-        scheduled, which resets the number."""
+        """Number of requests that may still be handled directly in this turn. When less than half of
+        DIRECT_PER_TURN is left, a turn is scheduled, which resets the number."""
         self._is_turn_scheduled = False
         self.share = REQUESTS_PER_TURN
         """Number of requests that one connection may handle directly when they arrive."""
 
     def count_handled(self, count: int) -> None:
-        """Count requests that a connection has handled directly."""
+        """Count requests that a connection has handled, directly or after they waited."""
         self._direct_left -= count
         if self._direct_left < DIRECT_PER_TURN // 2:
             self._schedule_turn()

@@ -28,7 +28,7 @@ def handle_in_steps(
     position: int,
     is_wanted: Callable[[], bool],
 ) -> "Steps[Any]":
-    """Decode the request at `position`, which begins with the tagged fields of its header, and call its handler.
+    """Decode the request, and call its handler. `position` is the end of the header without its tagged fields.
 
     If the outcome is a response, or steps that return a response, the response is encoded, and `Encoded` is returned.
     If the response is not needed any more, None is returned. Any other outcome is returned unchanged.
@@ -79,7 +79,7 @@ def finish_in_steps(
 
 
 def failure_response(route: "Route", context: "RequestContext", error: Exception) -> Any:
-    """Return the response to a request whose handler failed, with the error if the API has a field for it."""
+    """Return the response to a request whose handler failed; CloseConnection if the API has no field for an error."""
     if not isinstance(error, ApiError):
         logger.exception(
             "request failed api=%s version=%d client=%s peer=%s",

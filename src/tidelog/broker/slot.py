@@ -59,7 +59,7 @@ class Slot:
         """Process the outcome of the handler, or of its steps or coroutine, until there is a response."""
         if isinstance(outcome, Pending):
             if self.route.api_key != PRODUCE_KEY:
-                self.is_handled = True  # a produce request is not handled yet: its batches may not be appended
+                self.is_handled = True  # a produce request may still have to append batches
             elif not self.pipelined:
                 self._allow_next_request()
             if self.connection.is_disconnected and not self.must_complete:
@@ -78,8 +78,8 @@ class Slot:
             self.answer(outcome)
 
     def _allow_next_request(self) -> None:
-        """Allow the connection to handle its next request. The batches of this request are appended or queued already,
-        so the batches of the next request will follow them.
+        """Allow the connection to handle its next request, unless a quota delays it. The batches of this request are
+        appended or queued already, so the batches of the next request will follow them.
         """
         meter = self.context.meter
         if meter is None or not meter.next_request_waits:
@@ -138,7 +138,9 @@ class Slot:
             self.connection.release_buffer()
 
     def answer(self, response: Any) -> None:
-        """Complete the slot. `response` is the API's response, Encoded, CloseConnection or NO_RESPONSE."""
+        """Complete the slot. `response` is the API's response, Encoded, CloseConnection or NO_RESPONSE. It is None if
+        the client has disconnected.
+        """
         self.answered = True
         self.response = response
         self.waits_for = None

@@ -28,8 +28,8 @@ FILE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class CommandEntry(NamedTuple):
     module: str
-    """Module with an `app`, a typer.Typer. If the `app` has one command, this is the command; otherwise it is a group
-    of commands."""
+    """Module with an `app`, a typer.Typer. If the `app` has one command, the entry is this command; otherwise the
+    entry is a group of commands."""
     panel: str
     """Heading under which the command is listed in the help."""
     help: str
@@ -59,8 +59,8 @@ COMMANDS = {
 
 
 class LazyGroup(TyperGroup):
-    """Lists the commands' names and help without importing their modules. Only the module of the command that runs
-    is imported.
+    """Lists the commands' names and help without importing their modules. When a command runs, only its module is
+    imported.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -134,7 +134,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def escape_unencodable_output() -> None:
-    """Make stdout and stderr escape characters that their encoding (ASCII, Latin-1) lacks, instead of raising."""
+    """Make stdout and stderr write an escape for a character that their encoding (ASCII, Latin-1) lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -76,8 +76,8 @@ def produce(
 ) -> None:
     """Measure how fast records are written.
 
-    The clock stops when the last record is acknowledged. Values are random
-    bytes, so they do not compress.
+    The clock stops when the last record is acknowledged. All records have
+    the same value of random bytes, so --compression works unusually well.
 
     Examples:
 
@@ -104,8 +104,8 @@ def consume(
 ) -> None:
     """Measure how fast records are read.
 
-    First a temporary topic is filled with records. With --topic, existing
-    records of this topic are read instead, at most --records.
+    First a temporary topic is filled with records. With --topic, the command
+    reads existing records of this topic instead, up to the number --records.
 
     Examples:
 

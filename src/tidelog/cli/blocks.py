@@ -8,7 +8,7 @@ the title of its column:
       Partition 0  Committed 3  End 80  Lag 77
       Partition 1  Committed 3  End 7  Lag 4
 
-A row that has the same names as the row before does not repeat them. The second and later lines of a row are
+If a row has the same names as the previous row, the names are not repeated. The second and later lines of a row are
 indented further than the first.
 """
 
@@ -29,7 +29,7 @@ class BlockLine(NamedTuple):
 
 
 def block_lines(table: Table, width: int) -> list[BlockLine]:
-    """Return the lines of all rows. A line is wider than `width` cells only if it has a single long word."""
+    """Return the lines of all rows. A line is wider than `width` only if it has a single long word."""
     lines: list[BlockLine] = []
     names_before: list[str] = []
     for row, style in zip_longest(table.rows, table.row_styles, fillvalue=""):
@@ -50,7 +50,7 @@ def row_lines(
 ) -> list[BlockLine]:
     """Return the lines of one row, without its names.
 
-    Empty cells are omitted. With `with_empty`, empty cells of the columns that a table always shows are included.
+    Empty cells are omitted. With `with_empty`, they are included for those columns that a table always shows (`spare`).
     """
     titled_texts = [
         (column.title, name_text(cell))

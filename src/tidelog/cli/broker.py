@@ -68,7 +68,7 @@ def describe(
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Show the settings of a broker that do not have their default values.
+    """Show a broker's settings whose values are not the defaults.
 
     Examples:
 
@@ -142,8 +142,8 @@ def unset(
 ) -> None:
     """Remove the values that were set for all brokers, or for one broker.
 
-    If a setting has no such value, this is reported with the place where
-    its value comes from.
+    If there is no such value to remove, the command says where the value
+    that the broker uses comes from.
 
     Examples:
 
@@ -173,7 +173,9 @@ def settings_table(settings: "list[BrokerSetting]") -> Table:
 
 
 def origin_text(setting: "BrokerSetting") -> str:
-    """Return the origin of the value, and the name of the setting that takes precedence, if there is one."""
+    """Return the origin of the value. If another setting takes precedence, its name is added. If only the other
+    setting has a value, the text is its name and the value's origin.
+    """
     if setting.replaced_by is None:
         return setting.origin
     if setting.value is None:

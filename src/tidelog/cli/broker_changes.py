@@ -23,7 +23,7 @@ class ChangeTarget:
     """
 
     def __init__(self, client: Client, broker: int | None) -> None:
-        """Raises CommandError if the cluster has no broker with this number; None means all brokers."""
+        """`broker` None means all brokers. Raises CommandError if the cluster has no broker with this number."""
         self.client = client
         self.brokers = broker_addresses(client)
         if broker is None:

@@ -28,8 +28,8 @@ from tidelog.wire.messages.incremental_alter_configs import (
 RESOURCE_BROKER = 4
 """Type of a broker resource in DescribeConfigs and IncrementalAlterConfigs."""
 SOURCE_START, SOURCE_DEFAULT = 4, 5
-"""Sources of a value in DescribeConfigs (KIP-226): the value was set when the broker started; the value is the
-default."""
+"""Sources of a value in DescribeConfigs (KIP-226). START means that the value was set when the broker started, DEFAULT
+that it is the default."""
 SET, DELETE = 0, 1
 """Operations of IncrementalAlterConfigs."""
 ALL_BROKERS = ""
@@ -40,7 +40,7 @@ SET_AT_START = " Set at the start by "
 """Words in Tidelog's documentation of a setting. They are followed by the place where the setting was set (file and
 line, environment, or command line). The documentation is used because the protocol has no field for this place."""
 FALLBACKS = {"log.dirs": ("log.dirs", "log.dir"), "advertised.listeners": ("advertised.listeners", "listeners")}
-"""Groups of settings; the broker uses the first setting of a group that has a value. Settings that differ only in
+"""Groups of settings. In each group, the broker uses the first setting that has a value. Settings that differ only in
 their unit are not listed here: `broker_synonyms` returns them."""
 NEVER_REPLACED = ("log.flush.scheduler.interval.ms", "listeners")
 """Settings that are never overridden by another setting, although other settings fall back on their values."""
@@ -51,7 +51,7 @@ class RefusedError(CommandError):
 
 
 class Layer(NamedTuple):
-    """A value of a setting and the place where it was set. In a list, the first layer is used."""
+    """A value of a setting, and the place where the value was set. The broker uses the first layer of a list."""
 
     name: str
     value: str | None
@@ -71,7 +71,7 @@ class BrokerSetting(NamedTuple):
     """False if the broker stores the setting but does not use it yet."""
     layers: list[Layer]
     replaced_by: Layer | None
-    """Another setting that the broker uses instead of this setting, with the value of the other; None if there is no
+    """Another setting, with its value and origin, that the broker uses instead of this setting; None if there is no
     such setting."""
 
     @property
@@ -174,7 +174,9 @@ def precedence_group(name: str) -> tuple[str, ...]:
 
 
 def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) -> BrokerSetting:
-    """Return the setting with the field `replaced_by`: the first setting of its precedence group that has a value."""
+    """Return the setting with the field `replaced_by` filled in, if the broker uses another setting of its precedence
+    group. Secrets and NEVER_REPLACED are returned unchanged.
+    """
     if own.sensitive or own.name in NEVER_REPLACED:
         return own
     group = precedence_group(own.name)
@@ -210,7 +212,7 @@ def value_or_hidden(name: str, value: str) -> str:
 
 
 def values_for_all_brokers(client: Client, address: Address, names: Sequence[str]) -> dict[str, str]:
-    """Return the values of these settings, as text, that were set for all brokers together."""
+    """Return, as text, the values of these settings that were set for all brokers together."""
     return {
         setting.name: setting_value_text(setting) for setting in describe_settings(client, address, ALL_BROKERS, names)
     }

@@ -1,6 +1,6 @@
-"""Derive the settings of each broker that `tidelog start --brokers N` runs from the user's settings.
+"""From the user's settings, derive the settings of each broker that `tidelog start --brokers N` runs.
 
-Broker i of N has node id i, the data directory DATA/broker-i, and the given ports plus i - 1. All of them share the
+Broker i of N has node id i, the data directory DATA/broker-i, and the given ports plus i - 1. All brokers share the
 metadata store DATA/cluster.sqlite, unless `metadata.store` is set.
 """
 
@@ -20,8 +20,8 @@ BROKER_DIRECTORY = re.compile(r"broker-([1-9]\d*)")
 REPLICAS_MAX = 3
 """Upper bound on the default number of replicas."""
 MIN_INSYNC_REPLICAS = 2
-"""Default of `min.insync.replicas` if there are enough brokers. Then a record that was acknowledged with acks=all is
-on two brokers."""
+"""Default of `min.insync.replicas` if there are more brokers than this. Then a record that was acknowledged with
+acks=all is on at least this many brokers."""
 PORT_MAX = 65535
 
 
@@ -85,7 +85,7 @@ def shift_port(listener: str, distance: int) -> str:
     if number == 0:
         return listener
     if number + distance > PORT_MAX:
-        raise ConfigError(f"{listener}: there is no port {number + distance} for the last broker; choose a lower port")
+        raise ConfigError(f"{listener}: broker {distance + 1} would need port {number + distance}; choose a lower port")
     return f"{address}:{number + distance}"
 
 
@@ -98,14 +98,16 @@ def check_ports(plans: Sequence[BrokerPlan]) -> None:
             other = owners.setdefault(port, plan.number) if port else plan.number
             if other != plan.number:
                 raise ConfigError(
-                    f"listeners: brokers {other} and {plan.number} would both use port {port}, because every broker "
-                    f"uses the ports after those of the broker before: choose ports that are {len(plans)} or more apart"
+                    f"listeners: brokers {other} and {plan.number} would both use port {port}, because the ports "
+                    "of each broker are higher by one than those of the previous broker: choose ports that are "
+                    f"{len(plans)} or more apart"
                 )
 
 
 def check_directory(path: str) -> list[int]:
-    """Return the numbers of the brokers whose data is in the cluster's directory. Raises ConfigError if the directory
-    is not the directory of a cluster.
+    """Return the numbers of the brokers whose data is in the cluster's directory; none if it is empty or missing.
+
+    Raises ConfigError if the directory has other content, or cannot be read.
     """
     try:
         names = [file.name for file in Path(path).iterdir()]

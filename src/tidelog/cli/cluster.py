@@ -165,7 +165,7 @@ def topic_id_text(topic_id: bytes) -> str:
 
 
 def code_error(code: int, message: str | None, topic: str) -> CommandError:
-    """Convert an error code and message in a broker's response about a topic to an error of one line."""
+    """Convert the error code and the message that a broker's response has for a topic into an error of one line."""
     from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import error_for
 
@@ -251,7 +251,7 @@ def offsets(client: "Client", topics: Iterable[TopicState], *, committed: bool =
     """Return the earliest and the latest offset of every partition that has a leader, or the reason why they cannot
     be read.
 
-    With `committed`, the latest offset is the last stable offset, which is before the first open transaction. For
+    With `committed`, the latest offset is the last stable offset, where the first open transaction begins. For
     consumers with isolation.level read_committed, the log ends at this offset.
     """
     from tidelog.client.operations import EARLIEST, LATEST
@@ -294,7 +294,7 @@ def offsets_or_raise(
 ) -> dict[TopicAndPartition, int]:
     """Return the offsets from a result of `list_offsets`. Raises its first failure, if there is one.
 
-    Plans use this function, because a plan must include every partition.
+    It is for callers that need the offsets of all partitions, for example to plan a reset of a group's offsets.
     """
     listed, failures = result
     for failure in failures.values():
@@ -308,7 +308,7 @@ def offsets_or_raise(
 def settings(client: "Client", topic: str) -> list[Setting]:
     """Return the settings that the broker reports for a topic, sorted by name. Raises CommandError.
 
-    Tidelog reports every setting; Kafka does not report every setting that is not set.
+    Tidelog reports every setting. Kafka omits some settings that are not set.
     """
     from tidelog.wire.messages.describe_configs import (
         DescribeConfigsRequest,

@@ -22,7 +22,7 @@ Topics = Annotated[
 
 Throttle = Annotated[
     int | None,
-    typer.Option("--throttle", min=1, metavar="BYTES", show_default=False, help="Bytes per second of the moves."),
+    typer.Option("--throttle", min=1, metavar="BYTES", show_default=False, help="Limit the moves to BYTES per second."),
 ]
 Replicas = Annotated[
     int | None,
@@ -30,7 +30,7 @@ Replicas = Annotated[
 ]
 Undo = Annotated[
     str,
-    typer.Option("--undo", metavar="FILE", show_default=False, help="Write the plan that reverses the moves here."),
+    typer.Option("--undo", metavar="FILE", show_default=False, help="File for the plan that reverses the moves."),
 ]
 
 
@@ -227,14 +227,15 @@ def reassign(
 
     Without --execute, the command shows the plan and changes nothing. A plan
     moves as little as possible: replicas leave brokers that are not named,
-    and brokers get about equal numbers of replicas and leaders, on as many
-    racks as possible. While replicas move, clients read and write as usual.
+    and brokers get about equal numbers of replicas and leaders. Each
+    partition is on as many racks as possible. While replicas move, clients
+    read and write as usual.
 
     Without options, the command lists the moves that are not finished.
     --json prints a plan in the format of Kafka's kafka-reassign-partitions;
-    --plan reads it. --throttle limits the traffic. With --watch, the limit
-    is removed after the last move; without it, use --clear-throttle. --undo
-    writes the plan that moves the replicas back.
+    --plan reads such a plan. --throttle limits the traffic. With --watch,
+    the limit is removed after the last move; without --watch, remove it with
+    --clear-throttle. --undo writes the plan that moves the replicas back.
 
     The exit code is 1 if a move was refused.
 
@@ -286,8 +287,8 @@ def drain(
     for the replicas, nothing is moved: add a broker first.
 
     With --leaders, the other replicas become leaders, and the broker stays a
-    follower. This is not needed before a restart, because a broker that is
-    stopped cleanly hands over its leaderships.
+    follower. This is not needed before a restart, because a broker hands
+    over its leaderships when it is stopped cleanly.
 
     The exit code is 1 if a move was refused.
 
@@ -314,9 +315,9 @@ def upgrade(
     """Show the levels of the cluster's features; finalize the newest ones.
 
     A new version of Tidelog may store metadata that older versions cannot
-    read. It stores such metadata only after its level is finalized. Finalize
-    the levels when all brokers have the new version, and after a single
-    broker was extended to a cluster. A level cannot be lowered again.
+    read. It stores such metadata only after the new level is finalized.
+    Finalize the levels when all brokers have the new version, and after a
+    single broker was extended to a cluster. A level cannot be lowered again.
 
     Examples:
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 UPGRADE = 1
 METADATA_VERSION = "metadata.version"
-"""End of the name of the feature that every cluster of Tidelog or Kafka has."""
+"""Every cluster has a feature whose name ends with this: `tidelog.metadata.version`, in Kafka `metadata.version`."""
 ALONE = (
     "This broker is alone: it does not share its metadata store with others, so it has no levels of a cluster. "
     "To grow it into a cluster, see docs/cluster.md."
@@ -43,8 +43,8 @@ def read_levels(client: "Client") -> list[FeatureLevel]:
 
 
 def upgrade(client: "Client", *, execute: bool, json: bool) -> int:
-    """Show the levels. With `execute`, first finalize the newest levels. Raises CommandError if the cluster refuses
-    that.
+    """Show the levels. With `execute`, finalize the newest levels before. Return the exit code. Raises CommandError if
+    the cluster refuses a level.
     """
     levels = read_levels(client)
     behind = [feature for feature in levels if feature.level < feature.newest]

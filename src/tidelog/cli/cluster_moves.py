@@ -204,7 +204,9 @@ def moves_table(moves: Mapping[Partition, Move]) -> Table:
 
 
 def wait_for(client: "Client", partitions: set[Partition], *, quiet: bool) -> None:
-    """Wait until the moves of all these partitions have ended, and print their number on stderr when it changes."""
+    """Wait until the moves of all these partitions have ended. Unless `quiet`, print on stderr how many have ended and
+    how many remain, when these numbers change.
+    """
     total = remaining = len(partitions)
     shown = -1
     while partitions:
@@ -234,8 +236,8 @@ def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
 
 
 def remove_throttle(client: "Client", topics: Sequence[str], *, quiet: bool = False) -> None:
-    """Remove the limit of --throttle from all brokers, and from these topics or, if `topics` is empty, from all
-    topics.
+    """Remove the limit of --throttle from all active brokers and from these topics. If `topics` is empty, it is removed
+    from all topics.
     """
     _, _, brokers = read_brokers(client)
     names = topics or list(dict.fromkeys(part.topic for part in read_partitions(client)))

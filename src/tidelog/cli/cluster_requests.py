@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 BROKER_RESOURCE = 4
 """Type of a broker resource in IncrementalAlterConfigs."""
 RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
-"""Broker settings that limit the traffic of throttled replicas, in bytes per second: as leader, and as follower."""
+"""Broker settings that limit the traffic of throttled replicas, in bytes per second: the first one limits what a broker
+sends as a leader, the second one what it receives as a follower."""
 REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 """Topic settings that say which replicas are throttled, as PARTITION:BROKER,..."""
 
@@ -24,15 +25,15 @@ class Election(NamedTuple):
     topic: str
     partition: int
     error: str
-    """The reason why no leader was elected; empty if a leader was elected, or if the preferred leader already leads."""
+    """The reason why no leader was elected; empty if a leader was elected, or if no election was needed."""
     is_new: bool
     """Whether a leader was elected."""
 
 
 def elect_leaders(client: "Client", partitions: Mapping[str, Sequence[int]] | None, *, unclean: bool) -> list[Election]:
-    """Elect leaders for these partitions, by topic, or for all partitions. Raises CommandError.
+    """Elect leaders. `partitions` contains the partitions by topic; None means all partitions. Raises CommandError.
 
-    For all partitions, the brokers report only the partitions that needed an election.
+    For None, the brokers report only the partitions that needed an election.
     """
     from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import ErrorCode
@@ -57,7 +58,7 @@ def elect_leaders(client: "Client", partitions: Mapping[str, Sequence[int]] | No
 def alter_reassignments(
     client: "Client", replicas: Mapping[tuple[str, int], list[int] | None]
 ) -> dict[tuple[str, int], CommandError]:
-    """Begin to move partitions to new replicas, or cancel their moves (None). Return the errors by partition.
+    """Begin to give each partition its new replicas. None cancels the partition's move. Return the errors by partition.
 
     Raises CommandError if the whole request is refused.
     """

@@ -61,7 +61,7 @@ class PartitionReplicas(NamedTuple):
     offline: list[int] = []  # noqa: RUF012 - never changed
     """Replicas on brokers that are down, or in directories that failed."""
     min_isr: int = 1
-    """`min.insync.replicas`, at most the number of replicas."""
+    """`min.insync.replicas`, or the number of replicas if it is smaller."""
     move: Move | None = None
 
     @property
@@ -101,7 +101,7 @@ class ClusterState(NamedTuple):
 
     @property
     def missing(self) -> list[int]:
-        """The brokers that have replicas and are not registered or not reported."""
+        """The brokers that have replicas, but are not in `brokers`: they are not registered, or were not reported."""
         reported = {broker.number for broker in self.brokers}
         return sorted({number for part in self.partitions for number in part.replicas} - reported)
 
@@ -134,10 +134,10 @@ def _describe_cluster(client: "Client") -> "DescribeClusterResponse":
 
 
 def _quorum_leader(client: "Client") -> int:
-    """Return the controller's number; -1 if the brokers do not report it.
+    """Return the controller's number; UNKNOWN if the brokers do not report it.
 
-    In DescribeCluster, brokers of Kafka name any broker as the controller. Only DescribeQuorum names the real
-    controller. Tidelog's brokers name themselves, because each of them forwards requests to the controller.
+    Only DescribeQuorum names the real controller. In DescribeCluster, a broker of Kafka names any broker as the
+    controller. A broker of Tidelog names itself there, because it forwards requests to the controller.
     """
     from tidelog.client.errors import ClientError
     from tidelog.metadata.image import CLUSTER_METADATA

@@ -1,4 +1,6 @@
-"""Show the state of a cluster: a picture of the brokers' shares, and the partitions that have a problem."""
+"""Show the state of a cluster: the brokers with their numbers of leaders and replicas, and the partitions that have
+a problem.
+"""
 
 import sys
 from collections import Counter
@@ -18,7 +20,8 @@ from tidelog.cli.tables import (
 )
 
 DEGRADED = 3
-"""Exit code of `tidelog cluster status` if a broker is fenced, or if a replica is not in sync."""
+"""Exit code of `tidelog cluster status` if a broker is fenced or not registered, or if a partition has no leader or a
+replica that is not in sync."""
 BAR_CELLS = 12
 SHOWN_PARTITIONS = 20
 """Upper bound on the partitions that are listed without --all."""
@@ -51,16 +54,16 @@ def is_degraded(state: ClusterState) -> bool:
 
 
 def troubles_of(part: PartitionReplicas) -> list[Trouble]:
-    """Return the kinds of problems of the partition, the worst first. For a partition that is offline, only this
-    problem is returned.
+    """Return the kinds of problems of the partition, the worst first. If the partition has no leader, only "offline"
+    is returned.
     """
     troubles = [trouble for trouble in TROUBLES if trouble.applies(part)]
     return troubles[:1] if part.has_no_leader else troubles
 
 
 def state_words(part: PartitionReplicas) -> list[str]:
-    """Return the problems of a partition, and whether it is being moved. A leader that is not preferred is not a
-    problem.
+    """Return the problems of a partition, and whether it is being moved. The problem "led by another" is omitted,
+    because it needs no action.
     """
     words = [trouble.title for trouble in troubles_of(part) if trouble is not TROUBLES[-1]]
     return words + [MOVING] * (part.move is not None)
@@ -152,7 +155,10 @@ def brokers_table(state: ClusterState, *, with_bars: bool = False) -> Table:
 
 
 def bar(number: int, largest: int) -> str:
-    """Return a bar of at most BAR_CELLS cells, in eighths of a cell if stdout can show them."""
+    """Return a bar for `number`. The bar for `largest` has BAR_CELLS cells; other bars are shorter in proportion.
+
+    The length is rounded to eighths of a cell if stdout is UTF-8, otherwise to whole cells.
+    """
     if not largest or not number:
         return ""
     if not stdout_is_utf8():

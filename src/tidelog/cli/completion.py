@@ -1,5 +1,5 @@
-"""`tidelog completion`: print a script that makes a shell complete commands and options, and answer the shell's
-requests for completions.
+"""`tidelog completion` prints a script with which a shell completes commands and options. This module also answers
+the shell's requests for completions.
 """
 
 from enum import StrEnum
@@ -29,7 +29,7 @@ def completion(
 ) -> None:
     """Print a script that makes a shell complete commands and options.
 
-    For completion in every new shell, add the command below to the shell's
+    For completion in every new shell, add the example for your shell to its
     start-up file: ~/.bashrc, ~/.zshrc (after the line with compinit), or
     ~/.config/fish/config.fish.
 
@@ -43,9 +43,10 @@ def completion(
 
 
 def run_completion(command: Any, instruction: str) -> int:
-    """Print the script (`source_SHELL`), or the completions that the shell requests (`complete_SHELL`).
+    """If `instruction` is `source_SHELL`, print the script. If it is `complete_SHELL`, print the completions that the
+    shell requests in environment variables.
 
-    A shell describes its request in environment variables. Returns the exit code.
+    Return the exit code.
     """
     get_completion_inspect_parameters()  # registers the shells that typer supports
     arguments: MutableMapping[str, Any] = {}

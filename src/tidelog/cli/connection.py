@@ -1,7 +1,7 @@
-"""Connect commands to a cluster: options that commands share, clients, and errors as one line.
+"""Connect commands to a cluster: define the options that commands share, open clients, and convert errors to one line.
 
-There are two clients: our own client (`tidelog.client`), and librdkafka, which only `produce`, `consume --group` and
-`bench` use.
+There are two clients: our own client (`tidelog.client`), and librdkafka. Only `produce`, `consume --group` and `bench`
+send requests with librdkafka. All commands with -X use it to check the settings.
 """
 
 import os
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 CLIENT_ID = "tidelog-cli"
 
 ANSWER_MS = 15_000
-"""Time limit of an administrative request including its retries, in milliseconds."""
+"""Time limit of one call of our own client including its retries, in milliseconds."""
 CONNECT_S = 5.0
 CONNECT_MS = 5_000
-"""Time limit for establishing one connection, in milliseconds."""
+"""Time limit for establishing one connection, in seconds and in milliseconds."""
 
 REPLICAS_MAX = 2**15 - 1
 PARTITION_MAX = 2**31 - 1
 """Largest values of the protocol's fields: the number of replicas of a partition (int16), and the number that
 identifies a partition (int32)."""
 PARTITIONS_MAX = 100_000
-"""Upper bound on a topic's partitions, because librdkafka does not request more."""
+"""Upper bound on a topic's partitions, because librdkafka rejects topics with more partitions."""
 
 Bootstrap = Annotated[
     str,
@@ -152,12 +152,12 @@ class Outage:
     """Reports once that no broker can be reached, because librdkafka retries silently, for minutes or forever.
 
     An object of this class is the `error_cb` of a librdkafka client. The callback only sets a flag, and `report` prints
-    the message later: a Ctrl-C during printing would otherwise be raised inside librdkafka's call.
+    the message later. If the callback printed it, a Ctrl-C would be raised inside librdkafka's call.
     """
 
     def __init__(self) -> None:
         self.all_brokers_down = False
-        """librdkafka reported that all brokers are down."""
+        """Whether librdkafka has reported that all brokers are down."""
         self.is_printed = False
 
     def __call__(self, error: "KafkaError") -> None:
@@ -220,7 +220,7 @@ def host_port(address: str) -> tuple[str, int]:
     """Split `HOST[:PORT]`. The default port is 9092, as in librdkafka. An IPv6 address must be in brackets.
 
     A security protocol before the host (`SASL_SSL://`) is accepted and ignored, as in Kafka's clients. Raises
-    UsageError. Its message lacks the name of the option, and the caller must put it before the message.
+    UsageError. Its message lacks the name of the option; the caller must put the name before the message.
     """
     scheme, separator, rest = address.partition("://")
     if separator and scheme.upper() in SECURITY_PROTOCOLS:
@@ -245,7 +245,7 @@ def key_value(text: str, option: str, example: str) -> tuple[str, str]:
 
 
 def split_key_value(text: str, expectation: str) -> tuple[str, str]:
-    """Split `KEY=VALUE`. Raises UsageError. Its message begins with `expectation`, a sentence that describes the
+    """Split `KEY=VALUE`. Raises UsageError. Its message begins with `expectation`, a text that describes the
     expected value.
     """
     key, equals, value = text.partition("=")
@@ -280,8 +280,8 @@ def one_line_errors() -> Iterator[None]:
 def client_error(error: "Failure", subject: str = "", *, topic: str = "") -> CommandError:
     """Convert an error of our own client to one line that says what to do.
 
-    The line begins with `subject`. `topic` is the name of the topic that the error is about, and the default of
-    `subject`.
+    The line begins with `subject`. `topic` is the name of the topic that the error is about. If `subject` is empty,
+    the line begins with the topic.
     """
     from tidelog.client.errors import GaveUp, Unreachable
     from tidelog.wire.errors import ApiError, ErrorCode
@@ -370,5 +370,5 @@ def as_command_error(error: Exception) -> CommandError | None:
 
 
 def one_line(text: str) -> str:
-    """Replace line breaks, and any other run of white space, by one space."""
+    """Replace each run of white space, which may contain line breaks, by one space."""
     return " ".join(text.split())

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 BEGINNING, END = ("beginning", "earliest"), ("end", "latest")
-"""Words that --offset accepts instead of a number. Kafka's tools use the first word of each pair, and Kafka's clients
-use the second word."""
+"""Words that --offset accepts instead of a number. kcat uses the first word of each pair. Kafka's tools and clients use
+the second word."""
 
 
 class Start(NamedTuple):
@@ -39,7 +39,7 @@ class Start(NamedTuple):
     offset: int | None
     """The first offset to read; -N means N records before the end of each partition."""
     since_ms: int | None
-    """Timestamp of the first record to read, in milliseconds since 1970."""
+    """Reading begins at the first record with this timestamp or a later one. In milliseconds since 1970."""
 
 
 @app.command()
@@ -50,7 +50,7 @@ def consume(
     ] = False,
     offset: Annotated[
         str | None,
-        typer.Option("--offset", "-o", metavar="N", help="Start at offset N, the last N (-N), beginning or end."),
+        typer.Option("--offset", "-o", metavar="N", help="First offset: N, -N (N before the end), beginning or end."),
     ] = None,
     since: Annotated[
         str | None,
@@ -83,8 +83,8 @@ def consume(
 
     In a pipe, bytes are printed unchanged; at a terminal, control characters
     are escaped. With --json, keys and values that are not UTF-8 are base64 in
-    the fields key_base64 and value_base64, also in headers. produce --json
-    reads this format.
+    the fields key_base64 and value_base64. Headers have the same fields.
+    produce --json reads this format.
 
     Without --group nothing is committed, and no other reader is affected.
     The command stops at Ctrl-C, or when the reader of its output exits.
@@ -116,7 +116,7 @@ def consume(
 
 def check_start(group: str | None, has_explicit_start: bool, has_partitions: bool, reads_by_default: bool) -> None:
     """Raise UsageError if the start contradicts the other options. `reads_by_default` says whether the command reads
-    any records if no start is given.
+    any records without --offset and --since.
     """
     if group is not None:
         check_group(group, has_explicit_start or has_partitions)
@@ -203,8 +203,8 @@ def escape_for_terminal(line: bytes, encoding: str = "utf-8") -> bytes:
 def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
     """Make `reader` read the partitions `wanted`, without a group. If `wanted` is empty, all partitions are read.
 
-    Raises CommandError if one of `wanted` is unknown or offline. If all partitions are read, offline partitions are
-    only reported, unless no partition can be read.
+    Raises CommandError if one of `wanted` is unknown or cannot be read. If `wanted` is empty, partitions that cannot be
+    read are only reported; CommandError is raised if no partition can be read.
     """
     from tidelog.model.ids import TopicPartition
 

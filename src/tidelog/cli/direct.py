@@ -1,6 +1,7 @@
-"""Write the records that librdkafka cannot write, with our own client.
+"""Use our own client to write the records that librdkafka cannot write.
 
-librdkafka handles header names as C strings: it would cut a name at a NUL and replace bytes that are not UTF-8.
+librdkafka would cut a header's name at a NUL, because names are C strings. Its Python module, confluent_kafka, does not
+support a name that is not UTF-8: it may crash.
 """
 
 import time
@@ -48,9 +49,9 @@ class DirectWriter:
         self._client.produce({TopicPartition(self._topic, partition): batch}, self._acks)
 
     def _partition(self, key: bytes | None) -> int:
-        """Return the partition that the key selects. Without a key, return the partitions one after another.
+        """Return the partition that the key selects. Without a key, each call returns the next partition.
 
-        A missing topic is created, if the broker creates topics on demand.
+        A missing topic is created if the broker creates topics on demand.
         """
         count = len(self._client.topics([self._topic], create=True)[self._topic].leaders)
         if key is None:

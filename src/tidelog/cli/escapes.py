@@ -1,4 +1,4 @@
-"""Escapes of characters and bytes that must not be printed as they are, and how they are read back."""
+"""Escape characters and bytes that must not be printed as they are, and decode such escapes."""
 
 import re
 import sys
@@ -23,9 +23,9 @@ def _has_characters(encoding: str, text: str) -> bool:
 
 
 def escape(character: str) -> str:
-    r"""Return the escape of a character, which `unescape` reads back: \n, \x1b, \u009b, \u20ac.
+    r"""Return the escape of a character: \n, \x1b, \u009b, \u20ac. `unescape` decodes it.
 
-    \x80 to \xff mean a byte that is not UTF-8; in the text, a lone surrogate represents it.
+    The escapes \x80 to \xff mean bytes that are not UTF-8. In Python's text, lone surrogates represent these bytes.
     """
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
@@ -40,7 +40,7 @@ PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 
 
 def unescape(text: str) -> str:
-    """Return the name for which `printable` returns `text`. In `text`, each backslash of the name is doubled.
+    """Decode the escapes in `text`, which is a name as `printable` returns it, but with each backslash written twice.
 
     Raises ValueError for an unknown escape, and for an escape whose number is not a character.
     """

@@ -1,4 +1,4 @@
-"""`tidelog group`: the commands list, describe and lag. `group_offsets` has the commands that change groups."""
+"""`tidelog group`: the commands `list`, `describe` and `lag`. `group_offsets` has the commands that change groups."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -87,9 +87,10 @@ def list_all(
 ) -> None:
     """List the groups.
 
-    A lag of - means that nothing has been committed yet. 12+ means at least
-    12: partitions that have records but no commit, and offline partitions,
-    are not included. A Note says what is not known about a group.
+    A lag of - means that it is unknown, for example because nothing has been
+    committed yet. 12+ means at least 12: partitions that have records but no
+    commit, offline partitions, and partitions of deleted topics are not
+    included. A Note says what is not known about a group.
 
     Examples:
 
@@ -297,7 +298,7 @@ class LagQuery:
         self.unknown_groups: dict[str, CommandError] = {}
         """Failures of named groups that did not exist at the start."""
         self.groups: list[str] | None = None
-        """The named groups that existed at the start; None for all groups."""
+        """The named groups that existed at the start; None if no group is named."""
         if groups:
             requested = find_groups(self.client, groups)
             self.unknown_groups = requested.failures
@@ -308,7 +309,7 @@ class LagQuery:
 
     def __call__(self) -> list[Lag]:
         if self.last_call_failed:
-            # Raises immediately if no broker listens there. The client alone would retry.
+            # Raises immediately if no broker listens. Without this check, the client would retry.
             check_reachable(self.connection.bootstrap)
         self.last_call_failed = True
         groups = list_groups(self.client)

@@ -1,4 +1,7 @@
-"""`tidelog group reset-offsets`, `copy-offsets`, `delete`, `delete-offsets`: change groups without active members."""
+"""`tidelog group reset-offsets`, `copy-offsets`, `delete`, `delete-offsets`: the commands that change groups.
+
+A group that is changed must have no members. For `delete-offsets`, it must only have no members that read the topic.
+"""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -86,10 +89,11 @@ def reset_offsets(
 ) -> None:
     """Set the committed offsets of a group: where it continues to read.
 
-    Shows the changes; with --execute, also makes them. Without --topic, only
-    partitions in which the group has committed are changed, and the other
-    partitions of the same topics are named. The group must have no members,
-    because members would overwrite the new offsets with their own positions.
+    Shows the changes; with --execute, also makes them. Without --topic and
+    --from-file, only partitions in which the group has committed are
+    changed; a message names the other partitions of the same topics. The
+    group must have no members, because members would overwrite the new
+    offsets with their own positions.
 
     An offset outside the log is replaced by the nearest offset in the log.
 
@@ -137,8 +141,8 @@ def reset(
     )
     apply_plan(client, group, changes, omitted, is_new=is_new, execute=execute, json=json)
     if omitted and not json:
-        # --shift-by cannot be the remedy, because it needs a committed offset. The remedy names every topic, because
-        # --topic excludes all other topics.
+        # --shift-by cannot set the omitted partitions, because it needs a committed offset. For other targets, the
+        # remedy names every topic of the plan, because --topic excludes the topics that are not named.
         topics = " ".join(f"--topic {name}" for name in dict.fromkeys(name for name, _ in partitions))
         is_shift = target.shift is not None
         remedy = "set them with --topic, and another target than --shift-by" if is_shift else f"add {topics}"
@@ -250,8 +254,8 @@ def delete_offsets(
 ) -> None:
     """Delete a group's committed offsets in a topic.
 
-    The group may have members, but none that reads the topic. A partition
-    without a committed offset has no lag.
+    The group may have members, but no member may read the topic. The lag of
+    a partition without a committed offset is unknown.
 
     Examples:
 
@@ -339,7 +343,7 @@ class ResetTarget:
 def offsets_at_time(
     client: "Client", partitions: Sequence[TopicAndPartition], when: str, logs: Mapping[TopicAndPartition, Offsets]
 ) -> dict[TopicAndPartition, int]:
-    """Return, for each partition, the offset of the first record whose timestamp is not before `when`.
+    """Return, for each partition, the offset of the first record whose timestamp is at or after `when`.
 
     If there is no such record, the result is the log's end. Raises UsageError if `when` is not a time.
     """
@@ -360,10 +364,10 @@ def partitions_to_reset(
 ) -> list[TopicAndPartition]:
     """Return the partitions to set, sorted.
 
-    With `file_offsets`, the result contains the partitions in the file; if `wanted` is not empty, partitions that are
-    not in `wanted` are left out. Without `file_offsets`, the result contains the partitions in `wanted`; if `wanted`
-    is empty, it contains the partitions in which the group has committed. Raises CommandError if a topic or partition
-    in `wanted` does not exist, and if the result would be empty.
+    With `file_offsets`, these are the partitions in the file. If `wanted` is not empty, only those that are also in
+    `wanted` are returned; `wanted` is not checked otherwise. Without `file_offsets`, these are the partitions in
+    `wanted`, or, if `wanted` is empty, the partitions in which the group has committed. Raises CommandError if the
+    result would be empty and, without `file_offsets`, if a topic or partition in `wanted` does not exist.
     """
     if file_offsets is not None:
         in_file = sorted(tp for tp in file_offsets if not wanted or _is_wanted(tp, wanted))
@@ -469,9 +473,10 @@ def apply_plan(
     execute: bool,
     json: bool,
 ) -> None:
-    """Show the plan, and commit its offsets with `execute`. Raises CommandError if the group has members.
+    """Show the plan. With `execute`, commit its offsets first.
 
-    `omitted` are partitions that the plan leaves out; the JSON document lists them.
+    `omitted` are partitions that the plan leaves out; the JSON document lists them. Raises CommandError if the group
+    has members, or if an offset cannot be committed.
     """
     if not is_new:
         check_no_members(client, group, "set its offsets")
@@ -502,7 +507,7 @@ def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> Non
     for tp, result in client.commit(group, offsets).items():
         if isinstance(result, Exception):
             raise CommandError(
-                f"{client_error(result, f'group {name_text(group)}, {tp}')}; offsets of other partitions may be set"
+                f"{client_error(result, f'group {name_text(group)}, {tp}')}; other offsets may have been set"
             )
 
 
@@ -517,8 +522,8 @@ def confirm(question: str, yes: bool, verb: str = "delete") -> None:
 
 
 def delete_committed(client: "Client", group: str, partitions: Sequence[TopicAndPartition]) -> list[TopicAndPartition]:
-    """Delete the committed offsets of these partitions. Return the partitions whose offsets cannot be deleted
-    because members read them.
+    """Delete the committed offsets of these partitions. Return the partitions whose offsets cannot be deleted,
+    because members read their topics.
 
     Raises CommandError for any other failure. Some offsets may have been deleted before the failure.
     """
@@ -536,6 +541,6 @@ def delete_committed(client: "Client", group: str, partitions: Sequence[TopicAnd
     for tp, code in codes.items():
         if code not in (ErrorCode.NONE, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
             raise CommandError(
-                f"group {name_text(group)}, {tp}: {error_name(code)}; offsets of other partitions may be deleted"
+                f"group {name_text(group)}, {tp}: {error_name(code)}; other offsets may have been deleted"
             )
     return [(tp.topic, tp.partition) for tp, code in codes.items() if code]

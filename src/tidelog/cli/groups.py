@@ -57,8 +57,8 @@ def list_groups(client: "Client") -> ListedGroups:
 def find_groups(client: "Client", wanted: Sequence[str]) -> RequestedGroups:
     """Return the wanted groups without duplicates. The error for an unknown name suggests the most similar group.
 
-    The groups are searched in the list of all groups. A request for a group's coordinator could fail while no group
-    exists yet.
+    The groups are searched in the list of all groups, because a request for a group's coordinator could fail while no
+    group exists yet.
     """
     groups = list_groups(client)
     by_name = {group.group_id: group for group in groups.listed}
@@ -91,7 +91,7 @@ def find_group(client: "Client", name: str) -> "ListedGroup":
 
 
 def describe_groups(client: "Client", listed: "Sequence[ListedGroup]") -> DescribedGroups:
-    """Return state and members of the groups, or an error for each that cannot be described."""
+    """Return state and members of each group, or an error if the group cannot be described."""
     from tidelog.wire.errors import ApiError, ErrorCode
 
     groups: dict[str, Group] = {}

@@ -1,4 +1,4 @@
-"""Record signals that end the program, instead of raising exceptions, while librdkafka runs.
+"""While librdkafka runs, only record the signals that should end the program, and raise no exceptions for them.
 
 A KeyboardInterrupt that is raised in a callback of librdkafka is lost or printed as a traceback. SIGTERM (from a
 service manager) and SIGHUP (from a closed terminal) are recorded, too, so that a consumer can leave its group.
@@ -21,9 +21,10 @@ class Interrupts:
         self.count = 0
         """Number of signals so far."""
         self.termination_signal: int | None = None
-        """SIGTERM or SIGHUP: the later one of the two. None if only SIGINT was received."""
+        """The last SIGTERM or SIGHUP that was received; None if neither was received."""
         self.raises_at_once = False
-        """Whether a signal raises KeyboardInterrupt. True during a call that may block and does not run librdkafka."""
+        """Whether even the first signal raises KeyboardInterrupt. True during a call that may block and does not run
+        librdkafka."""
 
     def __call__(self) -> bool:
         return self.count > 0
@@ -44,10 +45,10 @@ class Interrupts:
 
 @contextmanager
 def record_interrupts(*, second_raises: bool = True) -> Iterator[Interrupts]:
-    """Record ending signals in the block instead of raising KeyboardInterrupt.
+    """During the block, record each of ENDING_SIGNALS instead of raising KeyboardInterrupt.
 
     With `second_raises`, a second signal raises KeyboardInterrupt, because the block may be stuck: perhaps the reader
-    of its output has stopped reading. SIGTERM and SIGHUP are raised again after the block, and then end the program.
+    of its output has stopped reading. After the block, the last SIGTERM or SIGHUP is raised again to end the program.
     """
     interrupts = Interrupts()
 

@@ -30,8 +30,8 @@ class Lag(NamedTuple):
     topic: str
     partition: int
     committed: int | None
-    """None if the group has not committed in this partition. Its consumers' setting `auto.offset.reset` then decides
-    where they begin."""
+    """None if the group has not committed in this partition, or if the committed offset cannot be read. Without a
+    commit, the setting `auto.offset.reset` of the group's consumers decides where they begin."""
     end: int | None
     """The log's end, exclusive. None if it cannot be read, for example because the topic was deleted or the
     partition has no leader."""
@@ -57,7 +57,7 @@ class Lag(NamedTuple):
     def is_missing_in_total(self) -> bool:
         """Whether the number of records is unknown and may be more than 0.
 
-        A partition without a commit whose log contains no record has nothing to read.
+        If the partition's log contains no record, there is nothing to read, even without a commit.
         """
         return self.records is None and (self.end is None or self.start < self.end)
 
@@ -109,7 +109,7 @@ def all_lags(
 
 
 class Ages:
-    """Fetches the ages of the oldest uncommitted records: the first timestamps of their batches.
+    """Measures the age of the oldest uncommitted record in each partition, by the first timestamp of its batch.
 
     A timestamp is fetched once and cached until the committed offset changes.
     """
@@ -226,7 +226,7 @@ def total(lags: Sequence[Lag]) -> Total:
 
 
 def lag_table(lags: Sequence[Lag]) -> Table:
-    """Return a table with a row for each partition and, for more than one, a footer with the total."""
+    """Return a table with a row for each partition. If there are several rows, a footer shows the total."""
     columns = [
         Column("Group"),
         Column("Topic"),

@@ -60,7 +60,7 @@ class Row(NamedTuple):
     """A row of the table: one partition, or the sum of several partitions."""
 
     names: tuple[str, str, str]
-    """Group, topic, partition. For several partitions, the first text describes them, and the others are empty."""
+    """Group, topic, partition. For several partitions, the first text describes them, and two texts are empty."""
     offsets: tuple[str, str]
     """Committed offset and log end; NO_OFFSETS for several partitions."""
     lag_cells: tuple[str, str, str, str, str]
@@ -138,8 +138,8 @@ class LagView(Protocol):
         """Show a new measurement."""
 
     def show_outage(self, outage: NoAnswerPeriod | None) -> None:
-        """Show that no broker answers. `outage` is None if there is no outage, or no result yet. Called at least
-        every REDRAW_S seconds.
+        """Show the outage. None means that there is no outage, or that there is no result yet. Called at least every
+        REDRAW_S seconds.
         """
 
 
@@ -309,8 +309,8 @@ def split_to_fit(lags: Sequence[Lag], rows_max: int) -> tuple[list[Lag], list[La
     the given order. The second list is empty if all partitions fit.
 
     Partitions get rows of their own in this order: first the partitions with the largest lags; then the partitions
-    with an unknown lag (most of them have no commit), starting with the highest end offset; last the partitions
-    without lag.
+    with an unknown lag (most of them have no commit), starting with the highest end offset; last the partitions whose
+    lag is 0.
     """
     if len(lags) <= rows_max:
         return list(lags), []

@@ -1,5 +1,5 @@
-"""`tidelog log`: the commands dump and verify read files, without a broker. The command dirs, which sends requests to
-brokers, is in `log_dirs`.
+"""`tidelog log`: the commands `dump` and `verify`, which read files without a broker. The command `dirs`, which sends
+requests to brokers, is in `log_dirs`.
 """
 
 import os
@@ -51,8 +51,8 @@ USUAL_VALUES = {
 """Usual values of fields. A line for people omits a field that has its usual value."""
 
 FIELDS_IN_HEAD = ("file", "kind", "position", "crc")
-"""Fields that a line for people does not list by name. The line begins with position and kind, and the heading is the
-file. The CRC is not shown, because `crc_ok` is enough."""
+"""Fields that a line for people does not list by name. The line begins with position and kind, and a heading above it
+names the file. The CRC is not shown, because `crc_ok=false` is shown if it is wrong."""
 
 
 @app.callback()
@@ -78,9 +78,9 @@ def dump(
 ) -> None:
     """Print the contents of log files: batches, index entries, checkpoints.
 
-    One entry per line, with its position in the file. Fields with their
-    usual values are left out; --json prints all, one object per line. The
-    exit code is 1 if there is damage.
+    Prints one entry per line, with its position in the file. Fields with
+    their usual values are left out. --json prints one object per line, with
+    all fields. The exit code is 1 if there is damage.
 
     Examples:
 
@@ -108,7 +108,7 @@ def dump(
 
 
 def read_entries(path: str, records: bool) -> "Iterator[tuple[Entry, str]]":
-    """Yield each entry with the path of its file, which begins as the user typed it.
+    """Yield each entry with the path of its file. The path begins with `path`, which the user typed.
 
     Raises CommandError if the log cannot be read. An OSError that the caller raises when it prints an entry is not
     caught here, because it is not an error of the log.
@@ -132,9 +132,9 @@ def verify(
 
     Checks batches and their CRC, every record, indexes, snapshots and
     checkpoints. The exit code is 1 if there is damage; notes are not damage.
-    If a broker has several data directories, name all of them. Only the
-    directory with the metadata shows that all of them belong to Tidelog, and
-    a missing segment is damage only in a directory of Tidelog.
+    If a broker has several data directories, name all of them: only the
+    directory with the metadata shows that the others belong to Tidelog. A
+    missing segment is damage in Tidelog's directories, but not in Kafka's.
 
     Similar findings in a file, and similar notes in a partition, are printed
     as one line with their number. Notes are printed before damage. --json
@@ -271,9 +271,7 @@ def _contains_log_file(disk: "LocalDisk", directory: str, is_log_file: Callable[
 
 
 def path_as_typed(file: str, full_path: str, path: str) -> str:
-    """Return the path of a file below `full_path`. In the result, `full_path` is replaced by `path`, which the user
-    typed.
-    """
+    """Return `file`, a path that begins with `full_path`, as the user would type it: it begins with `path` instead."""
     return path.rstrip("/") + file.removeprefix(full_path)
 
 

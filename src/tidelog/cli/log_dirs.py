@@ -1,4 +1,4 @@
-"""`tidelog log dirs`: show the data directories of brokers and their partitions, and move partitions between them."""
+"""`tidelog log dirs`: show brokers' data directories with their partitions, and move partitions between directories."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsResponse
 
 POLL_S = 0.2
-"""Time in seconds between two checks of the moves by --wait."""
+"""With --wait, the time between two checks of the moves, in seconds."""
 UNKNOWN_BYTES = -1
 """Value of a size that the broker does not report."""
 EXAMPLE = "orders-0=/disk2/tidelog"
@@ -115,7 +115,7 @@ def dirs(
 
 
 def no_answer_error(directory: LogDirectory) -> CommandError:
-    """Return the error for a broker that did not answer, from its entry without a path."""
+    """Return the error for a broker that did not answer. `directory` is its entry, which has no path."""
     return CommandError(f"broker {directory.broker} does not show its directories: {directory.error}")
 
 
@@ -265,7 +265,7 @@ def check_move_results(
             )
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             raise CommandError(
-                f"broker {broker}: either {move.path} or the directory where {move.name} is now is out of use"
+                f"broker {broker}: either {move.path} or the current directory of {move.name} is out of use"
             )
         if code:
             raise CommandError(f"{move.name}: {error_name(code)}")

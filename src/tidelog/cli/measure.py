@@ -20,7 +20,8 @@ SAMPLE_S = 0.1
 RECORDS_PER_TIMING = 100
 """The acknowledgement of one out of this many records is timed. Timing all of them would slow down the writing."""
 STUCK_S = 30.0
-"""A measurement fails after this many seconds in which no record arrives."""
+"""Time in seconds. A measurement of reads fails if no record arrives for this time. A measurement of latency fails if a
+record has not arrived this time after the planned end."""
 
 
 class Point(NamedTuple):
@@ -209,8 +210,8 @@ def measure_latency(
         consumer.close()
     if len(arrivals.latencies_ms) < arrivals.wanted:
         raise CommandError(
-            f"only {len(arrivals.latencies_ms)} of {arrivals.wanted} records had arrived {STUCK_S:.0f} s after the last"
-            " was written"
+            f"only {len(arrivals.latencies_ms)} of {arrivals.wanted} records had arrived {STUCK_S:.0f} s after the"
+            " planned time of the last one"
         )
     return Latency(sorted(arrivals.latencies_ms), rate, arrivals.wanted / seconds_taken)
 
@@ -263,7 +264,7 @@ def produce_when_there_is_room(producer: "Producer", topic: str, value: bytes, k
 
 
 def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -> None:
-    """Write records until the consumer reads one of them. The consumer then waits at the end of the partition.
+    """Write records until the consumer reads one of them. After this, the consumer receives every new record.
 
     Raises CommandError if no record is read within STUCK_S.
     """
@@ -306,7 +307,7 @@ class ThroughputMeter:
     def result(
         self, records: int, latencies_ms: list[float], size_bytes: int | None = None, seconds: float | None = None
     ) -> Throughput:
-        """Return the result of the whole measurement, which ends now or `seconds` after the start."""
+        """Return the result of the measurement, which ends `seconds` after the start, or now if `seconds` is None."""
         seconds = self.seconds if seconds is None else seconds
         self.points = [point for point in self.points if point.seconds < seconds]
         size = self.bytes_of(records, size_bytes)
@@ -319,7 +320,7 @@ class ThroughputMeter:
 
 
 def percentile(sorted_values: Sequence[float], percent: float) -> float:
-    """Return the smallest value such that at least `percent` percent of the values are not larger.
+    """Return the smallest value v for which at least `percent` percent of the values are at most v.
 
     Raises ValueError if there are no values.
     """

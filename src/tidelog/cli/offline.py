@@ -57,9 +57,8 @@ def coordinator_failure(client: "Client", group: str) -> CommandError | None:
 
 
 def warn_of_groups(client: "Client", topics: Iterable[str]) -> dict[str, list[int]]:
-    """Warn about groups that are missing in a list of groups, and about unknown lags in these topics.
-
-    Return the offline partitions that are the reason.
+    """Find the offline partitions of these topics and of `__consumer_offsets`, print a warning about them, and return
+    them.
     """
     offline_partitions = find_offline_partitions(client, [*dict.fromkeys(topics), GROUPS_TOPIC])
     warn_of_hidden_groups(offline_partitions)
@@ -67,6 +66,7 @@ def warn_of_groups(client: "Client", topics: Iterable[str]) -> dict[str, list[in
 
 
 def warn_of_hidden_groups(offline_partitions: Offline) -> None:
+    """Warn about groups that are missing in a list of groups, and about unknown lags."""
     warn(
         {name: parts for name, parts in offline_partitions.items() if name == GROUPS_TOPIC},
         "Groups that are stored there are not shown.",

@@ -69,7 +69,9 @@ def plan(
     committed: Mapping[TopicAndPartition, int],
     logs: Mapping[TopicAndPartition, Offsets],
 ) -> list[OffsetChange]:
-    """Return one change for each partition: to the requested offset, or to the nearest offset in its log."""
+    """Return one change for each partition, to the requested offset. If this is outside the partition's log, the change
+    is to the log's start or end.
+    """
     changes = []
     for tp in partitions:
         log = logs[tp]
@@ -163,7 +165,7 @@ def read_offsets(path: str, group: str) -> dict[TopicAndPartition, int]:
 
 
 def _whole_number(value: Any) -> int | None:
-    """Return a value from a file as an integer; None unless it consists of 1 to 19 digits."""
+    """Return a value from a file as an integer if it consists of 1 to 19 digits, otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     text = str(value).strip()

@@ -1,4 +1,4 @@
-"""Send requests to brokers for which Tidelog's own client has no method, as plain protocol messages.
+"""Send plain protocol messages to brokers, for requests for which Tidelog's own client has no method.
 
 The client is imported inside the functions, because most commands do not need it.
 """
@@ -63,7 +63,7 @@ def ask_each(client: "Client", requests: "Sequence[tuple[Address, Message]]", ki
 
 
 def broker_addresses(client: "Client") -> "dict[int, Address]":
-    """Request the brokers of the cluster, and return the address of each by its id, in ascending order of ids."""
+    """Request the brokers of the cluster, and return their addresses by broker id, in ascending order."""
     from tidelog.client.cluster import Address
     from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 

@@ -5,8 +5,8 @@ closes the write end, and the broker reads end-of-file. This works on every syst
 
 The pipe alone is not enough: a process that the parent forks inherits the write end and may live longer than the
 parent. Forks made by Python close it at once (`runtime/forks.py`). For other forks, Linux has the parent-death signal.
-The kernel sends this signal when the *thread* that started the broker ends, even if its process continues. The broker
-therefore stops only if its parent process has changed.
+The kernel sends this signal when the *thread* that started the broker ends, even if the thread's process continues.
+The broker therefore stops at this signal only if its parent process has changed.
 """
 
 import asyncio

@@ -40,10 +40,10 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 ACKS = ("all", "1", "0")
 PROGRESS_EVERY_S = 0.5
 STUCK_S = 5.0
-"""After this many seconds without an acknowledgement, the command checks for the reason and reports it."""
+"""After this many seconds without an acknowledgement, the command looks for the reason and prints a message."""
 OFFLINE_TIMEOUT_MS = 10_000
-"""Time in milliseconds for which librdkafka tries to write a record if a partition was offline at the start. Its
-default is five minutes."""
+"""Time in milliseconds for which librdkafka tries to write a record if a partition was offline at the start.
+librdkafka's default is five minutes."""
 INTERRUPT_GRACE_S = 2.0
 """Time in seconds for which the command waits after Ctrl-C for acknowledgements of records that were sent."""
 
@@ -92,8 +92,8 @@ def produce(
     With --json, a line has the key, value, headers and timestamp of a
     record; each of them may be null. The fields key_base64 and value_base64
     are for bytes that are not UTF-8, also in headers. The key decides the
-    partition, or with --keep-partitions the line's field "partition". A
-    line with an unknown field is an error.
+    partition. With --keep-partitions, the line's field "partition" decides
+    it. A line with an unknown field is an error.
 
     Examples:
 
@@ -238,8 +238,8 @@ class Writer:
         self.direct_writer = DirectWriter(client, topic, settings["acks"])
         self.offline_partitions: list[int] = []
         self.online_partitions: Iterator[int] | None = None
-        """Yields the online partitions one after another, for records without a key. Used if a partition is offline,
-        because librdkafka does not know this. Otherwise it is None, and librdkafka chooses the partition."""
+        """Yields the online partitions one after another, for records without a key. Used if a partition is offline
+        and `partition` is None, because librdkafka also chooses offline partitions. Otherwise None."""
         self.find_offline_partitions()
         self.producer: Producer = connection.producer(
             {
@@ -292,9 +292,10 @@ class Writer:
             raise CommandError(reasons + (self.missing_key_advice() if self.keyless_rejected else ""))
 
     def missing_key_advice(self) -> str:
-        """Return advice for a compacted topic: the broker's error for a missing key does not mention compaction.
+        """Return advice if the topic is compacted, because the broker's error for a missing key does not mention
+        compaction.
 
-        Return "" for any other topic.
+        Return "" for any other topic, and if the topic's settings cannot be read.
         """
         try:
             topic_settings = cluster.settings(self.client, self.topic)
@@ -384,7 +385,10 @@ class Writer:
         self.failed[reason] = self.failed.get(reason, 0) + 1
 
     def report_trouble(self) -> None:
-        """Print once the reason why records are not acknowledged. librdkafka continues to try."""
+        """Print a message if no broker can be reached, or if no record was acknowledged for STUCK_S.
+
+        librdkafka continues to try. The message is not repeated until another record is finished.
+        """
         self.outage.report()
         now, finished = time.monotonic(), self.written_records + sum(self.failed.values())
         changed_s, finished_before = self.last_change

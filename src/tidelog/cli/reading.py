@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from tidelog.client.reader import Chunk, Skipped, Stopped
 
 FETCH_WAIT_S = 0.1
-"""Upper bound on the time for which one fetch waits for records, and on a pause, in seconds. Signals are checked
-between fetches and pauses."""
+"""Upper bound, in seconds, on the time for which a fetch waits for records, and on a pause between fetches. A signal
+ends both at once."""
 HINT_AFTER_S = 2.0
 """After this many seconds without any record, a message on the terminal says that the command waits."""
 OFFLINE_CHECK_S = 5.0
-"""After this many seconds without a record, the reader checks whether partitions have gone offline."""
+"""With `until_end`, the reader checks whether partitions have gone offline after this many seconds without a record."""
 JOINING_NOTICE_S = 0.5
 """After this many seconds without an assignment from the group, a message on the terminal says that the command waits
 for it."""
@@ -46,8 +46,9 @@ class RecordSink(Protocol):
 
 
 class TopicReader:
-    """Prints records of one topic until Ctrl-C, or until the maximum number of records. With `until_end`, stops at
-    the end offsets that the partitions had at the start.
+    """Prints records of one topic until Ctrl-C, or until it has printed the maximum number of records.
+
+    With `until_end`, it stops at the end offsets that the partitions had when it began to read them.
     """
 
     def __init__(
@@ -163,10 +164,10 @@ class TopicReader:
             self.report_offline([index for index in offline_partitions if index in self.pending_ends])
 
     def print_chunk(self, chunk: "Chunk") -> bool:
-        """Print the records of one chunk, then store the new position. Return whether anything was printed."""
+        """Print the records of a chunk and, in a group, store the new position. Return whether anything was printed."""
         tp = chunk.partition
         end = self.pending_ends.get(tp.partition)
-        # With `until_end`, records that were written after the start are not printed.
+        # With `until_end`, only records before the end offset are printed.
         records = [r for r in chunk.records if not self.until_end or (end is not None and r.offset < end)]
         position = chunk.next_offset
         if self.remaining_records is not None and len(records) > self.remaining_records:
@@ -199,7 +200,7 @@ class TopicReader:
         return bool(records)
 
     def report_failure(self, event: "Skipped | Stopped") -> None:
-        """Report on stderr which records of a partition cannot be read, and add the message to `failures`."""
+        """Add a line to `failures` that says which records cannot be read. Print it on stderr if reading continues."""
         from tidelog.client.reader import Skipped
 
         tp = event.partition
@@ -221,7 +222,7 @@ class TopicReader:
         self.failures.append(line)
 
     def report_outage(self) -> None:
-        """Print once, while no broker can be reached, that the command keeps trying."""
+        """Print a message the first time that no broker can be reached. The command keeps trying."""
         if self.reader.unreachable() and not self.outage_reported:
             self.outage_reported = True
             print(NO_BROKER, file=sys.stderr)
@@ -275,8 +276,8 @@ class TopicReader:
 
 
 class GroupMember:
-    """The membership of this process in a group. It uses a consumer of librdkafka, which receives the partitions
-    that the process reads, and commits offsets.
+    """The membership of this process in a group. A consumer of librdkafka receives the partitions that the
+    process reads, and commits the offsets.
     """
 
     def __init__(self, connection: ConnectionOptions, client: "Client", group: str, topic: str, reset: str) -> None:

@@ -1,9 +1,14 @@
-"""Plan which brokers have the replicas of partitions: for `tidelog cluster reassign` and `drain`. Pure functions.
+"""Plan which brokers get the replicas of partitions, for `tidelog cluster reassign` and `drain`. Pure functions.
 
-The rules, the most important one first: 1. every replica is on an allowed broker; 2. the replicas of a partition are
-on as many racks as possible; 3. brokers have about the same number of replicas, and are the preferred leader of
-about the same number of partitions; 4. as few replicas as possible are moved. The same input always results in the
-same plan.
+The rules, the most important one first:
+
+1. Every replica is on an allowed broker.
+2. A new replica is, if possible, on a rack that the partition does not use yet. Balancing never lowers the number of
+   racks that a partition uses.
+3. Brokers have about the same number of replicas, and are the preferred leader of about the same number of partitions.
+4. As few replicas as possible are moved.
+
+The same input always results in the same plan.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +18,7 @@ from tidelog.cli.cluster_state import PartitionReplicas
 from tidelog.cli.errors import CommandError, UsageError
 
 KAFKA_VERSION = 1
-"""Version of the JSON format of Kafka's tool kafka-reassign-partitions, which our plans use, too."""
+"""Version of the JSON format of plans, which is the format of Kafka's tool kafka-reassign-partitions."""
 
 
 class PlannedMove(NamedTuple):
@@ -57,8 +62,8 @@ class _Placement:
         return len({self.rack(broker) for broker in replicas})
 
     def add(self, index: int) -> None:
-        """Add a replica on the best allowed broker: a broker with few replicas, on a rack that the partition does
-        not use yet.
+        """Add a replica on the best allowed broker. Brokers on racks that the partition does not use yet are preferred;
+        of these, the broker with the fewest replicas is the best.
         """
         replicas = self.replicas[index]
         candidates = [broker for broker in self.counts if broker not in replicas]
@@ -78,8 +83,8 @@ class _Placement:
         self.counts[target] += 1
 
     def balance(self) -> None:
-        """Move replicas from the broker with the most replicas to a broker with fewer, as long as this makes the
-        numbers more equal.
+        """Move replicas from brokers with many replicas to brokers with fewer, as long as this makes the numbers more
+        equal.
         """
         is_improving = True
         while is_improving:
@@ -131,16 +136,17 @@ def plan_moves(
     *,
     balance: bool = True,
 ) -> list[PlannedMove]:
-    """Return the partitions whose replicas change, so that all replicas are on `brokers`.
+    """Return the moves after which all replicas are on `brokers`.
 
     `replicas` is the new number of replicas; None keeps the number of each partition. Without `balance`, only replicas
-    on other brokers move. Raises CommandError if there are fewer brokers than a partition needs.
+    that are not on `brokers` move. Raises CommandError if there are fewer brokers than a partition needs.
     """
     for part in partitions:
         if (replicas or len(part.replicas)) > len(brokers):
             raise CommandError(
                 f"partition {part} needs {replicas or len(part.replicas)} brokers for its replicas, and only "
-                f"{len(brokers)} may be used ({', '.join(map(str, brokers))}); --replicas N lowers their number"
+                f"{len(brokers)} may be used ({', '.join(map(str, brokers))}); --replicas N lowers the number of "
+                "replicas"
             )
     current_replicas = []
     for part in partitions:
@@ -231,7 +237,9 @@ def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) 
     moves = []
     for topic, partition, replicas in entries:
         if not all(isinstance(broker, int) for broker in replicas) or len(set(replicas)) != len(replicas):
-            raise UsageError(f"the plan for {topic}-{partition} needs different brokers' numbers, not {replicas}")
+            raise UsageError(
+                f"the plan for {topic}-{partition} must list the numbers of different brokers, not {replicas}"
+            )
         if (topic, partition) not in current:
             raise CommandError(
                 f"there is no partition {topic}-{partition}; tidelog topic describe shows the partitions"

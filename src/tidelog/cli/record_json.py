@@ -1,8 +1,8 @@
 """Parse a line of `produce --json`: JSON that `records.to_json` wrote, or that was written by hand.
 
-A key or value may be any JSON, for example a number or an object. Its exact text becomes the record's key or value: a
-number of 30 digits, `1.50`, spaces and repeated names within an object are preserved. This module therefore parses the
-outer object itself, and uses the standard library only for its members.
+A key or value may be any JSON. If it is neither a string nor null, its exact text becomes the record's key or value: a
+number of 30 digits, `1.50`, spaces and repeated names within an object are preserved. In a line with such a key or
+value, this module therefore parses the outer object itself, and uses the standard library only for its members.
 """
 
 import base64
@@ -244,7 +244,7 @@ def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
         except (TypeError, ValueError):
             raise RecordJsonError(f'"{name}_base64" is not base64') from None
     data: str | ExactText | None = document.get(name)
-    # A value that is not a string is an ExactText. Therefore a user who writes a line by hand need not quote JSON.
+    # Any other value except null is an ExactText. Therefore a user who writes a line by hand need not quote JSON.
     if isinstance(data, str):
         return encode_text(data, name)
     return None if data is None else bytes(data)

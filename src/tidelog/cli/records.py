@@ -13,7 +13,7 @@ KCAT_FIELDS = {
     "t": "{topic}", "p": "{partition}", "o": "{offset}", "k": "{key}", "s": "{value}", "h": "{headers}",
     "T": "{timestamp_ms}",
 }  # fmt: skip
-"""For each placeholder of `kcat -f`, without its percent sign: the field of our templates that has the same meaning."""
+"""Placeholders of `kcat -f`, without the percent sign -> the field of our templates with the same meaning."""
 ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -120,7 +120,7 @@ def time_text(record: IncomingRecord) -> str:
 def to_json(record: IncomingRecord) -> bytes:
     """Return the record as one line of JSON.
 
-    Keys and values of records and headers that are not UTF-8 are base64 in the fields `key_base64` and `value_base64`.
+    A key or value, of the record or of a header, that is not UTF-8 becomes base64 in `key_base64` or `value_base64`.
     """
     document: dict[str, Any] = {
         **text_or_base64("topic", name_bytes(record.topic)),

@@ -16,7 +16,7 @@ FILES = {
     "ssl.key.location": "key_file",
     "ssl.key.password": "key_password",
 }
-"""The field of `tidelog.client.security.TlsFiles` for each of librdkafka's settings."""
+"""Setting of librdkafka -> field of `tidelog.client.security.TlsFiles`."""
 VERIFY, HOST_NAME = "enable.ssl.certificate.verification", "ssl.endpoint.identification.algorithm"
 SASL = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 

@@ -99,7 +99,7 @@ def read_file(path: str) -> bytes:
 async def run_broker(
     config: BrokerConfig, make_broker: MakeBroker, make_runtime: Callable[[], Runtime], options: Options
 ) -> int:
-    """Start the broker, print its address, wait for a signal, the end of the parent or a failure, and stop the broker.
+    """Start the broker and print its address. Stop the broker after a signal, a failure or the end of the parent.
 
     Return the exit code. A second signal ends the process immediately, as in a crash. The next start then recovers the
     log.
@@ -116,7 +116,7 @@ async def run_broker(
         from tidelog.cli.parent import watch_parent
 
         watch_parent(loop, options.parent_pipe, on_orphaned)
-    # If a program started this broker as its child, the program chose host, port and data directory in Python code.
+    # A parent that is not a supervisor is a program that chose host, port and data directory in Python code.
     remedies = ON_THE_COMMAND_LINE if options.parent_pipe is None or options.is_supervised else IN_PYTHON
     fail = partial(print_failure, node_id=config.node_id if options.is_supervised else None)
     runtime = make_runtime()
@@ -126,7 +126,7 @@ async def run_broker(
         stop_task = loop.create_task(stop_requested.wait())
         await asyncio.wait((start_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
         if not start_task.done():
-            # A signal arrived while the broker was recovering its log or was waiting for a lease. Stop without
+            # The stop was requested while the broker was recovering its log or was waiting for a lease. Stop without
             # waiting for the end of the start, because the next start can repeat the recovery. But wait until the
             # broker has released the resources of the start, because this needs the runtime.
             await cancel_and_wait(start_task)

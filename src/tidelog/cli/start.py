@@ -12,9 +12,8 @@ from typing import NamedTuple
 from tidelog.cli.logs import LEVELS
 
 FAILED, WRONG_USAGE = 1, 2
-"""Exit codes: the broker failed; the command line is malformed. 0 means that a signal or the end of the parent
-process stopped the broker. If a second signal ends the broker immediately, the exit code is 128 + the signal's
-number."""
+"""Exit codes. 1: the broker failed. 2: the command line is malformed. 0: a signal or the end of the parent process
+stopped the broker. 128 + the number of a signal: it was the second signal, and ended the broker immediately."""
 
 FLAGS = {
     "--config": "FILE",
@@ -42,7 +41,7 @@ FOREIGN_OPTIONS = {
     **dict.fromkeys(("--nodes", "--replicas", "-n"), "--brokers"),
     "-c": "--config",
 }
-"""For each of these options of other brokers and other commands: our flag with the same meaning."""
+"""Options of other brokers and other commands -> our flag for the same purpose."""
 
 
 class MisusedError(Exception):
@@ -55,7 +54,8 @@ class Options(NamedTuple):
     """Kafka's setting name -> value, from `--set`, `--data` and `--listen`."""
     log_level: str
     parent_pipe: int | None
-    """The read end of a pipe. The parent process holds the write end. The broker stops when the parent has ended."""
+    """The read end of a pipe, from one of HIDDEN_FLAGS. The parent process holds the write end. The broker stops when
+    the parent has ended."""
     brokers: int | None = None
     """Number of brokers that a supervisor runs; None means that this process is one broker."""
     json: bool = False
@@ -65,7 +65,7 @@ class Options(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the broker, or the brokers, until SIGTERM or SIGINT and return the exit code.
+    """Run the broker or brokers until a signal, a failure or the end of the parent stops them. Return the exit code.
 
     Every failure is one line on stderr.
     """

@@ -38,13 +38,14 @@ RESTART_MAX_S = 30.0
 HEALTHY_S = 60.0
 """A broker that has served for this long is started again after the shortest pause."""
 STOP_S = 60.0
-"""A broker that has not stopped after this time is killed. A clean stop takes at most about 15 s and the time to sync
-the logs."""
+"""A broker that has not stopped after this time is killed. A clean stop takes at most about 15 s plus the time to
+sync the logs."""
 
 
 class Leases(Protocol):
     """The part of `BrokerLeases` that the supervisor uses."""
 
+    async def prepare(self) -> None: ...
     async def controller(self) -> int | None: ...
     async def end(self, number: int, directories: Sequence[str]) -> None: ...
 
@@ -177,13 +178,15 @@ class Supervisor:
         self._stop_requested = asyncio.Event()
         self._stopping = False
         self._all_failed = False
+        self._preparation: asyncio.Future[None] | None = None
+        """The call of `Leases.prepare`, which begins when all brokers serve for the first time."""
         self._reading_end, self._writing_end = os.pipe()
 
     async def run(self) -> int:
         """Start the brokers. Return the exit code when all of them have ended.
 
         The first stop signal stops all brokers cleanly, and the second one kills them. The exit code is 0 if a signal
-        stopped the brokers and every broker stopped cleanly.
+        or the end of the parent stopped the brokers, and the last exit code of every broker was 0.
         """
         restore_signals = handle_stop_signals(self._stop_requested, logger, self._kill_all)
         if self._parent_pipe is not None:
@@ -201,6 +204,8 @@ class Supervisor:
             await self._stop_all()
             await asyncio.gather(*keepers)
         finally:
+            if self._preparation is not None:
+                self._preparation.cancel()
             self._kill_all()
             os.close(self._reading_end)
             os.close(self._writing_end)
@@ -238,7 +243,7 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._reading_end],
-            start_new_session=True,  # a terminal's Ctrl-C and hang-up reach only this process
+            start_new_session=True,  # a terminal's Ctrl-C and hang-up reach only the supervisor
         )
         child.process = process
         if self._stopping:
@@ -262,6 +267,8 @@ class Supervisor:
         all_serving = [other.serving for other in self._children if other.serving is not None]
         if len(all_serving) == len(self._children):
             self._reporter.ready(all_serving)
+            if self._preparation is None:
+                self._preparation = asyncio.ensure_future(self._leases.prepare())
         return time.monotonic()
 
     def _no_broker_works(self) -> bool:
@@ -298,9 +305,9 @@ class Supervisor:
 
 
 def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
-    """Send a signal to a process, unless the event loop has noticed its end.
+    """Send a signal to a process. Do nothing if the event loop has already collected the process's exit code.
 
-    Methods of `process` are not used, because they may collect the exit code, which asyncio then reports as 255.
+    Methods of `process` are not used, because they may collect the exit code; asyncio then reports 255 instead.
     """
     with suppress(ProcessLookupError):
         os.kill(process.pid, number)

@@ -15,7 +15,7 @@ from tidelog.model.addresses import host_port_text
 
 logger = logging.getLogger("tidelog.supervisor")
 
-BOLD, GREEN, UNQUOTED = "\x1b[1m", "\x1b[32m", "\x1b[0m"
+BOLD, GREEN, RESET = "\x1b[1m", "\x1b[32m", "\x1b[0m"
 
 
 class ServingBroker(NamedTuple):
@@ -98,11 +98,11 @@ class LineReporter:
 
 
 def bold(text: str) -> str:
-    return f"{BOLD}{text}{UNQUOTED}" if has_colour() else text
+    return f"{BOLD}{text}{RESET}" if has_colour() else text
 
 
 def green(text: str) -> str:
-    return f"{GREEN}{text}{UNQUOTED}" if has_colour() else text
+    return f"{GREEN}{text}{RESET}" if has_colour() else text
 
 
 def has_colour() -> bool:

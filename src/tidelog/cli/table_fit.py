@@ -3,12 +3,12 @@
 These steps are done in this order, until the table fits:
 
 1. Texts and titles of several words are broken between their words, into lines that are at least `NAME_WIDTH_MIN`
-wide. Only in a column that `breaks` may a word be split.
+wide. A word may be split only if its column `breaks`, or if it is a long list of numbers.
 
 2. A column with the same value in every row is removed, and its title and value are printed above the table.
 
-3. Columns with a positive `spare` are left out. The column with the highest `spare` is left out first; of columns
-with equal `spare`, the rightmost one.
+3. Columns with a positive `spare` are left out. The column with the highest `spare` is left out first. Of columns
+with equal `spare`, the rightmost one is left out first.
 
 4. The rows are printed as blocks instead of a table (`cli.blocks`), with all columns.
 
@@ -46,7 +46,7 @@ class TableFit(NamedTuple):
     full_width: int
     """The smallest width, in cells, at which the table shows all its columns."""
     as_blocks: bool = False
-    """Whether the rows do not fit as a table, and are printed as blocks."""
+    """Whether the rows are printed as blocks, because they do not fit as a table."""
 
 
 def fit(table: Table, width: int) -> TableFit:
@@ -113,8 +113,8 @@ def above_lines(table: Table, fitted: TableFit, width: int) -> list[str]:
 def titled_lines(titled_texts: Sequence[tuple[str, str]], width: int) -> list[str]:
     """Return lines. Each line has as many texts as fit, and each text follows its title.
 
-    A text that is wider than a line has lines of its own, and is broken between its words. Only a line with a single
-    long word may be wider.
+    A text that does not fit into one line with its title begins on a new line, and is broken between its words. Only a
+    line with a long word may be wider than `width`.
     """
     lines: list[str] = []
     for title, text in titled_texts:
@@ -144,7 +144,7 @@ def left_out_text(table: Table, fitted: TableFit) -> str:
 
 
 def wrap_lines(text: str, width: int) -> list[str]:
-    """Return the lines of the text on a terminal."""
+    """Return the lines of the text on a terminal that is `width` cells wide."""
     from rich.console import Console
     from rich.text import Text
 
@@ -220,7 +220,7 @@ def cell_width(text: str) -> int:
 def shorten(text: str, width: int) -> str:
     """Shorten a text to at most `width` cells. The middle is removed, because names usually differ at their ends.
 
-    A Chinese character occupies two cells, so the result may be one cell narrower.
+    A Chinese character occupies two cells, so the result may be up to two cells narrower than `width`.
     """
     if cell_width(text) <= width:
         return text

@@ -24,9 +24,9 @@ class Column(NamedTuple):
     """Whether the texts are aligned to the right, as numbers are."""
     style: str | None = None
     spare: int = 0
-    """Order in which columns are left out of a narrow table: the column with the highest value first. 0 means that
-    the rows are printed as blocks instead. A negative value means that the column also remains in a table of
-    one-line rows."""
+    """Order in which columns are left out of a table that is too wide: the column with the highest value first. Columns
+    with 0 stay: if they do not fit, the rows are printed as blocks. Only if each row must remain one line
+    (`Table.shorten`), columns with 0 are left out, too; columns with a negative value remain."""
     breaks: bool = False
     """Whether a word may be split over several lines. In other columns, for example of names, words are never split."""
 
@@ -75,7 +75,7 @@ def _encoder(indent: int | None, ensure_ascii: bool) -> json.JSONEncoder:
 
 
 NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
-"""Matches characters that are not printable ASCII or a line feed. JSON allows such characters only inside strings."""
+"""Matches every character except printable ASCII and the line feed. Our JSON has such characters only in strings."""
 
 
 def _printable_or_escape(match: re.Match[str]) -> str:
@@ -134,7 +134,7 @@ def print_table(table: Table) -> None:
     """
     if sys.stdout.isatty():
         screen = console()
-        # Without crop, the terminal itself wraps a name that is wider than the terminal, so that it can be copied.
+        # crop=False: the terminal itself wraps a name that is wider than the terminal. So the whole name can be copied.
         screen.print(rich_table(table, screen.width), crop=False)
         return
     if table.title:
@@ -255,7 +255,7 @@ def count(number: int) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: 1 record, 0 records, 1,204,000 records.
 
-    `plural` is the plural of a noun that does not end in -s: batches.
+    `plural` is needed only if the plural is not the noun with an -s: batches.
     """
     return f"{count(number)} {noun if number == 1 else plural or noun + 's'}"
 

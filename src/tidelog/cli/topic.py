@@ -201,9 +201,7 @@ def list_topics(
 
 
 def records_json(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets) -> dict[str, int]:
-    """Return the number of records, and the number of partitions that are not included in it because their offsets
-    are unknown.
-    """
+    """Return the number of records in partitions whose offsets are known, and the number of the other partitions."""
     partition_offsets = [known_offsets.offsets.get((topic.name, part.partition)) for part in topic.partitions]
     return {
         "records": sum(offsets.records for offsets in partition_offsets if offsets is not None),
@@ -212,7 +210,9 @@ def records_json(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets)
 
 
 def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> Table:
-    """Return the table of topics. "12+" records means 12 without some partitions whose offsets could not be read."""
+    """Return the table of topics. "12+" means that the offsets of some partitions could not be read. The other
+    partitions have 12 records.
+    """
     columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True, spare=1), Column("Records", True)]
     rows = []
     for topic in topics:
@@ -280,8 +280,8 @@ def describe(
 
 
 def replicas_by_partition(client: "Client", topics: list[str]) -> dict[cluster.TopicAndPartition, PartitionReplicas]:
-    """Return the replicas and their state. The result is empty if a topic was deleted in the meantime or must not be
-    described.
+    """Return the replicas and their state. The result is empty if a request fails, for example because a topic was
+    deleted in the meantime or must not be described.
     """
     try:
         partitions = read_partitions(client, topics) if topics else []
@@ -417,8 +417,8 @@ def add_partitions(
 
     Existing records remain in their partitions. New records of a key may
     be written to another partition than existing records of the same key.
-    After the change, brokers do not find their existing state in an internal
-    topic, so its partitions are changed only with --internal.
+    After the change, brokers do not find most of their existing state in an
+    internal topic, so its partitions are changed only with --internal.
 
     Examples:
 
@@ -429,7 +429,8 @@ def add_partitions(
         if not internal:
             refuse_internal(
                 [topic],
-                "with more partitions, brokers would not find most of it; nothing was changed; --internal changes it",
+                "with more partitions, brokers would not find most of this state; nothing was changed; "
+                "--internal changes the topic",
             )
         current = len(topic.partitions)
         if total <= current:
@@ -455,8 +456,8 @@ def configure(
 ) -> None:
     """Change a topic's settings, then show them.
 
-    Without --set and --unset, the command only shows them. A setting of
-    --unset that was not set is reported; this is no error.
+    Without --set and --unset, the command only shows them. If --unset names
+    a setting that is not set, the command reports this and does not fail.
 
     Examples:
 
@@ -490,7 +491,7 @@ def settings_to_unset(client: "Client", topic: str, names: list[str]) -> list[st
 
     topic_settings = {setting.name: setting for setting in cluster.settings(client, topic)}
     for name in names:
-        # Kafka does not list every setting that is not set, so a known name that is missing is not an error.
+        # Kafka lists only some of the settings that are not set, so a known name that is missing is no error.
         if name not in topic_settings and name not in TOPIC_KEYS:
             raise CommandError(f"there is no topic setting {name}{setting_hint(name, topic_settings)}")
     own_names = []
@@ -507,8 +508,8 @@ def settings_to_unset(client: "Client", topic: str, names: list[str]) -> list[st
 def setting_hint(name: str, known_names: Iterable[str]) -> str:
     """Return a suggestion that is appended to the error for an unknown setting; empty if there is no suggestion.
 
-    If `name` is a broker setting that is the default of a topic setting, this topic setting is suggested; otherwise
-    the most similar name.
+    If `name` is the broker setting from which a topic setting takes its default, this topic setting is suggested.
+    Otherwise the most similar of `known_names` is suggested.
     """
     from tidelog.config.keys import TOPIC_KEYS, nearest
 

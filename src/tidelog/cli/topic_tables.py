@@ -25,8 +25,8 @@ def partitions_table(
     offsets: dict[cluster.TopicAndPartition, cluster.Offsets],
     replicas: Mapping[cluster.TopicAndPartition, PartitionReplicas] = {},
 ) -> Table:
-    """Return the table of partitions. The columns ELR and State are shown only if they are not empty for at least
-    one partition.
+    """Return the table of partitions. Each of the columns ELR and State is shown only if at least one partition has a
+    value for it.
     """
     columns = [
         Column("Partition", True),

@@ -1,7 +1,7 @@
 """Poll a cluster in a thread while the caller shows the results, even during an outage of the cluster.
 
-One request may wait up to `ANSWER_MS` for an answer. The caller does not wait for the request: it can report the
-duration of the outage, and it can stop immediately.
+One request may wait up to `cli.connection.ANSWER_MS` for an answer. The caller does not wait for the request, so it
+can report the duration of the outage meanwhile, and it can stop immediately.
 """
 
 import threading
@@ -17,8 +17,8 @@ from tidelog.cli.errors import CommandError, NoAnswerError
 T = TypeVar("T")
 
 PATIENCE_S = 3.0
-"""A request that takes longer than this, in seconds, is reported as an outage. If the previous request took more
-than half of this time, the limit is twice the previous duration instead."""
+"""A request that takes longer than this, in seconds, is reported as an outage. If the last successful request took more
+than half of this time, the limit is twice the duration of that request instead."""
 
 
 class PollResult(NamedTuple, Generic[T]):
@@ -35,7 +35,7 @@ class NoAnswerPeriod(NamedTuple):
     since_s: float
     """The time at which the last successful call ended, on the monotonic clock."""
     error: CommandError | None
-    """The reason why the last call failed; None while a call is still running."""
+    """The reason why the last call failed; None if it succeeded, and the current call has been running for too long."""
 
     def text(self, bootstrap: str, seconds: str) -> str:
         """Return the message. `seconds` is the duration of the outage as text."""

@@ -47,15 +47,15 @@ def parse_time_ms(text: str, now: datetime) -> int:
 
     `now` is the current local time, without a zone. A time in `text` that has no zone is local time.
 
-    Accepts a duration with or without "ago", now, today, yesterday, an ISO 8601 date or time, and milliseconds since
-    the epoch (11 to 18 digits). A time before the epoch becomes 0: no record is older, and in ListOffsets a negative
-    timestamp has a special meaning. Raises NotATimeError.
+    Accepts the words "now", "today" and "yesterday", a duration with or without "ago", an ISO 8601 date or time, and
+    milliseconds since the epoch (11 to 18 digits). A time before the epoch becomes 0: no record is older, and in
+    ListOffsets a negative timestamp has a special meaning. Raises NotATimeError.
     """
     return max(_since_epoch_ms(text, now), 0)
 
 
 def _since_epoch_ms(text: str, now: datetime) -> int:
-    """Return milliseconds, negative before the epoch. Raises NotATimeError."""
+    """Do the work of `parse_time_ms`, but return a negative number for times before the epoch. Raises NotATimeError."""
     words = text.strip()
     lowered = words.lower()
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -79,8 +79,8 @@ def _since_epoch_ms(text: str, now: datetime) -> int:
 
 
 def epoch_ms(moment: datetime) -> int:
-    """Return milliseconds since the epoch, rounded down. A time without a zone is local time; its date decides
-    whether it is summer time.
+    """Return milliseconds since the epoch, rounded down. A time without a zone is local time, and its date decides
+    whether summer time applies.
     """
     return (moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 

@@ -133,7 +133,7 @@ class AsyncLink:
             self._stream.abort()
 
     def drained(self) -> None:
-        """Do nothing: the number of requests that wait for their responses limits the backlog."""
+        """Do nothing. `post` never waits for the backlog: the caller limits the number of requests in progress."""
 
     def closed(self, error: OSError | None) -> None:
         self.open = False

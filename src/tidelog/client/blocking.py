@@ -40,15 +40,17 @@ Ticket: TypeAlias = tuple[Link, int] | ClientError
 """A sent request (its link and number), or the reason why it could not be sent."""
 
 OUTAGE_NOTICE_AFTER_S = 5.0
-"""If a call has taken this many seconds, and the last attempt reached no broker, the client reports the outage once.
-The call continues to try. The restart of a broker takes less time."""
+"""If a call has taken this many seconds, and its last attempt could not reach a broker, the client reports an outage
+(only once), and the call continues to try. A broker restarts in less time, so a restart is usually not reported."""
 JITTER = 0.2
 """Pauses vary randomly by this fraction in both directions, so that clients that failed at the same time do not
 retry at the same time."""
 
 
 class ClientConfig(NamedTuple):
-    """The client's settings. If Kafka's client has the same setting, the name and the default are Kafka's."""
+    """The client's settings. If Kafka's client has the same setting, the name is Kafka's, and so is the default, except
+    for `client_id`.
+    """
 
     client_id: str = "tidelog"
     request_timeout_ms: int = 30_000
@@ -141,8 +143,8 @@ class Client:
         config: ClientConfig | None = None,
         report_outage: Callable[[str], None] | None = None,
     ) -> None:
-        """`report_outage` is called once, with a text for users, when a call continues to try although no broker
-        answers (see OUTAGE_NOTICE_AFTER_S).
+        """`report_outage` is called with a text for users, at most once, when a call continues to try although it
+        cannot reach a broker (see OUTAGE_NOTICE_AFTER_S).
         """
         seeds = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else list(bootstrap)
         self.config = config or ClientConfig()
@@ -164,8 +166,8 @@ class Client:
         self._links.clear()
 
     def topics(self, names: Sequence[str], *, create: bool = False) -> dict[str, Topic]:
-        """Return the topics, as requested from the cluster now. Raises UnknownTopicOrPartition for a topic that does
-        not exist.
+        """Request the topics from the cluster, not from the cache, and return them. Raises UnknownTopicOrPartition for
+        a topic that does not exist.
 
         With `create`, a missing topic is created, if the broker creates topics on demand.
         """
@@ -181,8 +183,8 @@ class Client:
         return self._run(operations.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Fetched:
-        """Fetch record batches of one partition. The view `records` is valid until the client's next call, except
-        calls of `start_fetch` and `start_produce`.
+        """Fetch record batches of one partition. The view `records` is valid until the client's next call other than
+        `start_fetch` and `start_produce`.
 
         Returns `operations.THROTTLED` if the client is over its fetch quota. Raises OffsetOutOfRange.
         """

@@ -1,7 +1,8 @@
 """A lasting connection to one broker, for followers, forwarded requests and simulated clients.
 
 The connection is opened when a request needs it, and opened again after a failure, at growing intervals. Several
-requests may be in flight at the same time. It uses the network of any runtime, so it also works in the simulator.
+requests may be in flight at the same time. A channel uses the network of any runtime, so it also works in the
+simulator.
 """
 
 import asyncio
@@ -32,7 +33,9 @@ NO_BACKOFF = Backoff(0, 0)
 
 
 class ChannelConfig(NamedTuple):
-    """The settings of a channel. If Kafka's client has the same setting, the default is Kafka's."""
+    """The settings of a channel. If Kafka's client has the same setting, the default is Kafka's, except for
+    `client_id`.
+    """
 
     client_id: str = "tidelog"
     request_timeout_ms: int = 30_000
@@ -53,7 +56,7 @@ class ChannelState(enum.Enum):
     """There is no connection. The next request opens one."""
     CONNECTED = "connected"
     UNREACHABLE = "unreachable"
-    """The last attempt to connect failed. A request waits for the end of the pause and tries again."""
+    """The last attempt to connect failed. The next request waits for the end of the pause, and connects again."""
     CLOSED = "closed"
 
 
@@ -93,9 +96,9 @@ class Channel:
         """Send a request and return its response, which must be of the class `kind`.
 
         `records` fields of the response are views of the received bytes. `timeout_ms` replaces `request_timeout_ms`.
-        If the time passes after the request was sent, the connection is closed, because later responses would wait
-        behind the missing one. Raises BrokerUnreachable, BrokenProtocol and ApiNotSupported. After BrokenProtocol,
-        and after BrokerUnreachable if its `was_sent` is true, the broker may have executed the request.
+        If the time passes after the request was sent, the connection is closed, because later responses would arrive
+        only after the missing response. Raises BrokerUnreachable, BrokenProtocol and ApiNotSupported. After
+        BrokenProtocol, and after BrokerUnreachable if its `was_sent` is true, the broker may have executed the request.
         """
         if self._requests >= self._config.requests_max:
             raise BrokerUnreachable(self.address, f"{self._requests} requests wait for it already", was_sent=False)

@@ -37,8 +37,8 @@ class Topic(NamedTuple):
 
 
 class Cluster:
-    """The cache of brokers and topics. An entry may be out of date. If a broker's response shows that, callers
-    remove the entry with `forget`.
+    """The cache of brokers and topics. The entry of a topic may be out of date. Callers remove it with `forget` if a
+    broker's response shows this.
     """
 
     def __init__(self, seeds: list[Address]) -> None:

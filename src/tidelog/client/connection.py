@@ -2,11 +2,13 @@
 the requests.
 
 Pure: the owner of the socket sends and receives the bytes. The first exchange on a connection is the greeting, an
-ApiVersions request that asks for the broker's versions (KIP-35, KIP-511).
+ApiVersions request. It asks for the broker's versions: the versions of each API that the broker accepts (KIP-35,
+KIP-511).
 """
 
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -27,7 +29,7 @@ SIZE_BYTES = 4
 BETWEEN_BROKERS = (58,)
 """The keys of the APIs (Envelope) that brokers serve only to other brokers, and do not offer to clients."""
 NEWEST = 32767
-"""Value of `version_max` that sets no limit: the newest version is used that both sides support."""
+"""Value of `version_max` that sets no limit: the newest version that both sides support is used."""
 
 
 class VersionRange(NamedTuple):
@@ -97,7 +99,8 @@ class ClientConnection:
         """Return the frame of a request that expects a response, in pieces. Record data is a separate piece, so that
         it is not copied.
 
-        Raises ApiNotSupported if no version that both sides support can express the request.
+        Raises ApiNotSupported if the sides support no common version up to `version_max`, or if the highest common
+        version cannot express the request.
         """
         return self._frame(request, self.version_for(type(request), version_max))
 
@@ -126,8 +129,8 @@ class ClientConnection:
         return self._frame(request, version)
 
     def _decode_greeting(self, frame: Buffer) -> Message:
-        """Decode the response. A broker that does not know the request's version answers in version 0. All versions
-        begin with the error code.
+        """Decode the response. A broker that does not know the request's version answers in version 0. In all versions,
+        the error code follows the correlation id, which is as long as a size field.
         """
         if frame[SIZE_BYTES : SIZE_BYTES + 2] == ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big"):
             self._expected[0] = self._expected[0]._replace(version=0)
@@ -146,6 +149,7 @@ class ClientConnection:
         return [size.to_bytes(SIZE_BYTES, "big") + head, *pieces]
 
 
+@cache
 def response_class(api_key: int) -> type[Message]:
     api = APIS[api_key]
     module = import_module(f"tidelog.wire.messages.{api.module}")

@@ -45,9 +45,8 @@ TEMPORARY_CODES = frozenset(
 def retry_temporary_failures(
     backoff: Backoff, keys: Iterable[K], attempt: Callable[[list[K]], Operation[Results[K, V]]]
 ) -> Operation[Results[K, V]]:
-    """Return the result of `attempt` for each key. Keys with a temporary failure are attempted again, up to
-    ATTEMPTS_MAX times in total and until the call would time out. If the last attempt also fails, the result is its
-    failure.
+    """Return the result of `attempt` for each key. A key with a temporary failure is attempted again, unless it was
+    attempted ATTEMPTS_MAX times, or the call would time out. If the last attempt fails, too, the result is its failure.
     """
     results: Results[K, V] = {}
     remaining = list(dict.fromkeys(keys))
@@ -84,7 +83,7 @@ def ask_each(
 
 
 def brokers(cluster: Cluster, backoff: Backoff) -> Operation[Mapping[int, Address]]:
-    """Return every broker's address by its id, as requested from the cluster now. Raises GaveUp when no broker
+    """Request the brokers from the cluster, and return their addresses by their ids. Raises GaveUp when no broker
     answers in time.
     """
     attempt = 0

@@ -1,6 +1,6 @@
-"""Errors between a client and its brokers. Error codes are not among them.
+"""Errors between a client and its brokers.
 
-An error code in a broker's response is a `tidelog.wire.errors.ApiError`.
+Error codes in a broker's response are not among them: `tidelog.wire.errors.ApiError` carries an error code.
 """
 
 from tidelog.client.cluster import Address
@@ -11,7 +11,9 @@ class ClientError(Exception):
 
 
 class Unreachable(ClientError):
-    """No broker answers at present. Another attempt may succeed, because brokers restart."""
+    """A certain broker, or every known broker, does not answer at present. Another attempt may succeed, because brokers
+    restart.
+    """
 
     remedy = ""
     """Advice for the user about this failure, usually a setting to change; empty if there is no advice. The error's
@@ -24,7 +26,9 @@ class BrokerUnreachable(Unreachable):
     """
 
     def __init__(self, address: Address, reason: str, remedy: str = "", *, was_sent: bool = True) -> None:
-        """`was_sent`: the request may have been sent."""
+        """If `was_sent` is False, the request was certainly not sent. Only `Channel` passes False; callers that do not
+        distinguish the two cases leave it True.
+        """
         super().__init__(f"broker {address} cannot be reached: {reason}" + (f"; {remedy}" if remedy else ""))
         self.address = address
         self.remedy = remedy
@@ -40,7 +44,9 @@ class BrokenProtocol(ClientError):
 
 
 class ApiNotSupported(ClientError):
-    """The broker and this client support no common version of an API, or no common version has the request's fields."""
+    """The broker and this client support no common version of an API, or their highest common version does not have the
+    request's fields.
+    """
 
 
 class GaveUp(ClientError):

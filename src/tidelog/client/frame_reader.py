@@ -38,8 +38,8 @@ class FrameReader:
         return memoryview(self._large)[self._filled_bytes : self._large_bytes]
 
     def received(self, count: int) -> list[Buffer]:
-        """Process `count` bytes that were stored at the start of the last `get_buffer`. Return the frames that are
-        complete now, without their size fields.
+        """Process `count` bytes that were stored at the start of the memory that `get_buffer` returned last. Return the
+        frames that are complete now, without their size fields.
 
         A frame stays valid as long as the caller refers to it or to a view of it. Raises BrokenProtocol for a size
         that is negative or beyond the limit.

@@ -1,4 +1,4 @@
-"""Operations on groups (see `operations`). Each group has its own result or failure.
+"""Operations on groups (see `operations`). An operation on several groups returns a result or a failure for each.
 
 A group id may be any string that a broker sends: empty, with a NUL, or not UTF-8 (see `ClientConnection.answer`).
 """
@@ -89,7 +89,7 @@ class Group(NamedTuple):
 
 
 def list_groups(cluster: Cluster, backoff: Backoff) -> Operation[GroupListing]:
-    """Return the groups of every broker, sorted by id. Raises GaveUp when no broker answers in time."""
+    """Return the groups of all brokers, sorted by group id. Raises GaveUp when no broker answers in time."""
     addresses_by_id = yield from brokers(cluster, backoff)
 
     def attempt(addresses: list[Address]) -> Operation[Results[Address, list[ListedGroup]]]:

@@ -4,8 +4,9 @@ connect.
 
 Both sides know the incarnations of brokers. These are random texts in the metadata journal, and only processes that
 can use the metadata store can read them. The incarnations are never sent. Instead, each side sends a random number,
-and both sides send a MAC of both numbers (HMAC, RFC 2104). The key of the MAC is made of the incarnations of the two
-brokers. Therefore a recorded exchange proves nothing on another connection.
+and then a MAC (HMAC, RFC 2104) of both numbers and of the other fields of the claim (see below). The key of the MAC is
+made of the incarnations of the two brokers. Because the numbers are new on each connection, a recorded exchange proves
+nothing on another connection.
 
 A broker that is not registered yet proves only that it can use the store: the key is made only of the receiver's
 incarnation. Such a connection is used only to register the broker.
@@ -37,7 +38,7 @@ MAGIC: Final = b"TLID"
 FORMAT_VERSION: Final = 1
 CLAIM, PROOF = 1, 2
 REGISTERED: Final = 1
-"""The flag of a registered sender. Its incarnation is part of the key."""
+"""The flag of a registered sender, whose incarnation is part of the key."""
 NUMBER_BYTES: Final = 16
 MAC_BYTES: Final = 32
 CLUSTER_ID_BYTES_MAX: Final = 255

@@ -59,7 +59,7 @@ class Link:
         self._early_responses: dict[int, Message] = {}
         self._throttled_until = 0.0
         self.remedy = ""
-        """Advice for the user if the broker closes the connection now; empty after the first response."""
+        """Advice for the user if the connection breaks now; empty after the first response to a request of `send`."""
         self._size_field = bytearray(SIZE_BYTES)
         self._shared_buffer = bytearray(SHARED_BUFFER_BYTES)
         try:

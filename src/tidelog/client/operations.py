@@ -2,7 +2,7 @@
 when to pause, and when to stop.
 
 An operation is a generator: it yields `AskAny`, `Ask` and `Pause`, receives the responses, and returns its result.
-It does no I/O. Therefore a test can simulate the brokers, and blocking and asynchronous programs use the same
+It does no I/O. Therefore a test can simulate the brokers, and blocking and asynchronous programs can make the same
 decisions (metadata, leaders, retries).
 """
 
@@ -114,7 +114,7 @@ class Backoff(NamedTuple):
 
 
 class FetchLimits(NamedTuple):
-    """The limits of a fetch, with the names and meanings of Kafka's consumer settings."""
+    """The limits of a fetch: fields of the Fetch request. `isolation` is its isolation level."""
 
     max_wait_ms: int = 500
     min_bytes: int = 1
@@ -187,8 +187,8 @@ def topics(cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: 
     """Request the metadata of these topics from the cluster, and return it.
 
     Raises UnknownTopicOrPartition only after UNKNOWN_TOPIC_ATTEMPTS attempts, because not every broker knows a new
-    topic immediately. Raises any other final error at the first attempt. With `create`, missing topics are created,
-    if the broker creates topics on demand.
+    topic immediately. Raises any other final error without a further attempt. With `create`, missing topics are
+    created, if the broker creates topics on demand.
     """
     retries = Retries(cluster, backoff, names)
     while True:

@@ -32,8 +32,8 @@ V = TypeVar("V")
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[Results[TopicPartition, ListedOffset]]:
-    """Return the results of `operations.list_offsets`. A partition that fails has its failure in place of the
-    offset.
+    """Return the offset that `operations.list_offsets` returns for each partition. If a partition fails, its failure is
+    returned in place of the offset.
     """
 
     def attempt(remaining: list[TopicPartition]) -> Operation[Results[TopicPartition, ListedOffset]]:
@@ -65,8 +65,8 @@ def fetch(
 ) -> Operation[Results[TopicPartition, Fetched]]:
     """Fetch record batches of each partition from its offset on, in one attempt.
 
-    If `limits` are too small for all partitions, a broker returns records of the partitions that are listed first in
-    `positions`.
+    If the records of all partitions together exceed `limits`, a broker returns records of the partitions that are
+    listed first in `positions`.
     """
     results: Results[TopicPartition, Fetched] = {}
     by_leader = yield from leaders(cluster, positions, results)
@@ -86,7 +86,7 @@ def fetch(
         if answer.error_code:
             results |= dict.fromkeys(partitions, error_for(answer.error_code, error_name(answer.error_code)))
             continue
-        # The response to a client over its quota contains no partitions.
+        # The response to a client over its quota contains no partitions. So a missing partition counts as throttled.
         results |= dict.fromkeys(partitions, THROTTLED)
         for topic in answer.responses:
             name = names.get(TopicId(topic.topic_id), topic.topic) if uses_topic_ids else topic.topic
@@ -112,8 +112,8 @@ def complete(
 def leaders(
     cluster: Cluster, partitions: Iterable[TopicPartition], failures: Results[TopicPartition, V]
 ) -> Operation[dict[Address, list[TopicPartition]]]:
-    """Return the partitions grouped by their leaders' addresses. Some partitions have no leader, and a broker may
-    answer with an error for a topic. Their failures are added to `failures`.
+    """Return the partitions grouped by their leaders' addresses. If a partition has no leader, or the metadata of its
+    topic cannot be obtained, the failure is added to `failures` instead.
     """
     requested = list(partitions)
     unknown = list(dict.fromkeys(tp.topic for tp in requested if cluster.leader(tp) is None))

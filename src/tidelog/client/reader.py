@@ -81,23 +81,23 @@ class Reader:
         self.positions: dict[TopicPartition, int] = {}
         """Offset of the next record to read, by partition."""
         self.failures: dict[TopicPartition, Failure] = {}
-        """The failures of partitions whose last fetch failed and will be repeated, by partition."""
+        """By partition: the failure of its last fetch. Contains only partitions whose fetch will be repeated."""
         self._attempts: dict[TopicPartition, int] = {}
         self._not_before_s: dict[TopicPartition, float] = {}
 
     def unreachable(self) -> bool:
-        """Return whether no partition could be read at the last attempt because brokers were unreachable."""
+        """Return whether the last fetch of every partition failed because brokers were unreachable."""
         return bool(self.positions) and all(isinstance(self.failures.get(tp), Unreachable) for tp in self.positions)
 
     def due_in_s(self, now_s: float) -> float:
-        """Return the seconds until `poll` may fetch a partition again. The result is 0 unless every partition waits
-        after a failure.
+        """Return the seconds until `poll` may fetch at least one partition. If every partition waits after a failure,
+        this is the shortest remaining wait, otherwise 0.
         """
         return max(0.0, min((self._not_before_s.get(tp, now_s) for tp in self.positions), default=now_s) - now_s)
 
     def poll(self, now_s: float) -> list[Event]:
-        """Fetch once and return the events. Waits for records up to `max_wait_ms` of the limits. Does not fetch, and
-        returns no events, if every partition waits after a failure.
+        """Fetch once and return the events. Waits for records up to `max_wait_ms` of the limits. If every partition
+        waits after a failure, this method does not fetch and returns no events.
 
         The records of a partition are in the order of their offsets.
         """
@@ -154,10 +154,10 @@ class Reader:
 
     def _reset_position(self, tp: TopicPartition, now_s: float) -> list[Event]:
         """Set a position that is out of range to the nearest offset of the log, and return the event. If the log's
-        offsets cannot be listed, store this as the partition's failure.
+        offsets cannot be listed, handle the error like a failed fetch.
 
-        There are two cases. The log starts after the position, because old records were deleted. Or the log ends
-        before the position, because records were lost in an unclean leader election.
+        There are two cases. Either the log starts after the position, because old records were deleted. Or it ends
+        before the position, for example because records were lost in an unclean leader election.
         """
         position = self.positions[tp]
         target = position
@@ -200,11 +200,11 @@ class Reader:
 
 
 def whole_batches(records: memoryview, check_crcs: bool) -> tuple[list[BatchHeader], MalformedMessage | None]:
-    """Return the headers of the complete batches up to the first damage, and an error for the damage, whose text
-    contains the offset.
+    """Return the headers of the complete batches before the first damage, and an error that describes the damage;
+    None if there is no damage.
 
-    The last batch of a fetch may be truncated. It is then omitted. There is damage if the bytes are not a sequence
-    of batches, or if a checksum is wrong.
+    If the last batch of a fetch is truncated, it is omitted. There is damage if the bytes are not a sequence of batches
+    in the supported format, or, with `check_crcs`, if a checksum is wrong.
     """
     headers: list[BatchHeader] = []
     position = expected_offset = 0

@@ -62,23 +62,26 @@ _NO_TLS_REASONS = (
 )
 """Parts of OpenSSL's error texts. Each of them suggests that the peer does not use TLS."""
 _HOST_NAME_MISMATCH, _ADDRESS_MISMATCH = 62, 64
-"""OpenSSL's codes of errors for a certificate that belongs to another host."""
+"""OpenSSL's error codes for a certificate that belongs to another host."""
 
 
 def tls_failure(host: str, error: OSError) -> str:
-    """Return the text for a failed TLS handshake (an `ssl.SSLError`). It names the setting that may have to change,
-    if the error suggests one.
+    """Return the text for a failed TLS handshake (an `ssl.SSLError`). If the error suggests that a setting has to
+    change, the text names this setting.
     """
     openssl_reason = str(getattr(error, "reason", None) or error)
     text = f"the TLS handshake with broker {host} failed: {getattr(error, 'verify_message', '') or openssl_reason}"
     verify_code = getattr(error, "verify_code", 0)
     if verify_code in (_HOST_NAME_MISMATCH, _ADDRESS_MISMATCH):
         return (
-            f"{text}; use a name of the certificate as the broker's address, or set "
+            f"{text}; connect to the broker by a name that its certificate contains, or set "
             "ssl.endpoint.identification.algorithm=none"
         )
     if verify_code:
-        return f"{text}; set ssl.ca.location to the certificate of an authority that signed the broker's certificate"
+        return (
+            f"{text}; if this system does not trust the authority that signed the broker's certificate, set "
+            "ssl.ca.location to a certificate of this authority"
+        )
     if "CERTIFICATE_REQUIRED" in openssl_reason:
         return f"{text}; the broker asks for a certificate: set ssl.certificate.location and ssl.key.location"
     if any(reason in openssl_reason for reason in _NO_TLS_REASONS):
@@ -90,8 +93,9 @@ class TlsFiles(NamedTuple):
     """The certificates and keys for a TLS context; each field may be None."""
 
     authorities_file: str | None = None
-    """A PEM file, or a directory, of CA certificates. None means the system's CA certificates."""
+    """A PEM file with CA certificates, or a directory of them."""
     authorities_pem: str | None = None
+    """CA certificates as PEM text. If this and `authorities_file` are None, the system's CA certificates are used."""
     certificate_file: str | None = None
     key_file: str | None = None
     key_password: str | None = None
@@ -146,8 +150,8 @@ def credentials_refusal(sasl: Sasl) -> str | None:
 
 
 def sasl_messages(sasl: Sasl, nonce: str) -> Generator[bytes, bytes, None]:
-    """Yield the client's SASL messages. The caller passes the broker's response to each message to the generator's
-    `send`.
+    """Yield the client's SASL messages. After each message, the caller passes the broker's response to `send` of the
+    generator.
 
     `nonce` is fresh randomness in printable ASCII without a comma. Raises AuthenticationFailed.
     """

@@ -10,8 +10,8 @@ CONTROL_ABORT = 0
 
 
 def visible_batches(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) -> Iterator[BatchHeader]:
-    """Yield the batches whose records a reader returns: no control batches and, with read_committed, no batches of
-    aborted transactions.
+    """Yield the batches whose records a reader returns. Control batches are omitted. With read_committed, batches of
+    aborted transactions are omitted, too.
     """
     aborted: dict[int, None] = {}
     upcoming = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
@@ -26,8 +26,8 @@ def visible_batches(headers: Iterable[BatchHeader], fetched: Fetched, isolation:
 
 
 def _is_abort(header: BatchHeader) -> bool:
-    """Return whether a control batch is an abort marker. A control batch contains one record, whose key is a version
-    and a type of 16 bits each (KIP-98).
+    """Return whether a control batch is an abort marker. A control batch contains one record. Its key
+    consists of a version and a type, each of which has 16 bits (KIP-98).
 
     Before the key are the record's length, attributes, timestamp delta, offset delta and key length. Each of these
     fields has one byte, because the batch has only one record, which is short. Control batches are not compressed.

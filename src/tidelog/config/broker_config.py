@@ -1,7 +1,7 @@
 """The settings of one broker.
 
-Precedence, from the highest: dynamic settings of this broker, then of all brokers (altered while a broker was
-running), flags, environment variables, the file, defaults.
+Dynamic settings are those that were altered while a broker was running. Precedence, from the highest: dynamic settings
+of this broker, dynamic settings of all brokers, flags, environment variables, the file, defaults.
 """
 
 import re
@@ -38,8 +38,8 @@ FLAG_VARIABLES = {
     "TIDELOG_LOG_LEVEL": "the flag --log-level LEVEL",
     "TIDELOG_SET": "a variable for each setting, or the flag --set KEY=VALUE",
 }
-"""Variables that do not exist, although users may expect them because `tidelog start` has such flags. The value says
-what to use instead."""
+"""Variables that do not exist, although users may expect them because `tidelog start` has such flags. Each
+one maps to a text that says what to use instead."""
 SERVICE_LINK = re.compile(
     r"TIDELOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -72,8 +72,8 @@ class IgnoredName(NamedTuple):
 
 
 class BrokerConfig:
-    """The settings of one broker. Those that are read most often are typed attributes: `log.retention.ms` is
-    `log_retention_ms`.
+    """The settings of one broker. Those that are read most often are typed attributes: `num.partitions` is
+    `num_partitions`.
 
     An attribute always has the current value. `apply_dynamic` changes it in place, so callers read it each time they
     need it. `get` returns any setting.
@@ -372,7 +372,7 @@ class BrokerConfig:
                 raise InvalidValue(name, ",".join(directories), f"the directory {repeated} is named twice")
         self.check_cordoned(self.get("cordoned.log.dirs"))
         if self.get("authorizer.class.name"):
-            # If the setting were ignored, everyone could read data that its owner considers protected.
+            # If the setting were ignored, everyone could read data that the operator considers protected.
             raise InvalidValue(
                 "authorizer.class.name", self.get("authorizer.class.name"), "access control is not supported yet"
             )
@@ -444,8 +444,8 @@ def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
 
 
 def _integer_value(setting: Setting) -> int | None:
-    """Return the setting as an integer. Return None if it is not an integer; the later check of all values reports
-    that.
+    """Return the setting as an integer. Return None if it is not an integer; the later check of all values then raises
+    the error.
     """
     return parse_integer(trim(setting.text), 32)
 

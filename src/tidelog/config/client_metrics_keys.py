@@ -33,7 +33,9 @@ PATTERN_LENGTH_MAX = 1000
 
 
 def check_match(items: list[str]) -> None:
-    """Raise InvalidValue unless each item is NAME=PATTERN: one of CLIENT_PROPERTIES and a regular expression."""
+    """Raise InvalidValue unless each item is NAME=PATTERN. NAME must be one of CLIENT_PROPERTIES, and PATTERN a
+    regular expression.
+    """
     for item in items:
         name, *pattern = item.split("=")
         if name.strip() not in CLIENT_PROPERTIES or len(pattern) != 1:

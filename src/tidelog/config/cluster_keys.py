@@ -27,8 +27,9 @@ KEYS: tuple[Key, ...] = (
         "broker.session.timeout.ms",
         INT,
         "9000",
-        doc="Term of the leases in a metadata store that other processes can reach, at least 2000: after this time "
-        "without a renewal, the controller is replaced and a broker is fenced. It also bounds a controlled shutdown.",
+        doc="Term of the leases in a metadata store that other processes can reach; at least 2000. After this time "
+        "without a renewal, the controller is replaced or the broker is fenced. A controlled shutdown also takes at "
+        "most this time.",
         effect=True,
         read_only=True,
     ),
@@ -44,7 +45,8 @@ KEYS: tuple[Key, ...] = (
         "initial.broker.registration.timeout.ms",
         INT,
         "60000",
-        doc="Time within which a broker of a cluster must be registered and unfenced; otherwise its start fails.",
+        doc="Time within which a starting broker of a cluster must be registered. From then on, it must be unfenced "
+        "within the same time. Otherwise its start fails.",
         effect=True,
         read_only=True,
     ),

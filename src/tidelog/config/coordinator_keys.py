@@ -154,7 +154,8 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "classic,consumer,streams",
         ListOf(("consumer", "classic", "share", "streams"), may_be_empty=False),
-        doc="Group protocols. Without consumer, clients cannot use the consumer protocol. Other names have no effect.",
+        doc="Group protocols. If the list does not contain consumer, clients cannot use the consumer protocol. The "
+        "other names have no effect.",
         effect=True,
         read_only=True,
     ),
@@ -239,7 +240,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "5000",
         AtLeast(1),
-        doc="In a cluster: how long an answer to a group waits until the in-sync replicas have its records.",
+        doc="In a cluster, an answer to a group member waits at most this long until the in-sync replicas have the new "
+        "records of the group.",
         effect=True,
         read_only=True,
     ),
@@ -258,8 +260,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "10080",
         AtLeast(1),
-        doc="Committed offsets that no member uses are deleted after this time. It begins when a classic group "
-        "becomes empty; in other cases, with each commit.",
+        doc="Committed offsets that no member uses are deleted after this time. In a classic group without members, "
+        "the time begins when the group becomes empty. In all other cases, it begins with each commit.",
         effect=True,
         read_only=True,
     ),

@@ -56,9 +56,10 @@ class SettingDescription(NamedTuple):
 def describe_topic(
     overrides: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None
 ) -> list[SettingDescription]:
-    """Describe a topic's settings: all of them if `names` is None, else the known settings in `names`, each once.
+    """Describe a topic's settings. If `names` is None, describe all of them, otherwise each known setting in `names`
+    once.
 
-    Hidden settings are left out unless the topic sets them.
+    A hidden setting is described only if the topic sets it.
     """
     descriptions: list[SettingDescription] = []
     for key in _select_keys(TOPIC_KEYS, names, [overrides]):
@@ -110,7 +111,7 @@ def describe_client_metrics(own: Mapping[str, str], names: Iterable[str] | None)
 
 
 def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[SettingDescription]:
-    """Describe this broker's settings, including settings of single listeners that are set."""
+    """Describe this broker's settings, including those that were set for single listeners."""
     descriptions: list[SettingDescription] = []
     for key in _select_broker_keys(names, [layer for layer, _ in _broker_layers(config)]):
         synonyms = _synonyms(key.name, config)
@@ -136,8 +137,8 @@ def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | 
 
 
 def _select_broker_keys(names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
-    """Return the result of `_select_keys` for broker settings, including settings of single listeners that a layer
-    sets.
+    """Return the result of `_select_keys` for broker settings, including those that a layer sets for single
+    listeners.
     """
     if names is None:
         names = [*BROKER_KEYS, *(name for layer in layers for name in layer if name not in BROKER_KEYS)]
@@ -188,8 +189,8 @@ def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
     """Return the values of `name` and its synonyms in all layers, as the texts that were set, in the order of
     precedence.
 
-    As in Kafka, the list begins with the first value of `name` itself. Values of synonyms with a higher precedence
-    are left out.
+    As in Kafka, the list begins with the first value of `name` itself. If a value of a synonym has precedence over
+    that value, it is left out.
     """
     base = strip_listener_prefix(name)
     names = broker_synonyms(name) if base is None else (name, base)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tidelog.config.key import InvalidValue
 from tidelog.model.addresses import host_port_text
 
-WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - names them to refuse them as an address for clients
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - clients cannot connect to these addresses, so they are refused
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SUPPORTED_PROTOCOLS = ("PLAINTEXT",)
 

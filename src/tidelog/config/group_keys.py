@@ -108,7 +108,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "30000",
         AtLeast(1000),
-        doc="How long a record stays locked for the member of the share group that fetched it.",
+        doc="How long a record stays locked for the share group's member that fetched it.",
         synonyms=(("group.share.record.lock.duration.ms", 1),),
     ),
     Key(

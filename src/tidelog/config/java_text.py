@@ -28,7 +28,7 @@ def trim(text: str) -> str:
 
 
 def parse_integer(text: str, bits: int) -> int | None:
-    """Parse a trimmed text like `parseShort`, `parseInt` or `parseLong`. Returns None where these throw an
+    """Parse a trimmed text as Java's `parseShort`, `parseInt` or `parseLong` does. Returns None where these throw an
     exception.
 
     Java accepts the decimal digits of every script, but only digits that are one UTF-16 code unit.
@@ -48,7 +48,7 @@ def parse_integer(text: str, bits: int) -> int | None:
 
 
 def parse_double(text: str) -> float | None:
-    """Parse a trimmed text like `Double.parseDouble`. Returns None where it throws an exception."""
+    """Parse a trimmed text as Java's `Double.parseDouble` does. Returns None where that method throws an exception."""
     match = _DOUBLE.fullmatch(text)
     if match is None:
         return None

@@ -112,7 +112,7 @@ class OneOf(Validator):
 
 
 class OneOfIgnoringCase(OneOf):
-    """One of `values`, which must be in upper case; the accepted value may be in any case."""
+    """Accepts each of `values` in any case. The `values` themselves must be in upper case."""
 
     __slots__ = ()
 

@@ -46,8 +46,8 @@ _MECHANISM_SETTINGS = (
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
 MISSPELLING_SIMILARITY_MIN = 0.8
-"""Similarity (0 to 1) to a setting's name from which an unknown name counts as misspelt. A misspelt name in a file
-or in the environment is refused."""
+"""An unknown name counts as misspelt if its similarity (0 to 1) to a setting's name is at least this. A misspelt name
+in a file or in the environment is refused."""
 
 
 class ChangeMode(Enum):
@@ -62,7 +62,7 @@ class ChangeMode(Enum):
 
 
 _SINGLE_BROKER_SETTINGS = ("cordoned.log.dirs", "principal.builder.class")
-"""Settings that can be changed only for single brokers, in addition to all settings of SASL and TLS."""
+"""Settings that can be changed only for single brokers. `change_mode` adds settings of SASL and TLS to them."""
 _SINGLE_LISTENER_SETTINGS = (
     "ssl.key.password",
     "ssl.keystore.certificate.chain",
@@ -120,14 +120,14 @@ def is_broker_setting(name: str) -> bool:
 
 
 def broker_synonyms(name: str) -> tuple[str, ...]:
-    """Return the broker settings that supply the same default for topics as `name`, including `name`, in the order
-    of precedence: log.retention.ms, log.retention.minutes, log.retention.hours.
+    """Return `name` and the other broker settings that supply a default for the same topic setting, in the order of
+    precedence. Example: log.retention.ms, log.retention.minutes, log.retention.hours.
     """
     return _SYNONYMS.get(name, (name,))
 
 
 def check_topic_default(name: str, value: Value) -> None:
-    """Raise InvalidValue if topics do not accept this value of a broker setting that supplies their default."""
+    """Raise InvalidValue if `name` supplies a default for topics, but topics do not accept `value`."""
     topic_default = _TOPIC_DEFAULTS.get(name)
     if topic_default is None or value is None:
         return

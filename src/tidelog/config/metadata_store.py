@@ -8,7 +8,7 @@ from tidelog.model.addresses import host_port_text
 FORMS = "takes sqlite:PATH, zookeeper://HOST:PORT,.../ROOT or etcd://HOST:PORT,.../PREFIX"
 DEFAULT_PORTS = {"zookeeper": 2181, "etcd": 2379}
 DEFAULT_ROOT = "/tidelog"
-"""The root node, or the prefix of keys, if the address has no path."""
+"""The root node (ZooKeeper) or the prefix of keys (etcd) of an address without a path."""
 
 
 class StoreAddress(NamedTuple):
@@ -17,8 +17,8 @@ class StoreAddress(NamedTuple):
     servers: tuple[tuple[str, int], ...]
     """Hosts, without brackets, and ports; empty for SQLite."""
     path: str
-    """The root node, or the prefix of keys, or the absolute path of the file. For SQLite it may be empty; the file
-    is then in the first data directory."""
+    """The root node (ZooKeeper), the prefix of keys (etcd) or the absolute path of the file (SQLite). For SQLite it may
+    be empty; the file is then in the first data directory."""
 
     def __str__(self) -> str:
         if self.kind == "sqlite":
@@ -69,6 +69,6 @@ class MetadataStoreAddress(Validator):
         try:
             parse_store_address(value)
         except ValueError as error:
-            scheme, at, tail = value.rpartition("@")
-            return f"{scheme.partition('://')[0]}://{HIDDEN}@{tail}" if at else value, str(error)
+            head, at, tail = value.rpartition("@")
+            return f"{head.partition('://')[0]}://{HIDDEN}@{tail}" if at else value, str(error)
         return None

@@ -20,7 +20,7 @@ def parse_properties(text: str) -> list[Property]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number of the first line and the text of each entry. Continuation lines are joined to the first line;
+    """For each entry, yield the number of its first line and its text. Continuation lines are joined to the first line;
     comments and blank lines are skipped.
     """
     number = 0

@@ -37,7 +37,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Length of a window. Limits of request_percentage and connection rates delay a client no longer than this.",
+        doc="Length of a window. A delay because of request_percentage or of a limit on the rate of connections is at "
+        "most this long.",
         effect=True,
         read_only=True,
     ),

@@ -58,8 +58,9 @@ def topic_value(name: str, overrides: Mapping[str, str], config: BrokerConfig) -
 
 
 def default_for_topics(key: Key, config: BrokerConfig) -> Value:
-    """Return the value of `key` for a topic that does not set it. The result is the value of the first broker setting
-    in the key's synonyms that has a value. If no such setting has a value, the result is the built-in default.
+    """Return the value of `key` for a topic that does not set it. The key's synonyms are broker settings: the first one
+    that has a value supplies the result, which is converted to the unit of `key`. If none of them has a value, the
+    result is the built-in default.
     """
     for name, factor in key.synonyms:
         value: Value = config.get(name)
@@ -110,8 +111,8 @@ class TopicSettings:
 
 
 def topic_settings_without_effect(overrides: Mapping[str, str]) -> list[str]:
-    """Return the names of settings in `overrides` that have no effect in Tidelog yet and differ from the default. The
-    broker warns about them.
+    """Return the names of settings in `overrides` that have no effect in Tidelog yet and differ from the built-in
+    default. The broker warns about them.
     """
     return [
         name

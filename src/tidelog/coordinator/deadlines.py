@@ -10,8 +10,8 @@ from typing import Any
 from tidelog.coordinator.decision import Decision, Moment
 
 STALE_MIN = 1000
-"""The heap is rebuilt when it has more stale entries than this, and more than half of its entries are stale. An
-entry is stale if its deadline was cleared, or was set to an earlier time and has a newer entry."""
+"""`Deadlines.clear` rebuilds the heap if it has more stale entries than this, and more than half of its entries are
+stale. An entry is stale if its deadline was cleared, or was set to an earlier time and has a newer entry."""
 
 
 class Deadline:
@@ -27,7 +27,7 @@ class Deadline:
         self.at_ms: int | None = None
         """Monotonic milliseconds; None if the deadline is not set. Only `Deadlines` changes it."""
         self._queued_ms: int | None = None
-        """Time of the deadline's newest heap entry; None if no entry is valid."""
+        """Time of the deadline's newest heap entry; None if the heap does not contain this entry any more."""
 
 
 class Deadlines:
@@ -61,12 +61,12 @@ class Deadlines:
                 self._rebuild()
 
     def next_ms(self) -> int | None:
-        """Return a time before which no deadline is due; None if no deadline is set."""
+        """Return a time before which no deadline is due; None if the heap is empty."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: int) -> Iterator[Deadline]:
-        """Remove and yield the due deadlines, the earliest first. Deadlines that are set during the iteration are
-        included.
+        """Remove and yield the due deadlines in the order of their heap entries, which are too early for postponed
+        deadlines. Deadlines that become due by a call of `set` during the iteration are included.
         """
         heap = self._heap
         while heap and heap[0][0] <= now_ms:

@@ -56,7 +56,7 @@ class Decision:
         self.lines: list[LogLine] = []
         """Written after the records have been replayed."""
         self.reply_offset = 0
-        """The replies also depend on the log below this offset, which earlier decisions appended (exclusive end)."""
+        """The replies also depend on records of earlier decisions. All these records are below this offset."""
 
     def reply(self, to: Reply, answer: Any) -> None:
         self.replies.append((to, answer))

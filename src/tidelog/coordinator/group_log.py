@@ -14,7 +14,8 @@ logger = logging.getLogger("tidelog.coordinator")
 LINES_MAX = 20
 """Upper bound on the lines that are written in one period."""
 PERIOD_S = 10.0
-"""Length of a period, in seconds. If lines were omitted in a period, a last line reports their number at its end."""
+"""Length of a period, in seconds. If lines were omitted in a period, one more line reports their
+number at the end of the period."""
 
 
 class GroupLog:

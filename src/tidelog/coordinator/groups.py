@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tidelog.metadata.publisher import MetadataCache
     from tidelog.model.steps import Steps
     from tidelog.replication.partitions import Partitions
+    from tidelog.replication.verification import Verification
     from tidelog.runtime.interfaces import Runtime
     from tidelog.wire.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
     from tidelog.wire.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
@@ -103,8 +104,8 @@ class GroupCoordinators:
         """
         self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._durable_groups)
         self._missing_replicas = 0
-        """Number of replicas that each partition of `__consumer_offsets` lacked when it was last compared; see the
-        function `missing_replicas`."""
+        """Number of replicas that each partition of `__consumer_offsets` lacked when `missing_replicas` was last
+        called."""
         self._lag_task: asyncio.Task[None] | None = None
 
     # Life cycle
@@ -164,10 +165,11 @@ class GroupCoordinators:
                 coordinator.apply(decision)
                 await self._runtime.tasks.sleep(0)
                 if not coordinator.is_loaded or coordinator.core is not core:
-                    # The coordinator was closed or loaded again. Offsets with the id of a deleted topic are never
-                    # returned to clients.
+                    # The coordinator was closed or loaded again. Its remaining offsets do no harm, because offsets with
+                    # the id of a deleted topic are never returned to clients.
                     break
-        # This comes last, because groups are assigned topics of the old image until the new image is published.
+        # Groups are notified last: an assignment that is computed before the new image is published contains the
+        # topics of the old image.
         self._notify_topics_changed(old, new)
 
     def _notify_topics_changed(self, old: "MetadataImage", new: "MetadataImage") -> None:
@@ -248,17 +250,20 @@ class GroupCoordinators:
         described: DescribedConsumerGroup = coordinator.core.describe_consumer(group_id)
         coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))
 
-    def commit(self, commit: "OffsetCommit", reply: "Reply") -> "Steps[None]":
+    def commit(
+        self, commit: "OffsetCommit", reply: "Reply", verification: "Verification | None" = None
+    ) -> "Steps[None]":
         """Commit offsets. The reply is one ErrorCode for each offset.
 
-        The records are encoded in steps, and appended as one batch in the last step.
+        The records are encoded in steps, and appended as one batch in the last step. `verification` is the question to
+        the coordinator of the transaction that commits the offsets. It must still be valid in the last step.
         """
         from tidelog.coordinator.group.offsets import prepare_commit
 
         coordinator = self.host.coordinator(commit.group_id)
         coordinator.core.check_commit(commit, coordinator.now())
         while True:
-            # The published metadata still contains a topic while its offsets are being removed.
+            # Not the published metadata: it still contains a deleted topic while the topic's offsets are being removed.
             topics = self._followed_image.topics
             prepared = yield from prepare_commit(commit, self._settings, coordinator.now(), topics)
             # A topic may have been deleted during the steps. Its offsets were removed and must not be written again.
@@ -268,6 +273,8 @@ class GroupCoordinators:
         # During the steps, the group may have moved to another broker, or its generation may have changed. Therefore
         # the coordinator is looked up again, and it checks the commit again.
         coordinator = self.host.coordinator(commit.group_id)
+        if verification is not None:
+            verification.check()
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
     def end_transaction(
@@ -292,7 +299,7 @@ class GroupCoordinators:
                 core = coordinator.core
                 try:
                     decision, is_last = core.delete_some(group_id, coordinator.now())
-                except GroupIdNotFound as error:  # the deletion before this one may not be committed yet
+                except GroupIdNotFound as error:  # an earlier deletion request may not be committed yet
                     coordinator.answer(reply, error, core.durable.next_offset(group_id))
                     return
                 if is_last:
@@ -342,10 +349,10 @@ class GroupCoordinators:
         coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))
 
     def listing(self) -> "Iterator[GroupListing]":
-        """Yield all groups of this broker. Groups in offline partitions are omitted, so that one failed log does not
-        hide all other groups.
+        """Yield all groups of this broker. If a partition's log is offline, or its load has failed repeatedly, its
+        groups are omitted, so that one failed log does not hide all other groups.
 
-        Raises CoordinatorLoadInProgress or CoordinatorNotAvailable while some groups are not loaded.
+        Raises CoordinatorLoadInProgress or CoordinatorNotAvailable while other groups are not loaded.
         """
         for coordinator in self.host.coordinators():
             coordinator.check_groups_known()
@@ -367,8 +374,8 @@ class GroupCoordinators:
         return self.host.coordinator(group_id)
 
     def _new_uuid(self) -> bytes:
-        """Return a random UUID whose base64 text does not begin with "-", because on a command line such a text would
-        be parsed as an option.
+        """Return a random UUID whose base64 text does not begin with "-". A command would parse a text that begins
+        with "-" as an option.
         """
         while True:
             random_bytes = self._runtime.new_uuid()
@@ -411,7 +418,7 @@ def _was_topic_deleted(
 def _check_member_id_prefix(request: "JoinGroupRequest", client_id: str) -> None:
     """Raise InvalidRequest if the new member's id would be too long for a record.
 
-    Otherwise the group could not be written to the log, and its members would wait without an answer.
+    With such an id, the group could not be written to the log, and its members would wait without an answer.
     """
     prefix, prefix_name = client_id, "client id"
     if request.group_instance_id is not None:
@@ -468,5 +475,5 @@ def consumer_settings(config: "BrokerConfig") -> ConsumerSettings:
 
 
 def _assignors(names: list[str]) -> tuple[str, ...]:
-    """Return the assignors' names in the protocol, the default first. An empty list of `names` means all assignors."""
+    """Return the assignors' names in the protocol. The first one is the default. If `names` is empty, return all."""
     return tuple(dict.fromkeys(CONSUMER_ASSIGNORS[name] for name in names or CONSUMER_ASSIGNORS))

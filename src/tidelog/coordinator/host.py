@@ -35,10 +35,10 @@ class CoordinatorHost(Generic[C]):
     """The coordinators of the internal topic `topic` on this broker: one for each partition that the broker leads.
 
     A coordinator belongs to one leader epoch of its partition. It is created when the epoch begins on this broker.
-    If this broker was a follower and its log was being truncated at that time, the coordinator is created after the
-    truncation. The coordinator is closed in the same step of the event loop in which the epoch ends or the log goes
-    offline. Therefore no coordinator uses state that another leader may have changed, even if this broker loses the
-    leadership and regains it between two metadata images.
+    If the partition's log is still being truncated at that time, because this broker was a follower, the coordinator
+    is created after the truncation. The coordinator is closed in the same step of the event loop in which the epoch
+    ends or the log goes offline. Therefore no coordinator uses state that another leader may have changed, even if this
+    broker loses the leadership and regains it between two metadata images.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 The lag of a group in time is the age of the oldest record that the group has not committed. The age is measured from
 the first timestamp of the record's batch, if the record can have been appended at that time. Some producers write other
 timestamps: no timestamp at all, seconds instead of milliseconds, or the times of events that happened last year.
-Therefore each round also stores the high watermarks of the partitions. For most records, they show between which two
-rounds the record was appended.
+Therefore the rounds also store the high watermarks of the partitions, at intervals of at least BEHIND_MS. For most
+records, they show between which two of these times the record was appended.
 """
 
 import logging
@@ -37,8 +37,8 @@ OFFSETS_PER_TURN = 200
 BEHIND_MS = 600_000
 """A group is far behind if its lag is at least this long, in milliseconds. The broker then logs a warning."""
 UNUSED_MS = 86_400_000
-"""The broker does not warn about a group without members if its last commit is at least this old, in milliseconds:
-such a group is probably no longer used."""
+"""If a group has no members, and its last commit and last change of state are at least this old, in milliseconds, it
+is probably no longer used. The broker does not warn about such a group."""
 EARLIEST_APPEND_MS = 1_293_840_000_000
 """The beginning of 2011, the year of Kafka's first release. No record can have been appended earlier."""
 LINES_PER_ROUND_MAX = 20
@@ -96,8 +96,8 @@ class GroupLags:
         self._tasks = tasks
         self._groups = groups
         self._appended_ms: dict[Position, int] = {}
-        """The time at which the record at each group's position was appended. It is determined only once for each
-        position."""
+        """For each position of a group, the time at which the record there was appended. It is determined only once.
+        """
         self._high_watermarks: dict[PartitionId, HighWatermarks] = {}
         """The samples of each partition in which groups have committed offsets."""
         self._warned_groups: dict[str, None] = {}

@@ -47,9 +47,9 @@ logger = logging.getLogger("tidelog.coordinator")
 READ_BYTES_MAX = 1 << 20
 """Upper bound on the size of one read, in bytes. A batch that is larger is still read as a whole."""
 RECORDS_PER_TURN = 200
-"""The loader yields to the event loop after every group of this many records."""
+"""Number of records after which the loader yields to the event loop."""
 COMMIT_MARKER = 1
-"""The type of a control record that commits a transaction. The other type aborts it."""
+"""The type of a control record that commits a transaction. The other type aborts the transaction."""
 
 
 class Loader:

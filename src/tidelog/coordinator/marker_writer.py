@@ -51,7 +51,18 @@ class _Work(NamedTuple):
     """One transaction whose markers are being written, for the coordinator that has decided its end."""
 
     coordinator: "CoordinatorPartition[Any]"
+    core: object
+    """The core that has decided it, or that has found the decision in the log."""
     markers: MarkersToWrite
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the core is still in use. A core that was loaded after it begins again with its own work. An older
+        work must not continue: with version 1, the producer's next transaction has the same epoch, so a marker that is
+        sent after the transaction is complete would end the next one.
+        """
+        coordinator = self.coordinator
+        return coordinator.is_open and coordinator.is_loaded and coordinator.core is self.core
 
 
 class MarkerWriter:
@@ -81,7 +92,9 @@ class MarkerWriter:
 
     def begin(self, coordinator: "CoordinatorPartition[Any]", markers: MarkersToWrite) -> None:
         """Begin to write the markers. The coordinator's core is informed of each that is written."""
-        work = _Work(coordinator, markers)
+        if not coordinator.is_loaded:
+            return  # its log has failed; the next coordinator begins again
+        work = _Work(coordinator, coordinator.core, markers)
         if markers.partitions:
             self._add(work, markers.partitions)
         else:
@@ -99,7 +112,7 @@ class MarkerWriter:
         """Let the present leaders of the partitions write the markers. A partition that does not exist any more counts
         as written.
         """
-        if self._is_closed or not work.coordinator.is_open:
+        if self._is_closed or not work.is_current:
             return
         image = self._metadata.image
         deleted: list[Partition] = []
@@ -143,7 +156,7 @@ class MarkerWriter:
         self, broker_id: int, batch: "dict[_Work, dict[Partition, None]]"
     ) -> "dict[_Work, list[Partition]]":
         """Send one request. Return the partitions whose markers must be sent again."""
-        works = [work for work in batch if work.coordinator.is_open]
+        works = [work for work in batch if work.is_current]
         if not works:
             return {}
         request = WriteTxnMarkersRequest([_marker(work, batch[work]) for work in works])
@@ -179,8 +192,8 @@ class MarkerWriter:
 
     def _report(self, work: _Work, partitions: "Iterable[Partition]") -> None:
         """Inform the coordinator's core that these markers are written."""
-        coordinator = work.coordinator
-        if coordinator.is_loaded:
+        if work.is_current:
+            coordinator = work.coordinator
             coordinator.apply(coordinator.core.markers_written(work.markers, partitions, coordinator.now()))
 
 

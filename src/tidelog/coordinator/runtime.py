@@ -14,7 +14,8 @@ While no core is loaded, clients get one of these errors:
 
     COORDINATOR_LOAD_IN_PROGRESS   the log is being loaded
     COORDINATOR_NOT_AVAILABLE      the load failed and will be repeated
-    NOT_COORDINATOR                the log is offline, led by another broker, or cannot be decoded (restart to retry)
+    NOT_COORDINATOR                another broker leads the partition, or the log is offline, or an unexpected exception
+                                   ended the load (restart the broker to retry)
 
 In a cluster, a reply waits for the in-sync replicas for at most offsets.commit.timeout.ms. After that time the
 client gets COORDINATOR_NOT_AVAILABLE instead, as in Kafka. The records may still be committed later.
@@ -33,6 +34,7 @@ from tidelog.wire.errors import (
     ApiError,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
+    InvalidProducerEpoch,
     NotCoordinator,
     NotLeaderOrFollower,
 )
@@ -149,12 +151,12 @@ class CoordinatorPartition(Generic[C]):
         """Whether due deadlines are being processed in steps now."""
         self._load_task: asyncio.Task[None] | None = None
         self._load_end = 0
-        """Exclusive end of the log that was loaded into the core. Each answer waits until the log is committed up to
-        here, because the loaded state may reflect records that are not committed yet, for example the deletion of a
-        group."""
+        """The log was loaded into the core up to this offset (exclusive end). Each answer waits until the log is
+        committed up to here, because the loaded state may reflect records that are not committed yet, for example the
+        deletion of a group."""
         self._waiting_answers: deque[tuple[float, list[tuple[Reply, Any]]]] = deque()
-        """Answers that wait for the in-sync replicas, each with its monotonic deadline in seconds. When answers are
-        sent, their list is emptied, but its entry remains until its deadline."""
+        """Lists of answers that wait for the in-sync replicas, each list with its monotonic deadline in seconds. When
+        the answers of a list are sent, the list is emptied, but its entry remains until `_end_waits` removes it."""
         self._answer_timer: TimerHandle | None = None
 
     # State
@@ -215,7 +217,9 @@ class CoordinatorPartition(Generic[C]):
             await self._load_task
 
     def close(self) -> None:
-        """Stop serving, because the leader epoch has ended or the broker stops. Waiting clients get NOT_COORDINATOR."""
+        """Stop serving, because the leader epoch has ended, the log has gone offline, or the broker stops. Waiting
+        clients get NOT_COORDINATOR.
+        """
         self._is_closed = True
         unsent = [reply for _, replies in self._waiting_answers for reply in replies]
         for _, replies in self._waiting_answers:
@@ -230,7 +234,7 @@ class CoordinatorPartition(Generic[C]):
     # Steps
 
     def apply(self, decision: Decision) -> None:
-        """Append and replay the records of a decision, and send its replies when they are committed."""
+        """Append and replay the records of a decision, and send its replies when the records are committed."""
         reply_offset = decision.reply_offset
         if decision.records:
             core = self._core
@@ -240,6 +244,9 @@ class CoordinatorPartition(Generic[C]):
             except NotLeaderOrFollower as error:
                 self._is_closed = True
                 self._unload(NotCoordinator(f"{self.name}: {error.message}"), decision.replies)
+                return
+            except InvalidProducerEpoch as error:  # offsets of a producer that was fenced; nothing depends on them
+                self._refuse([reply for reply, _ in decision.replies], error)
                 return
             except (ApiError, OSError) as error:
                 if not self.partition.deleted and self._group_log.failed_appends.admits_line():
@@ -333,7 +340,7 @@ class CoordinatorPartition(Generic[C]):
     # Answers that wait for other brokers. They share one timer.
 
     def _limit_wait(self, replies: list[tuple[Reply, Any]]) -> None:
-        """Replace the answers by an error unless they are sent within offsets.commit.timeout.ms."""
+        """If the answers cannot be sent within offsets.commit.timeout.ms, send an error instead."""
         self._waiting_answers.append((self._clock.monotonic() + self._commit_timeout_s, replies))
         if self._answer_timer is None:
             self._answer_timer = self._tasks.call_later(self._commit_timeout_s, self._end_waits)
@@ -383,8 +390,8 @@ class CoordinatorPartition(Generic[C]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = next_ms
-        # The delay is computed from the whole milliseconds of `now`, in which deadlines are compared. With fractions of
-        # a millisecond, the timer could repeatedly fire a little too early.
+        # Deadlines are compared with the whole milliseconds of `now`, so the delay is also computed from them. With
+        # fractions of a millisecond, the timer could repeatedly fire a little too early.
         delay_ms = next_ms - self.now().monotonic_ms
         self._timer = self._tasks.call_later(max(delay_ms, 0) / 1000, self._expire)
 
@@ -431,7 +438,7 @@ class CoordinatorPartition(Generic[C]):
                 self._reload_delay_s = RELOAD_DELAY_S
         except CorruptLog as error:
             if self._is_current(log):
-                log.fail(str(error))  # the log itself writes the log line
+                log.fail(str(error))  # this also writes a line to the broker's log
         except (ApiError, OSError) as error:
             if log.failure is None and self._is_current(log):
                 logger.error("load failed, will be retried partition=%s error=%s", self.name, error)
@@ -474,8 +481,8 @@ class CoordinatorPartition(Generic[C]):
         self.apply(core.loaded(self.now()))
 
     def _schedule_load(self) -> None:
-        """Schedule a new load, unless a load is scheduled already, because one failed append may make several
-        replies fail.
+        """Schedule a new load, unless a load is scheduled already. One failed append may make several replies fail,
+        and each failed reply calls this method.
         """
         if not self._is_closed and self._reload_timer is None:
             self._reload_timer = self._tasks.call_later(self._reload_delay_s, self._reload)

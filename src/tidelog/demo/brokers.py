@@ -73,8 +73,8 @@ class BrokerFault:
     def step(self, settled_percent: float) -> str:
         """Kill the broker, or start it again, if this is due. Return a line about the action; "" if nothing was done.
 
-        Raises TimeoutError if partitions have no leader ELECTION_TIMEOUT_S after the kill, and BrokerFailedError if
-        the broker does not start.
+        Raises TimeoutError if partitions still have no new leader when ELECTION_TIMEOUT_S have passed since the kill,
+        and BrokerFailedError if the broker does not start.
         """
         cluster = self._cluster
         if cluster is None or self.is_over:
@@ -91,7 +91,7 @@ class BrokerFault:
         return f"broker {self.takeover.killed} started again"
 
     def _kill_busiest(self, cluster: Cluster) -> Takeover:
-        """Kill the broker that leads the most partitions of the sale, and wait until they have other leaders."""
+        """Kill the broker that leads the most partitions of the sale, and wait until they all have other leaders."""
         leaders = self._leaders()
         victim = max(cluster.numbers, key=list(leaders.values()).count)
         led_partitions = [partition for partition, leader in leaders.items() if leader == victim]

@@ -1,5 +1,5 @@
-"""The checker reads topics, ledger and Parquet files itself, and compares them. It does not use results of the other
-parts.
+"""The checker reads the topics, the ledger, the files of the readers and the Parquet files itself, and compares them.
+It does not use what the other parts print.
 
 python -m tidelog.demo.checker BOOTSTRAP DIRECTORY
 

@@ -31,7 +31,7 @@ def flash_sale(
             "--directory",
             metavar="DIR",
             show_default=False,
-            help="Default: a new temporary directory.",
+            help="New or empty directory for all files. Default: a temporary directory.",
             file_okay=False,
         ),
     ] = None,
@@ -44,10 +44,10 @@ def flash_sale(
     ] = 15.0,
     bursts: Annotated[int, typer.Option("--bursts", min=1, metavar="N", help="Orders arrive in N bursts.")] = 3,
     brokers: Annotated[
-        int, typer.Option("--brokers", min=1, max=9, metavar="N", help="Use N brokers; one is killed midway.")
+        int, typer.Option("--brokers", min=1, max=9, metavar="N", help="Use N brokers. If N > 1, one is killed midway.")
     ] = 1,
 ) -> None:
-    """Run a flash sale: 24,697 real orders in bursts, one worker is killed.
+    """Run a flash sale: 24,697 real orders in bursts. One worker is killed.
 
     No product is oversold, and no order is decided twice. A separate checker
     verifies this from topics, ledger and Parquet files. The pipeline needs

@@ -2,7 +2,8 @@
 
 The outcome of an order, its change of the stock and its event are written in one transaction. Therefore a worker may
 be killed at any point, and its orders may be delivered again: an order that has an outcome is not decided again. An
-event is stored in a table of the same file (the outbox) until a worker has published it, so that no event is lost.
+event is stored in a table of the same file (the outbox), and is marked there after a worker has published it. So no
+event is lost.
 """
 
 import sqlite3
@@ -16,8 +17,8 @@ from tidelog.demo.orders import Order
 ACCEPTED, SOLD_OUT, EXPIRED = "accepted", "sold out", "expired"
 OUTCOMES = (ACCEPTED, SOLD_OUT, EXPIRED)
 ORPHAN_MS = 2000
-"""Time in milliseconds after which any worker may publish an event that is still unpublished. Before that time, only
-the worker that decided the order may publish it."""
+"""Age in milliseconds from which on any worker may publish an unpublished event. A younger event may be published only
+by the worker that decided the order."""
 
 SCHEMA = """
 CREATE TABLE stock (product TEXT PRIMARY KEY, opening INTEGER NOT NULL, units INTEGER NOT NULL CHECK (units >= 0));

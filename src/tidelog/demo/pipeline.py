@@ -86,8 +86,8 @@ def sales(batch: "DataFrame") -> "DataFrame":
 
 
 def reorders(batch: "DataFrame") -> "DataFrame":
-    """Return the products whose stock fell below REORDER_BELOW in this batch, and the units that could not be sold.
-    Key: product; value: JSON.
+    """Return a record for each product whose stock was below REORDER_BELOW in this batch. The record's key is the
+    product. The record's value is JSON with the lowest stock and the number of units that could not be sold.
     """
     from pyspark.sql import functions as f
 

@@ -1,7 +1,7 @@
-"""Run the flash sale. The brokers and all parts run in separate processes. One worker is killed midway. If there are
-several brokers, one broker is also killed.
+"""Run the flash sale. The brokers and the parts (gateway, workers, readers, pipeline, checker) run in separate
+processes. One worker is killed midway. If there are several brokers, one broker is also killed.
 
-The stderr of each part is stored in `logs/` of the directory.
+The stderr of each part is stored in the subdirectory `logs/` of the plan's directory.
 """
 
 import json
@@ -64,7 +64,7 @@ class Sample(NamedTuple):
     """Number of events that each reader group has processed."""
     workers: dict[str, str]
     """State of each worker by its name: "works" or "killed"."""
-    brokers: dict[str, str] = {}  # noqa: RUF012 - the default of a tuple, which is never changed
+    brokers: dict[str, str] = {}  # noqa: RUF012 - this default is never changed
     """State of each broker of a cluster by its number. Empty if there is one broker."""
 
     @property
@@ -85,7 +85,7 @@ class Result(NamedTuple):
     takeover: Takeover | None = None
     """With several brokers: the consequences of the kill of one broker."""
     longest_waits_s: dict[str, float] = {}  # noqa: RUF012
-    """The longest time that an order or an event waited for its acknowledgement, in seconds."""
+    """For each kind of record ("order", "event"): the longest wait for an acknowledgement, in seconds."""
 
 
 class Display(Protocol):
@@ -292,10 +292,11 @@ def make_topics(bootstrap: str, replicas: int = 1) -> None:
 
 
 def _watch(stage: Stage, fault: BrokerFault, expected: int, display: Display) -> list[Sample]:
-    """Take samples until every order is settled and every reader has processed its event.
+    """Take samples until the gateway has ended, every order is settled, all readers have processed all events, and
+    `fault` is over.
 
-    After KILL_AT_PERCENT of the orders, kill worker-1 and start another worker. `fault` kills a broker. Raises
-    SaleFailed.
+    When KILL_AT_PERCENT of the orders are settled, kill worker-1 and start another worker. `fault` kills a broker and
+    starts it again. Raises SaleFailed.
     """
     observer = Observer(stage.bootstrap, stage.plan.directory)
     samples: list[Sample] = []

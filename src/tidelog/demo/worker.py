@@ -68,7 +68,7 @@ class Worker:
             self._publish()
             if messages:
                 self._commit()
-                # The pace of a worker is limited on purpose, even if the ledger is faster.
+                # The ledger is faster than this pace. The worker is slowed down on purpose, so that orders queue up.
                 time.sleep(max(0.0, began + len(messages) * self._pace_s - time.monotonic()))
         self._publish()
         self._consumer.close()

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 
 class Appended(NamedTuple):
-    """The offsets of an appended batch; `next_offset` is exclusive. `log_append_time_ms` is -1 if the topic uses
-    CreateTime timestamps.
+    """The offsets of an appended batch. `next_offset` is the offset after its last one. `log_append_time_ms` is -1 if
+    the topic uses CreateTime timestamps.
     """
 
     base_offset: int

@@ -33,7 +33,7 @@ BASE_SEQUENCE = 11
 COUNT = 12
 
 OFFSETS_MAX = 1 << 31
-"""Limit on a segment's offsets relative to its base offset, which are stored in 31 bits."""
+"""The distance of a segment's offsets from its base offset is below this limit, because it is stored in 31 bits."""
 WINDOW_BYTES = 16 * 1024
 """Number of bytes that one read of headers returns while batches are small. After a larger batch, a read of
 LARGE_STEP_BYTES returns the next header."""
@@ -74,8 +74,8 @@ def is_unwritten(file: File, position: int, end: int) -> bool:
     """Return whether the bytes from `position` to `end`, the file's end, were never written: all of them are zero.
 
     If `log.preallocate` is set, Kafka creates a new segment with its full size. After a crash, zeros remain after
-    the segment's last batch. There may be only one such byte, because a segment ends when the next batch does not
-    fit. But zeros that are fewer than the bytes of a batch's offset and length fields (LENGTH_END) may also be the
+    the segment's last batch. A single zero is possible, because a segment ends when the next batch does not fit. But
+    if there are fewer zeros than a batch's offset and length fields have bytes (LENGTH_END), they may also be the
     beginning of a batch. In this case, the caller must decide.
     """
     if end <= position:

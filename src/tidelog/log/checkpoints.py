@@ -1,4 +1,4 @@
-"""Parse and format the small text files of a data directory, in Kafka's formats.
+"""Parse and format the small text files of a data directory, in Kafka's formats. Below, `/` separates lines.
 
     recovery-point-, log-start-, replication- and cleaner-offset-checkpoint:
         0 / number of entries / TOPIC PARTITION OFFSET ...
@@ -6,8 +6,8 @@
     meta.properties: Java properties (cluster.id, node.id or broker.id, version, directory.id)
     partition.metadata (one in each partition): version: 0 / topic_id: 22 characters
 
-Each function that parses a file raises CorruptLog with the position in bytes. An empty file is accepted and has no
-entries, because Kafka may leave empty files.
+Each function that parses a file raises CorruptLog with the position in bytes. An empty checkpoint is accepted and has
+no entries, because Kafka may leave empty files.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,8 +56,8 @@ class OffsetsCopy(dict[TopicPartition, int]):
         previous: object,
         touched: Iterable[TopicPartition],
     ) -> None:
-        """`version` identifies this copy, and `previous` is the version of the copy before it. `touched`: every key
-        that was set or removed between the two.
+        """`version` identifies this copy, and `previous` is the version of the copy before it. `touched` contains
+        every key that was set or removed between the two copies.
         """
         super().__init__(offsets)
         self._version = version
@@ -65,8 +65,8 @@ class OffsetsCopy(dict[TopicPartition, int]):
         self._touched = touched
 
     def changes_since(self, older: Mapping[TopicPartition, int] | None) -> list[TopicPartition] | None:
-        """Return the keys whose offset differs from `older` or is in only one of the two; None if `older` is not the
-        copy directly before this one.
+        """Return the keys that have different offsets in this copy and in `older`, or that only one of the two
+        contains; None if `older` is not the copy directly before this one.
         """
         if isinstance(older, OffsetsCopy) and older._version is self._previous:
             return [key for key in self._touched if older.get(key) != self.get(key)]
@@ -74,7 +74,7 @@ class OffsetsCopy(dict[TopicPartition, int]):
 
 
 class CheckpointText:
-    """The text of one checkpoint file. It remembers the lines of its last text."""
+    """Formats one checkpoint file. It remembers the last lines, so that only changed entries are formatted again."""
 
     __slots__ = ("_lines",)
 
@@ -130,7 +130,7 @@ def read_offsets(disk: "Disk", path: str) -> dict[TopicPartition, int] | None:
 
 
 def format_properties(properties: Mapping[str, str]) -> bytes:
-    """Format Java properties. Names and values must need no escaping (ids, numbers)."""
+    """Format Java properties. Names and values must not contain characters that need escaping."""
     for name, value in properties.items():
         assert not set("\\=:#! \n\r\t") & set(name + value), f"{name} needs escaping"
     return "".join(["#\n", *(f"{name}={value}\n" for name, value in properties.items())]).encode()
@@ -165,7 +165,7 @@ def parse_partition_metadata(data: bytes, path: str) -> bytes:
 
 
 def read_partition_metadata(disk: "Disk", directory: str) -> bytes | None:
-    """Return the topic id of a partition's directory; None if the file is missing."""
+    """Return the topic id of a partition's directory; None if it has no `partition.metadata`."""
     path = f"{directory}/{PARTITION_METADATA}"
     try:
         data = disk.read(path)
@@ -175,7 +175,9 @@ def read_partition_metadata(disk: "Disk", directory: str) -> bytes | None:
 
 
 def _entries(data: bytes, path: str, words_per_line: int) -> list[tuple[int, list[str]]]:
-    """Return (position, words) of each line after the head. The head must state the number of these lines."""
+    """Return (position, words) of each entry. Before the entries, a line with the version and a line with the number
+    of entries are expected.
+    """
     if not data.strip():
         return []
     lines = data.split(b"\n")

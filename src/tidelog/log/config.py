@@ -1,4 +1,4 @@
-"""The topic settings that a log uses, as plain attributes."""
+"""The settings that a log uses, as plain attributes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,12 @@ DAY_MS = 86_400_000
 
 
 class LogConfig:
-    """Settings of one topic. A field's name is the name of the setting with `_` instead of `.`. The defaults are
-    those of Kafka 4.3.
+    """Settings of one topic, and `producer.id.expiration.ms` of the broker. A field's name is the name of the setting
+    with `_` instead of `.`. The defaults are those of Kafka 4.3.
 
-    In `retention_ms` and `retention_bytes`, -1 means no limit. `durability` and `record_validation` exist only in
-    Tidelog. With `fsync`, acknowledgements wait for the disk. With `full`, every record is decoded before its batch
-    is appended.
+    In `retention_ms` and `retention_bytes`, -1 means no limit. Two settings exist only in Tidelog: with `durability`
+    = `fsync`, acknowledgements wait for the disk; with `record_validation` = `full`, every record is decoded before
+    its batch is appended.
     """
 
     __slots__ = (
@@ -113,8 +113,8 @@ class LogConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "LogConfig":
-        """Return the configuration for parsed settings, which have Kafka's names (such as `segment.bytes`). Other
-        settings are ignored.
+        """Return the configuration for parsed settings, which have Kafka's names (such as `segment.bytes`). Settings
+        without a field are ignored.
         """
         names = {name.replace("_", "."): name for name in cls.__slots__}
         return cls(**{names[key]: value for key, value in settings.items() if key in names})

@@ -2,7 +2,7 @@
 loop.
 
     1. begin    loop    the log refuses appends and reads, and its recovery point in memory is lowered
-    2. run      thread  remove snapshots, then segments (the newest first), then the tail of the last segment
+    2. run      thread  remove snapshots, then segments (the newest first), then the tail of the last that remains
     3. install  loop    the log has its new end, epochs and producers
 
 Before `begin`, the caller persists a recovery point that is not above the new end. If the power fails at any step,
@@ -72,7 +72,7 @@ class Cut:
         self.end_offset = offset
         """After `run`: the new end, which is below `offset` if a batch contains `offset`."""
         self.recovery_point = offset if empties else recovery_point
-        """The recovery point after the cut, unless the new end is below it."""
+        """The recovery point after the cut is this offset or the new end, whichever is lower."""
         self.epochs = LeaderEpochs(epochs.entries())
         self.epochs.dirty = epochs.dirty
         self.producers = ProducerState()

@@ -3,9 +3,11 @@
 After a crash, bytes that were appended since the last sync may be missing, in whole or in part: the file is short,
 or sectors that never reached the disk read as zeros. Such a torn tail is cut off and logged.
 
-In four cases a bad batch is damage, and nothing is cut off: it was synced before the crash; its checksum is valid,
-but its offset is wrong; it has a message format from before Kafka 4.0; or sound batches follow it although none of
-its sectors reads as zeros.
+In four cases a bad batch is damage, and nothing is cut off:
+- It was synced before the crash.
+- Its checksum is valid, but its offset is wrong.
+- It has a message format from before Kafka 4.0.
+- None of its sectors reads as zeros, but sound batches follow it.
 """
 
 from typing import TYPE_CHECKING
@@ -92,7 +94,7 @@ def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> 
 
 
 def _header_at(file: "File", position: int, end: int) -> Fields | None:
-    """Return the batch header at `position`, unchecked; None if fewer bytes than a header has are before `end`."""
+    """Return the batch header at `position`, unchecked; None if it would end after `end`."""
     if position + HEADER_BYTES > end:
         return None
     return HEADER.unpack(file.pread(HEADER_BYTES, position))

@@ -71,8 +71,9 @@ class _UnsettledMove(NamedTuple):
 class DataDirectories:
     """The open data directories.
 
-    `place`, `of`, `by_path`, `moved`, `fail`, `forget` and the attributes are used on the event loop. The other
-    methods block and may run on any thread. Those that write checkpoints (`write_...`, `retire`, `remove_retired`,
+    The attributes and `place`, `of`, `by_path`, `holders`, `clean_offset`, `moved`, `fail`, `forget` and
+    `take_failures` are used on the event loop. The other methods block and may run on any thread. Those that write
+    checkpoints (`write_...`, `try_checkpoints`, `retire`, `remove_retired`, `adopt_start_offsets`,
     `forget_stale_entries`) must be called one at a time.
     """
 
@@ -140,7 +141,7 @@ class DataDirectories:
         return directories
 
     def acquire(self) -> None:
-        """Create the missing directories, lock all of them, and begin to use them. After an error the caller must
+        """Create the missing directories, lock all directories, and begin to use them. After an error the caller must
         call `release`.
 
         Raises the errors of `inspect`. After an error that occurs before all directories are locked, the directories
@@ -185,8 +186,8 @@ class DataDirectories:
             self._handle_open_error(directory.path, error)
 
     def _handle_open_error(self, path: str, error: OSError) -> None:
-        """Exclude the directory. Raise `error` instead if it is the only directory, or if the error is temporary, so
-        that a retry may succeed.
+        """Exclude the directory. But if it is the only directory, or if the error is temporary (a retry may succeed),
+        raise `error` instead.
         """
         if len(self.paths) == 1 or error.errno in TEMPORARY_ERRORS:
             raise error
@@ -248,8 +249,8 @@ class DataDirectories:
                 raise UnusableDirectories(f"{path} is a copy of {same_id_path}: both have the same directory.id")
 
     def _choose_moved_copies(self) -> None:
-        """Choose between a log and its copy with the same name, which exist after an interrupted move. Afterwards
-        only the chosen directory counts as a holder of the partition.
+        """After an interrupted move, a log and its copy may both have the log's name. Choose one of them. Then only
+        its directory counts as a holder of the partition.
         """
         for partition, holders in self._holders.items():
             marked_holders = (
@@ -313,7 +314,7 @@ class DataDirectories:
         return all(directory.clean for directory in self.online)
 
     def of(self, partition: TopicPartition) -> DataDirectory | None:
-        """Return the directory that holds the partition; None if it is unknown or out of use."""
+        """Return the directory that holds the partition; None if the directory is unknown or out of use."""
         holders = self._holders.get(partition)
         return holders[0] if holders and holders[0].path not in self.failed else None
 
@@ -321,8 +322,8 @@ class DataDirectories:
         return next((directory for directory in self.online if directory.path == path), None)
 
     def place(self, partition: TopicPartition, topic_id: bytes, *, new: bool) -> DataDirectory:
-        """Return the directory that holds the partition. If no directory holds it, choose the directory with the
-        fewest partitions that is not cordoned, and record that it holds the partition from now on.
+        """Return the directory that holds the partition. If no directory holds it, choose, among those that are not
+        cordoned, the directory with the fewest partitions, and record that it holds the partition from now on.
 
         `new`: the partition is new on this broker. Raises StorageError if the directory of the partition is out of use,
         if the partition is possibly in a directory that is out of use or not mounted, or if no directory can be used.
@@ -397,9 +398,9 @@ class DataDirectories:
         """Remove checkpoint entries of partitions that do not exist or are in another directory. Called once, at the
         start.
 
-        Such entries remain if the process is killed after a deletion, and after a move from a full disk. Directories
-        of partitions that do not exist are kept and logged, because the metadata store may be an old copy that lacks
-        their topics.
+        Such entries remain after a move from a full disk. They also remain if the process is killed after a deletion.
+        Directories of partitions that do not exist are kept and logged, because the metadata store may be an old copy
+        that lacks their topics.
         """
 
         def drop_stale_entries(directory: DataDirectory) -> None:
@@ -468,8 +469,8 @@ class DataDirectories:
         return directory
 
     def write_identity(self, cluster_id: str, node_id: int, new_ids: Sequence[str]) -> None:
-        """Write meta.properties in each directory. `new_ids` contains one id for each directory. It is used if the
-        directory has no id yet. Raises CorruptLog, OSError.
+        """Write meta.properties in each directory. `new_ids` contains one id for each directory. If a directory already
+        has an id, its new id is not used. Raises CorruptLog, OSError.
         """
         for directory, directory_id in zip(self.online, new_ids, strict=True):
             directory.write_identity(cluster_id, node_id, directory_id)
@@ -518,9 +519,8 @@ class DataDirectories:
         return errors
 
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> dict[str, OSError]:
-        """Persist start offsets before the log files below them are removed, and return the errors by directory.
-
-        The caller must not remove files in a directory with an error.
+        """Persist start offsets, and return the errors by directory. Must be called before the log files below these
+        offsets are removed. The caller must not remove files in a directory with an error.
         """
         return self._in_each(
             lambda directory: directory.write_start_offsets(self._entries_of(directory, start_offsets)),

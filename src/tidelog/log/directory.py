@@ -1,15 +1,15 @@
 """One data directory of a broker: its lock, whether its last stop was clean, its checkpoints, its partitions.
 
 Every method blocks. `open`, `inspect`, `lock` and `begin` are called before the broker runs, and `close_clean` after it
-has stopped. All other methods are thread-safe. But methods that write checkpoints (`write_...`, `retire`,
-`remove_retired`, `give_up`, `make_way`, `register_incoming`) must be called one at a time.
+has stopped. All other methods are thread-safe. But methods that write checkpoints (`write_...`, `adopt_start_offsets`,
+`retire`, `remove_retired`, `give_up`, `make_way`, `register_incoming`) must be called one at a time.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
 created. Otherwise the new log would look as if it had lost records at its end or start.
 
 A log's start offset is persisted before the first file below it is removed. Therefore a missing file above the start
-offset is noticed. A log begins with its first file in two cases: it has no start offset in the checkpoint, or Kafka
-wrote the directory, because Kafka writes this checkpoint only at intervals.
+offset is noticed. In two cases, logs may begin with their first files instead: if the checkpoint of start offsets is
+missing or damaged, or if Kafka wrote the directory, because Kafka writes this checkpoint only at intervals.
 """
 
 import logging
@@ -74,8 +74,8 @@ class DataDirectory:
         self._lock = lock
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
-        """Content of the checkpoints on the disk, by file name. A missing or damaged checkpoint has no entry here. Only
-        CLEANER_OFFSETS always has an entry, which is then empty."""
+        """Content of the checkpoints on the disk, by file name. If a checkpoint is missing or damaged, it has no entry
+        here; only CLEANER_OFFSETS then has an empty entry."""
         self._latest: dict[str, Mapping[TopicPartition, int]] = {}
         """The newest content of each checkpoint. A full disk may have prevented its write."""
         self._texts: dict[str, CheckpointText] = {}
@@ -255,8 +255,8 @@ class DataDirectory:
         return [self._recovery_points, self._start_offsets, *list(self._checkpoints.values())]
 
     def make_way(self, key: TopicPartition, topic_id: bytes) -> None:
-        """Remove the partition's checkpoint entries. If the partition's directory belongs to another topic than
-        `topic_id`, then also rename the directory to `-stray`.
+        """Remove the partition's checkpoint entries. If the partition's directory has another topic id than `topic_id`,
+        or no readable topic id, also rename it to a name with the suffix `-stray`.
 
         Called after InTheWay. Raises OSError.
         """
@@ -318,18 +318,16 @@ class DataDirectory:
         return retired, first_error
 
     def _put_aside(self, key: TopicPartition, topic_id: bytes, *, is_open: bool) -> str | None:
-        """Rename the directory of a deleted partition. Returns the new path, or None if the directory must not be
-        removed.
-
-        It must not be removed in two cases. A directory that belongs to another topic is not renamed. A directory with
-        an unreadable topic id is renamed to `-stray`. Raises OSError.
+        """Rename the directory of a deleted partition. Returns the new path, or None if the caller has no directory to
+        remove: the directory does not exist, it belongs to another topic (then it keeps its name), or its topic id is
+        unreadable (then it gets the suffix `-stray`). Raises OSError.
         """
         path = f"{self.path}/{key}"
         suffix = DELETE_SUFFIX
         if not is_open:
             stored_id = self._read_id(path, new=True)
             if stored_id not in (None, UNREADABLE_ID, topic_id) or not self._disk.exists(path):
-                return None  # it does not exist, or it belongs to an older topic, and `make_way` will rename it
+                return None  # if it belongs to an older topic, `make_way` will rename it
             if stored_id == UNREADABLE_ID:
                 suffix = STRAY_SUFFIX  # it may belong to another topic, so it must not be removed
                 logger.error("partition with an unreadable id put aside path=%s", path)
@@ -415,7 +413,7 @@ class DataDirectory:
         return reopened
 
     def retired(self) -> list[str]:
-        """Return the directories of deleted partitions that still exist."""
+        """Return the directories that wait for their removal: those of deleted partitions and of moved logs."""
         return [f"{self.path}/{name}" for name in self._disk.list(self.path) if name.endswith(DELETE_SUFFIX)]
 
     def empty_retired(self, path: str) -> None:
@@ -445,8 +443,8 @@ class DataDirectory:
     # Checkpoints and identity
 
     def write_identity(self, cluster_id: str, node_id: int, directory_id: str) -> None:
-        """Write meta.properties in KRaft's version 1, unless the directory already has an id, or the file has the
-        format from before KRaft. Raises CorruptLog, OSError.
+        """Write meta.properties in KRaft's version 1. An existing file is replaced only if it has this version, cluster
+        id and node id, but no directory id. Raises CorruptLog, OSError.
 
         `directory_id` is the new id of the directory (KIP-858).
         """
@@ -531,8 +529,8 @@ class DataDirectory:
         if changed is None or changed:
             text = self._texts.setdefault(name, CheckpointText())
             self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
-        # If `offsets` is an OffsetsCopy, the CheckpointText has the lines of all its entries. The next copy changes
-        # only some of these lines.
+        # Necessary even if nothing was written: the next OffsetsCopy knows only its changes since this one. The
+        # CheckpointText has the lines of all entries, and then changes only some of them.
         self._checkpoints[name] = offsets
 
     # Closing

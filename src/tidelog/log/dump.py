@@ -2,7 +2,7 @@
 
 Each entry is a dict of plain values (keys and values of records: bytes or None) with `file`, `kind` and `position`. An
 entry of kind `damage` is the last entry of its file. An entry of kind `unwritten` is also the last entry of its file.
-It means that the rest of a segment that Kafka preallocated consists of zeros. No file is changed. Blocks.
+It means that the rest of the segment consists of zeros, which Kafka preallocated. No file is changed. Blocks.
 """
 
 from collections.abc import Callable, Iterator

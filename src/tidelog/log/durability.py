@@ -1,5 +1,5 @@
-"""Track the parts of a log that are not durable yet, and its recovery point. This is the part of a flush that runs
-on the event loop.
+"""Track which data of a log is not durable yet, and the log's recovery point. The steps of a flush that run on the
+event loop are in this module.
 """
 
 from typing import TYPE_CHECKING
@@ -81,15 +81,16 @@ class Durability:
     def note_roll(self, closed: "Segment", base_offset: int, producers: "ProducerState") -> None:
         """Record that the segment `closed` is complete and that the next one begins at `base_offset`.
 
-        Takes a snapshot at `base_offset`: truncations start from a snapshot at a segment's base offset.
+        Takes a snapshot at `base_offset`, because truncations start from a snapshot at a segment's base offset.
         """
         self._segments_to_sync.append(closed)
         self._roll_snapshots[base_offset] = (self.snapshots.path(base_offset), encode_snapshot(producers))
         self._snapshot_position = 0
 
     def before_cut(self, end_offset: int) -> None:
-        """Lower the recovery point before the log is cut at or above `end_offset`. Plans from before the cut no
-        longer have an effect. The cut itself removes the snapshots above `end_offset`.
+        """Lower the recovery point to `end_offset`, because the log will be cut at or above this offset. Plans that
+        were made earlier no longer have an effect. The cut itself removes the snapshot files above the offset at which
+        it cuts.
         """
         self._generation += 1
         self.recovery_point = min(self.recovery_point, end_offset)
@@ -157,8 +158,8 @@ class Durability:
         return plan
 
     def settle(self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs") -> None:
-        """Write and sync all data. Blocks. Raises OSError. It may be called again if file descriptors ran out or the
-        disk is full.
+        """Write and sync all data. Blocks. Raises OSError. If the reason is a full disk or a lack of file descriptors,
+        this method may be called again.
         """
         if self.is_settled(end_offset, epochs):
             return

@@ -26,10 +26,10 @@ METADATA_STORE."""
 DELETE_SUFFIX = "-delete"
 """Suffix of the name of a partition's directory that will be removed: TOPIC-INDEX.ANYTHING-delete."""
 STEM_MAX = 209
-"""Maximum length, in bytes, of the part of such a name before the dot. With this length, an id of 32 digits and a
-suffix, the name is still a legal file name."""
+"""Maximum length, in bytes, of the part of such a name before the dot. If an id of 32 digits and a suffix follow this
+part, the name is still a legal file name."""
 CUT_MARK = "~"
-"""Appended to a topic's name after it was shortened to STEM_MAX."""
+"""Appended to a topic's name that was shortened because of STEM_MAX."""
 
 _SEGMENT_FILE = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
 _METADATA_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
@@ -91,14 +91,14 @@ def file_kind(name: str) -> FileKind:
 
 
 def partition_of(name: str) -> TopicPartition | None:
-    """Return the partition of a log directory TOPIC-INDEX, or None if no live partition has this name."""
+    """Return the partition whose log directory is named `name` (TOPIC-INDEX); None if `name` has another form."""
     match = _PARTITION.fullmatch(name)
     return TopicPartition(match[1], int(match[2])) if match else None
 
 
 def aside_stem(partition: TopicPartition) -> str:
-    """Return the first part of the name of a partition's directory that is put aside. The second part of the name is
-    `.ID-delete` or similar.
+    """Return the first part of the name that a partition's directory gets when it is put aside. The second part of
+    the name is `.ID-delete` or similar.
 
     The first part is TOPIC-INDEX. A long topic name is shortened and marked by a character that no topic name
     contains.
@@ -118,8 +118,8 @@ def retired_stem(name: str) -> str | None:
 
 
 def log_name(path: str) -> str:
-    """Return TOPIC-INDEX for the path of a log directory. The directory may be a copy that is being moved to another
-    data directory.
+    """Return TOPIC-INDEX for the path of a log directory. The directory may be the copy of a partition that is being
+    moved to another data directory.
     """
     name = path.rpartition("/")[2]
     return name.rpartition(".")[0] if name.endswith("-future") else name

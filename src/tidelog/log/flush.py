@@ -27,8 +27,8 @@ class DirectorySyncs:
         self._outcomes: dict[str, OSError | None] = {}
 
     def sync(self, disk: "Disk", path: str) -> None:
-        """Sync a directory, unless this object has already synced it. Raises OSError, even if an earlier call has
-        failed with it.
+        """Sync a directory, unless an earlier call has done so. Raises OSError. If the earlier call failed, its error
+        is raised again.
         """
         if path not in self._outcomes:
             self._outcomes[path] = None
@@ -83,8 +83,8 @@ class FlushPlan:
         self.leader_epochs: LeaderEpochs | None = None
         """The object from which `epochs` was made."""
         self.small_files_error: OSError | None = None
-        """The error of a full disk, because of which the small files (epochs and snapshots) were postponed. The
-        records are still durable."""
+        """The temporary error (such as a full disk) because of which small files (epochs and snapshots) were
+        postponed. The records are durable in spite of it."""
         self.directories: list[str] = []
         """Directories to sync."""
         self.obsolete: list[str] = []
@@ -124,7 +124,7 @@ class FlushPlan:
                 self._disk.remove(path)
 
     def _write(self, files: list[tuple[str, bytes]]) -> None:
-        """Write small files. The writes are postponed if the disk is full, or was already full at an earlier call."""
+        """Write small files. After a temporary error, the remaining files, and those of later calls, are postponed."""
         try:
             for path, data in files if self.small_files_error is None else ():
                 self._disk.write_atomic(path, data)

@@ -6,7 +6,7 @@
 
 Records that are appended between step 2 and the end of step 3 are not acknowledged. If a crash leaves two logs of
 the same name, the old one is used, because it has every acknowledged record. There is one exception: a mark with the
-content `final` means that the old log could not be renamed, and that records were appended to the copy.
+content `final` means that the old log could not be renamed, and that the copy may have newer records.
 
 A partition is not compacted while it is being moved, so a copy has no `.cleaned` and `.swap` files.
 """

@@ -4,8 +4,8 @@
     .timeindex 12 bytes per entry: timestamp in ms (int64), offset relative to the base (int32)
 
 An offset entry means that the batch which ends with this offset begins at this position. A time entry means that no
-record up to this offset has a later timestamp. When an index is first used, its entries are loaded into memory as
-arrays. They can be unloaded again. New entries are written to the file in groups. Zeros that Kafka preallocated
+record up to this offset has a later timestamp. The entries are loaded into memory, as arrays, when a look-up first
+needs them. They can be unloaded again. New entries are written to the file in groups. Zeros that Kafka preallocated
 after the last entry are ignored.
 """
 
@@ -35,8 +35,8 @@ class CorruptIndex(Exception):
 class SparseIndex:
     """Base class of both indexes, which have two ascending columns. The file contains the first `written` rows.
 
-    Memory contains the rows from `_first` on. Before the first look-up, these are only the last row and the new
-    rows; after it, all rows. `count` is -1 until the file has been read.
+    Memory contains the rows from `_first` on. These are at least the last row and the new rows. If a look-up needs
+    earlier rows, all rows are loaded. `count` is -1 until the file has been read.
     """
 
     __slots__ = (
@@ -325,8 +325,8 @@ class TimeIndex(SparseIndex):
         """Add an entry, unless the last entry has the same or a later timestamp, or the timestamp is -1 (no
         timestamp). Returns whether the entry was added.
 
-        Earlier entries with a later offset are removed. Such an entry states that no record up to its offset has a
-        later timestamp. The new entry contradicts this, so the earlier entry came from a wrong batch header.
+        Existing entries with a higher offset are removed. Such an entry states that no record up to its offset has a
+        timestamp above its own. The new entry contradicts this, so the existing entry came from a wrong batch header.
         """
         last = self.last()
         if timestamp_ms < 0 or (last is not None and last[0] >= timestamp_ms):

@@ -10,8 +10,8 @@ UNDEFINED_OFFSET = -1
 
 
 class EpochEnd(NamedTuple):
-    """The largest known epoch that is not above the requested one, and its exclusive end offset; (-1, -1) if
-    unknown.
+    """The largest known epoch that is not above the requested one, and its exclusive end offset; (-1, -1) if the
+    requested epoch is above all known epochs.
 
     If the requested epoch is below all known epochs, `leader_epoch` is the requested epoch.
     """
@@ -42,16 +42,16 @@ class LeaderEpochs:
         return self._epochs[-1] if self._epochs else UNDEFINED_EPOCH
 
     def precedes_all(self, epoch: int) -> bool:
-        """Return whether `epoch` is older than every known one: nothing can be said about its records."""
+        """Return whether `epoch` is older than every known epoch. If it is, nothing is known about its records."""
         return not self._epochs or epoch < self._epochs[0]
 
     def entries(self) -> list[tuple[int, int]]:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Begin `epoch` at `start_offset`. Older entries that contradict it are removed.
+        """Begin `epoch` at `start_offset`. Existing entries that contradict this are removed.
 
-        A negative epoch is ignored. The latest epoch is ignored, too, if it began at or before `start_offset`.
+        The call is ignored if `epoch` is negative, or is the latest epoch and began at or before `start_offset`.
         """
         if epoch < 0 or (self._epochs and self._epochs[-1] == epoch and self._starts[-1] <= start_offset):
             return

@@ -79,7 +79,7 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
         if base_offset >= incomplete_from:
             continue
         path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
-        # If the log file has its final name already, the replaced files were removed or renamed before.
+        # If the log file already has its final name, the replaced files were already removed or renamed.
         if disk.exists(path + SWAP_SUFFIX):
             end_offset = max(_end_offset(disk, path + SWAP_SUFFIX, base_offset), base_offset + 1)
             for name in names:

@@ -136,8 +136,8 @@ class PartitionLog:
         """Apply new topic settings."""
         self.config = config
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
-        # A batch is checked in detail if its timestamps are later than the first limit, or earlier than the second one.
-        # The limit -UNLIMITED means that every batch is checked in detail.
+        # A batch is checked in detail if it is further in the future than the first limit, and possibly if it is older
+        # than the second limit. If the first limit is -UNLIMITED, every batch is checked in detail.
         self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
         self._age_max_ms = retention_time_ms(config)
         if (
@@ -174,12 +174,12 @@ class PartitionLog:
 
     @property
     def has_unsynced_segments(self) -> bool:
-        """Whether a closed segment is possibly not durable. Retention and recovery do not go beyond such a segment."""
+        """Whether a closed segment is possibly not durable. Retention keeps such a segment, and recovery scans it."""
         return self._durability.recovery_point < self._segments.active.base_offset
 
     @property
     def unflushed(self) -> bool:
-        """Whether a power cut could lose records."""
+        """Whether there are records at or above the recovery point."""
         return self.log_end_offset > self._durability.recovery_point
 
     @property
@@ -202,10 +202,10 @@ class PartitionLog:
     def append(
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
-        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. A batch that repeats
-        one of its producer's last five is not appended: the result of the first append is returned. `limits`: how to
-        check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response, StorageError if
-        the log is offline or goes offline, or NotInline, before the append, if records must be examined.
+        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. If it repeats one of
+        its producer's last five batches, it is not appended, and the result of the first append is returned. `limits`:
+        how to check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response
+        (StorageError if the log or its disk is unusable), or NotInline, before the append, if records must be examined.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -387,8 +387,8 @@ class PartitionLog:
     def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
         """Return whole batches of one segment. The first one is the batch that contains `start`; all batches are
         below `end_offset`. The first batch may exceed `bytes_max` (KIP-74). The result is empty if no batch is below
-        `end_offset`. Raises OffsetOutOfRange unless log start offset <= start <= log end offset, and StorageError
-        when the log is offline or damaged.
+        `end_offset`. Raises OffsetOutOfRange if `start` is below the log start offset or above the log end offset, and
+        StorageError if the log is offline, damaged or being truncated.
         """
         log_end_offset = self.log_end_offset
         if not self.log_start_offset <= start <= log_end_offset:
@@ -407,7 +407,7 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return a read that must run on a thread before `read`, which would wait for the disk; else None."""
+        """If `read` would wait for the disk, return a read that must run on a thread before it; otherwise None."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
@@ -430,8 +430,8 @@ class PartitionLog:
     # Truncation
 
     def recovery_point_for_cut(self, offset: int) -> int:
-        """Return the recovery point to persist before a cut. The new end is not known yet, but the segment that will
-        be the last one is known.
+        """Return the recovery point to persist before a cut. It is not above the base offset of the segment that will
+        be the last one, because the new end in this segment is not known yet.
         """
         return min(self.recovery_point, self._segments.items[self._segments.floor(offset)].base_offset, offset)
 
@@ -507,7 +507,7 @@ class PartitionLog:
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Remove from the log the whole segments that the settings no longer keep, and return their number. Also
-        forget producers that were silent for `producer.id.expiration.ms`. Segments at or above the high watermark
+        forget producers that were silent for `producer.id.expiration.ms`. Segments that end above the high watermark
         (None: the log's end) are kept. The files are removed later, by `removal`. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
@@ -541,7 +541,7 @@ class PartitionLog:
         return count
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
-        """Replace `old` by `new`, which has the records that compaction kept. Then call `segments_replaced`."""
+        """Replace `old` by the compacted `new`. The caller then renames the files and calls `segments_replaced`."""
         self.reader.may_have_holes = True
         self._segments.replace(old, new)
         self.reader.forget_positions()
@@ -593,7 +593,7 @@ class PartitionLog:
             except OSError as error:
                 self.fail(f"closing failed: {error}")
         for segment in [*self._segments.items, *self._retention.retired()]:
-            # A running flush then does not report the closed files as an error.
+            # If the close is not clean, a running flush must not report the closed files as an error.
             segment.deleted = segment.deleted or not clean
             if segment.opened is not None:
                 segment.opened.close()

@@ -24,8 +24,8 @@ PRODUCERS_MAX = 100_000
 """Maximum number of producer ids in one partition. If there are more, the producers that were silent for the longest
 time are forgotten, except those with an open transaction."""
 FORGOTTEN_DIVISOR = 10
-"""At the limit, PRODUCERS_MAX divided by this number is the number of producers that are forgotten at once.
-Therefore the search for the oldest producers is rare."""
+"""If the limit is reached, PRODUCERS_MAX / FORGOTTEN_DIVISOR producers are forgotten at once. Therefore the search for
+the producers that were silent for the longest time is rare."""
 
 ABORT = 0
 COMMIT = 1
@@ -95,24 +95,37 @@ class ProducerState:
         self._replicating: list[CompletedTransaction] = []
         """Completed transactions whose marker is possibly not below the high watermark yet."""
         self.producers_max = producers_max
-        self._verifications: dict[int, object] = {}
-        """The verification that is running for each producer id."""
+        self._verifications: dict[int, dict[object, int]] = {}
+        """The verifications that are running for each producer id, with their epochs."""
 
-    def begin_verification(self, producer_id: int) -> object:
+    def begin_verification(self, producer_id: int, epoch: int) -> object:
         """Return a new object that stands for a question to the coordinator of the producer's transaction (KIP-890).
 
-        It becomes invalid when a marker of the producer is appended: then the answer may be about a transaction that
-        has ended.
+        It becomes invalid when a marker ends the transaction: then the answer may be about a transaction that has
+        ended.
         """
-        verification = self._verifications[producer_id] = object()
+        verification = object()
+        self._verifications.setdefault(producer_id, {})[verification] = epoch
         return verification
 
     def is_verification_valid(self, producer_id: int, verification: object) -> bool:
-        return self._verifications.get(producer_id) is verification
+        return verification in self._verifications.get(producer_id, ())
+
+    def invalidate_verifications(self, producer_id: int, epoch: int) -> None:
+        """Make all verifications of the producer's epochs below `epoch` invalid."""
+        running = self._verifications.get(producer_id)
+        if running is not None:
+            for verification in [verification for verification, of in running.items() if of < epoch]:
+                del running[verification]
+            if not running:
+                del self._verifications[producer_id]
 
     def end_verification(self, producer_id: int, verification: object) -> None:
-        if self._verifications.get(producer_id) is verification:
-            del self._verifications[producer_id]
+        running = self._verifications.get(producer_id)
+        if running is not None:
+            running.pop(verification, None)
+            if not running:
+                del self._verifications[producer_id]
 
     def check(self, header: "BatchHeader") -> ProducedBatch | None:
         """Check a client's batch before it is appended. Returns None if it may be appended. If it repeats an earlier
@@ -211,7 +224,7 @@ class ProducerState:
         """Update the state for an appended marker (`ABORT` or `COMMIT`). Returns the completed transaction; None if
         no transaction was open.
         """
-        self._verifications.pop(producer_id, None)
+        self.invalidate_verifications(producer_id, epoch)
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)

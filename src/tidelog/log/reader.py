@@ -45,9 +45,9 @@ class Slice(NamedTuple):
     """`size` bytes of whole batches at `position` of `file`. If there is no data, `size` is 0 and `file` is None.
 
     `first_batch_offset` is the base offset of the first batch, which may be below the requested offset. `readable`
-    is the number of bytes that are available up to the limit, ignoring batch boundaries. It is compared with
-    `fetch.min.bytes`, as in Kafka. It is `PLENTY` if the log continues after this segment, and never less than
-    `size`.
+    is compared with `fetch.min.bytes`, as in Kafka. It is the number of bytes that the limits of the read (`bytes_max`
+    and `end_offset`) allow, ignoring batch boundaries, but at least `size`. If the read may continue in the next
+    segment, it is `PLENTY`.
     """
 
     file: "File | None"
@@ -173,8 +173,8 @@ class LogReader:
         """Return (segment, position, base offset) of the first batch that ends at or after `offset`; None if there
         is no such batch.
 
-        Raises CorruptLog, even for a sound batch if it begins after `offset` although compaction has removed no
-        offsets.
+        Raises CorruptLog if a batch is damaged. Raises it also if the batch begins after `offset`, although compaction
+        cannot have removed offsets.
         """
         items = self._segments.items
         for index in range(self._segments.floor(offset), len(items)):
@@ -192,8 +192,8 @@ class LogReader:
         return CorruptLog(
             segment.path,
             position,
-            f"offsets {offset} to {base_offset - 1} are missing before this batch; put the missing files back, "
-            "or, if the log was compacted, or to continue without the missing records, set the offset of "
+            f"offsets {offset} to {base_offset - 1} are missing before this batch; put the missing files back. "
+            "If the log was compacted, or to continue without the missing records, set the offset of "
             f"{name} to {self._segments.items[0].base_offset} in {parent}/{CLEANER_OFFSETS}",
         )
 
@@ -266,8 +266,8 @@ class LogReader:
         return None
 
     def max_timestamp_offset(self, start_offset: int) -> Steps[TimestampOffset | None]:
-        """Return the first record with the largest timestamp at or after `start_offset`, by the headers of batches;
-        None if there are no records.
+        """Among the records at or after `start_offset`, return the first one with the largest timestamp; None if there
+        are no records. The headers of the batches decide which batch contains it.
 
         If no record has a timestamp, the result is the first record, with timestamp -1, as in Kafka. Raises
         CorruptLog.

@@ -2,8 +2,8 @@
 
 The records are decompressed and compressed as one block of bytes. Both steps run outside of Python. Between them,
 the structure of each record is checked, because damage from the time before the producer computed the batch's
-checksum must not be stored. Kafka instead rebuilds the batch from its records. The result has the same codec,
-offsets, timestamps and producer fields.
+checksum must not be stored. Kafka instead rebuilds the batch from its records. Kafka's batch has the same codec,
+offsets, timestamps and producer fields as the result of this module.
 """
 
 from struct import Struct
@@ -68,9 +68,10 @@ def recompress(batch: Buffer, header: "BatchHeader", target: Recompression, inli
     """Return the checked `batch` recompressed, in a writable buffer. Blocks for the time of the compression.
     Thread-safe.
 
-    Raises RecordTooLarge, RecordListTooLarge, and the ApiError of `undecodable` if the records cannot be
-    decompressed or are malformed, or if their number differs from the header. Raises NotInline if the decompressed
-    records have more than `inline_bytes_max` bytes, unless `inline_bytes_max` is 0.
+    Raises RecordListTooLarge if there are too many records, and RecordTooLarge if the decompressed records or the
+    result are too large. Raises the ApiError of `undecodable` if the records cannot be decompressed or are malformed,
+    or if their number is not the number in the header. If `inline_bytes_max` is not 0 and the decompressed records
+    have more bytes than this, raises NotInline instead of RecordTooLarge.
     """
     from tidelog.wire.compression import compress, decompress
 

@@ -34,7 +34,7 @@ RECORD_BYTES_MIN = 7
 EQUAL_RECORDS_MAX = 64
 """Maximum number of records of equal size that are compared in one call; its cost grows with their number."""
 AHEAD_MS = 3_600_000
-"""How far a header's timestamp may be in the future, in ms. This is Kafka's default of
+"""A header's timestamp is trusted only if it is at most this far in the future, in ms. This is Kafka's default of
 message.timestamp.after.max.ms."""
 INLINE_RECORDS_MAX = 4000
 """Maximum number of records of a batch whose records are read on the event loop or while a log is opened."""
@@ -194,7 +194,7 @@ def _header_is_wrong(fields: Fields) -> bool:
     return (
         (stated < fields[BASE_TIMESTAMP] or (stated == 0 and fields[BASE_TIMESTAMP] < 0))
         and fields[COUNT] > 0
-        # The base timestamp is a delete horizon and does not belong to a record.
+        # With one of these bits, the header states the time of the append, or the base timestamp is a delete horizon.
         and not fields[ATTRIBUTES] & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)
     )
 

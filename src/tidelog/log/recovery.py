@@ -71,7 +71,7 @@ class LogOpener:
     def __init__(
         self, disk: "Disk", directory: str, config: "LogConfig", now_ms: int, *, may_have_holes: bool = False
     ) -> None:
-        """`may_have_holes`: the log was compacted once, also if its topic is not compacted any more."""
+        """`may_have_holes`: the log was compacted at some time; its topic may no longer be compacted."""
         self._disk = disk
         self._directory = directory
         self._config = config
@@ -163,7 +163,7 @@ class LogOpener:
             )
 
     def _cut_short_error(self, start_offset: int, end: int) -> CorruptLog:
-        """Return the error of a log whose sound batches end at `end`, although records above this offset were
+        """Return the error of a log whose sound batches end at `end`, although records from this offset on were
         flushed.
         """
         active = self._segments.active
@@ -189,9 +189,9 @@ class LogOpener:
         return CorruptLog(
             active.path,
             active.size,
-            f"the log ends at offset {end}, below its start offset {start_offset}, although it has batches that are "
-            f"newer than offset {self._flushed_end}, the end of its flushed part: put back the missing files, or, to "
-            f"continue without them, {remedy}",
+            f"the log ends at offset {end}, below its start offset {start_offset}, and has batches after offset "
+            f"{self._flushed_end}, the end of its flushed part. Files are missing, or the start offset belongs to "
+            f"another log; put the missing files back, or, to continue without them, {remedy}",
         )
 
     def _remedy(self, checkpoint: str, offset: int) -> str:
@@ -235,7 +235,8 @@ class LogOpener:
             )
             segment.remove()
         self._add_empty(start_offset)
-        # The batches up to `start_offset` are missing: a producer whose last batches are missing would be refused.
+        # Forget all producers. Batches below `start_offset` are missing, and a known producer whose last batches are
+        # missing would be refused.
         self._snapshots.remove_after(-1)
         self._producers = ProducerState()
 
@@ -246,8 +247,8 @@ class LogOpener:
 
         It must be recovered if batches at its end are damaged, or if it has batches but no producer snapshot at its
         end. The snapshot is missing if the log was offline at the stop, because an offline log is not flushed. This
-        method also repairs the end of the active segment (see `_walk_tail`). Raises CorruptLog if batches after an
-        older snapshot are damaged, and OSError.
+        method also repairs the end of the active segment (see `_walk_tail`). If the snapshot at the end is not sound,
+        the batches after an older snapshot are replayed. Raises CorruptLog if these batches are damaged, and OSError.
         """
         try:
             end = self._replayed_from = self._end_of_active()
@@ -346,12 +347,13 @@ class LogOpener:
     def _continue_with(self, segment: Segment, index: int, end: int) -> bool:
         """Return True if recovery continues with `segment`. `end` is the offset at which the previous segment ends.
 
-        Between the two segments there may be a gap. It is accepted if compaction explains it. A crash can cause a gap
-        that does not begin in the flushed part: then remove `segment` and all later segments, and return False. Raises
-        CorruptLog for any other gap, because segment files are missing, and if `segment` begins below `end`.
+        Between the two segments there may be a gap. If compaction explains the gap, it is accepted. If the gap begins
+        after the flushed part, a crash explains it: `segment` and all later segments are removed, and the result is
+        False. For any other gap, segment files are missing. Raises CorruptLog for such a gap, and if `segment` begins
+        below `end`.
         """
         if segment.base_offset < end:
-            reason = f"the segment begins at offset {segment.base_offset}, the segment before it ends at offset {end}"
+            reason = f"the segment begins at offset {segment.base_offset}, but the previous one ends at offset {end}"
             raise CorruptLog(segment.path, 0, reason)
         self._check_no_flushed_gap(segment, end)
         if segment.base_offset > end and not self._config.compacts and end >= self._flushed_end:
@@ -365,17 +367,18 @@ class LogOpener:
         return True
 
     def _check_no_flushed_gap(self, segment: Segment, end: int) -> None:
-        """Raise CorruptLog if flushed offsets between `end`, the end of the previous segment, and `segment` are
-        missing, and compaction does not explain it.
+        """Raise CorruptLog if flushed offsets before `segment` are missing and compaction does not explain this. `end`
+        is the offset at which the previous segment ends.
         """
         if self._may_have_holes or end >= min(segment.base_offset, self._flushed_end):
             return
         raise CorruptLog(
             segment.path,
             0,
-            f"offsets {end} to {segment.base_offset - 1} are missing before this segment, although they were on the "
-            "disk; put the missing files back, or, if the log was compacted, or to continue without the missing "
-            f"records, {self._remedy(CLEANER_OFFSETS, self._segments.items[0].base_offset)}",
+            f"offsets {end} to {segment.base_offset - 1} are missing before this segment, although every offset "
+            f"below {self._flushed_end} was on the disk; put the missing files back. If the log was compacted, or to "
+            "continue without the missing records, "
+            f"{self._remedy(CLEANER_OFFSETS, self._segments.items[0].base_offset)}",
         )
 
     def _check_closed(self, segment: Segment) -> int:
@@ -478,7 +481,7 @@ class LogOpener:
         else:
             is_complete = end_offset >= self._flushed_end
         unwritten_bytes = segment.size - position
-        # If there are fewer zeros, they may be the beginning of a batch. They are cut off, too, but as a torn tail.
+        # Fewer than LENGTH_END zeros may be the beginning of a batch. They are cut off, too, but as a torn tail.
         if not is_complete or unwritten_bytes < LENGTH_END or not is_unwritten(segment.file, position, segment.size):
             return False
         logger.info("unwritten end cut off path=%s position=%d bytes=%d", segment.path, position, unwritten_bytes)

@@ -1,4 +1,6 @@
-"""Replay batches of the log into the state derived from them: producers, transactions, leader epochs."""
+"""Replay batches of the log into the state derived from them: producers and their transactions. Check new batches
+against this state.
+"""
 
 from collections.abc import Callable
 from struct import Struct
@@ -36,9 +38,9 @@ def end_marker(batch: "Buffer") -> tuple[int, int] | None:
     """Return (`ABORT` or `COMMIT`, coordinator epoch) of a control batch that ends a transaction; None for other
     control batches.
 
-    The key consists of a version and a type (int16, int16), the value of a version and the coordinator's epoch
-    (int16, int32). Compaction may leave a control batch without records; it ends no transaction. Raises ValueError
-    if the batch cannot be decoded.
+    The key consists of a version and a type (int16, int16). The value consists of a version and the coordinator's
+    epoch (int16, int32). Compaction may leave a control batch without records; such a batch ends no transaction.
+    Raises ValueError if the batch cannot be decoded.
     """
     records = decode_records(batch, 0)
     if not records:

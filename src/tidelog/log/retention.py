@@ -10,9 +10,9 @@ The start offset is durable before the first file is removed. So if the first se
 files before it were not removed by retention: they were lost.
 
 The age of a segment counts from its largest record timestamp, or from the last change of its file if no record has a
-timestamp. The headers of the segment's batches state this timestamp. The headers are trusted if their timestamp is
-recent enough to keep the segment, or if it agrees with the time of the last change. Otherwise the records are read
-before any segment is deleted.
+timestamp. The largest timestamp is stated in the headers of the batches. They are trusted if this timestamp is recent
+enough to keep the segment, or if it agrees with the time of the last change. Otherwise the records are read before the
+segment is deleted for its age.
 """
 
 from enum import Enum
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk
 
 TOLERANCE_DIVISOR = 64
-"""Headers agree with the time of the file's last change if their largest timestamp is at most AHEAD_MS later than
-this time, and earlier by at most the retention time divided by this number. The age then counts from the later one
-of the two times."""
+"""Headers agree with the time of the file's last change if their largest timestamp lies between this time minus
+(retention time / this number) and this time plus AHEAD_MS. The age then counts from the later one of the two times."""
 INLINE_PART_BYTES_MAX = 256 << 10
 """Upper bound on the part of a segment whose records `run` reads itself, in bytes. A larger part is read in a
 separate process."""
@@ -76,7 +75,7 @@ class SegmentAgeSearch:
         self._doubtful: _DoubtfulSegment | None = None
 
     def run(self) -> None:
-        """Determine ages, up to the first segment that is kept or whose records must be read first. Raises
+        """Determine ages, and stop at the first segment that is kept or whose records the caller must read. Raises
         CorruptLog, OSError.
         """
         for segment, size in zip(self._segments, self._sizes, strict=True):
@@ -171,11 +170,13 @@ class Removal:
 
     @property
     def renames_files(self) -> bool:
-        """Whether `run` renames files of the log. It must not run before the log start offset is persisted."""
+        """Whether `run` renames files of the log. If so, call it only after the log start offset is persisted."""
         return bool(self._to_rename)
 
     def run(self) -> None:
-        """Rename the files of newly retired segments, and remove those whose delay is over. Raises OSError."""
+        """Rename the files of newly retired segments, and remove the files of segments whose delay is over. Raises
+        OSError.
+        """
         for retired in self._to_rename:
             for segment in retired.segments:
                 segment.rename_deleted()
@@ -233,8 +234,8 @@ class Retention:
         return count
 
     def take(self, count: int, due_ms: int) -> list["Segment"]:
-        """Remove the oldest `count` segments from the log and return them. Their files may be removed from `due_ms`
-        on.
+        """Remove the oldest `count` segments from the log and return them. Their files may be removed at `due_ms` or
+        later.
         """
         retired = self._segments.take_first(count)
         for segment in retired:
@@ -243,16 +244,16 @@ class Retention:
         return retired
 
     def retire_replaced(self, renamed: list["Segment"], due_ms: int) -> None:
-        """Retire segments that compaction has replaced. Their files have already been renamed, and may be removed
-        from `due_ms` on.
+        """Retire segments that compaction has replaced. Their files have already been renamed, and may be removed at
+        `due_ms` or later.
         """
         retired = RetiredSegments(renamed, due_ms)
         retired.renamed = True
         self._retired.append(retired)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the work on files that is due; None if no work is due. Only one removal may run at a time; see
-        `Removal.renames_files`.
+        """Return the work on files that is due; None if no work is due. Only one removal may run at a time, and
+        `Removal.renames_files` tells whether it has to wait for the log start offset.
         """
         self._retired = [retired for retired in self._retired if retired.segments]
         to_rename = [retired for retired in self._retired if not retired.renamed]

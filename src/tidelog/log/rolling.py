@@ -1,4 +1,6 @@
-"""Decide whether a client's batch rolls the active segment by time (`segment.ms`), even if headers are wrong."""
+"""Decide whether a client's batch rolls the active segment by time (`segment.ms`). If headers would cause a roll, they
+are first compared with the records.
+"""
 
 from typing import TYPE_CHECKING
 

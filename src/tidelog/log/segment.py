@@ -1,5 +1,5 @@
-"""One segment: a `.log` file of record batches and its sparse indexes. Their names contain the first offset that the
-segment may contain.
+"""One segment: a `.log` file of record batches and its sparse indexes. The name of each file states the lowest offset
+that the segment may contain.
 """
 
 import errno
@@ -37,8 +37,8 @@ DELETED_SUFFIX = ".deleted"
 INTERVAL_BYTES = 4096
 """Default distance between index entries, in bytes of the log file."""
 WALK_BATCHES_MAX = 4000
-"""Maximum number of batch headers that one read checks on the event loop. Checking them takes some ms. Tens of MB
-may contain a million batches."""
+"""Maximum number of batch headers that one read checks on the event loop. Checking them takes some ms. A maximum is
+necessary, because tens of MB may contain a million batches."""
 FIRST_TIMESTAMP_PENDING = -(1 << 62)
 """Value of `roll_timestamp` that makes the next append compute when the segment must be rolled."""
 
@@ -48,8 +48,8 @@ def file_name(base_offset: int, suffix: str) -> str:
 
 
 class SegmentAge(NamedTuple):
-    """The age of a segment that has `size` bytes. It counts from `from_ms`: the segment's largest record timestamp,
-    or its file's last change.
+    """The age of a segment, determined when it had `size` bytes. It counts from `from_ms`: the segment's largest
+    record timestamp, or its file's last change.
     """
 
     size: int
@@ -155,9 +155,7 @@ class Segment:
         return segment
 
     def _undo_creation(self) -> None:
-        """Remove the files after a failed roll. Appends may continue in the previous segment, which must then be the
-        last one.
-        """
+        """Remove the files after a failed creation, so that appends may continue in the previous segment."""
         for suffix in SUFFIXES:
             path = self.path[: -len(LOG_SUFFIX)] + suffix
             if self._disk.exists(path):
@@ -224,8 +222,8 @@ class Segment:
             self.start_clock(self.first_timestamp(), config)
 
     def start_clock(self, first_timestamp: int, config: "LogConfig") -> None:
-        """Set when the segment must be rolled by time: by record timestamps if the first batch has one, otherwise by
-        the clock.
+        """Determine when the segment must be rolled by time. If the first batch has a timestamp, this depends on the
+        timestamps of later batches, otherwise on the broker's clock.
         """
         segment_ms = config.roll_after_ms
         if config.segment_jitter_ms:
@@ -270,7 +268,7 @@ class Segment:
     def note_batch(self, position: int, fields: Fields, latest: int | None = None) -> None:
         """Update timestamps and indexes for a batch that a scan found at `position`.
 
-        `latest`: the largest timestamp of the batch, if the bytes of the batch are not in the file yet.
+        `latest`: the largest timestamp of the batch. If it is None, it is read from the batch in the file.
         """
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         if latest is None:
@@ -348,7 +346,7 @@ class Segment:
             return self.index.position_for(offset)
 
     def boundary(self, position_max: int) -> int:
-        """Return the last indexed position at or before `position_max` where a batch begins."""
+        """Return the last indexed position at or before `position_max`, or 0. A batch begins there."""
         try:
             return self.index.boundary(position_max)
         except (CorruptIndex, FileNotFoundError) as error:
@@ -431,9 +429,11 @@ class Segment:
     # Checks of served batches
 
     def end_of_whole_batches(self, position: int, first_offset: int, size_max: int, end: int) -> tuple[int, int]:
-        """Return the end of the whole batches from `position` on that fit into `size_max` bytes before `end`.
+        """Return where a read that begins at `position` must end, so that it contains only whole batches, at most
+        `size_max` bytes, and nothing beyond `end`.
 
-        The result is (position, next offset or -1 if unknown). At least one batch is included, even if it is larger.
+        The result is (position, next offset or -1 if unknown). The read contains at least one batch, even if this one
+        is larger.
         A batch must begin at `position`, and its base offset must not be below `first_offset`. Batches that this
         process has neither written nor checked are checked now, at most `WALK_BATCHES_MAX` of them, so that a broken
         sequence is never served. Raises CorruptLog.
@@ -531,8 +531,8 @@ class Segment:
     def truncate_to(self, offset: int) -> int:
         """Remove every batch that ends at or after `offset`. Returns the offset at which the segment ends now.
 
-        Blocks until the cut is durable, because old bytes must not reappear after a power cut and follow later
-        appends.
+        Blocks until the cut is durable. Otherwise, after a power failure, the removed bytes could reappear behind
+        later appends.
         """
         # Start at an index entry that is kept, because the kept time entries cover all batches before it.
         start = self.indexed_position(offset - 1) if offset > self.base_offset else 0
@@ -589,7 +589,7 @@ class Segment:
                 self._disk.rename(path, path + DELETED_SUFFIX)
 
     def remove(self) -> None:
-        """Remove the files, after `rename_deleted` or, if `deleted` is not set, directly. Blocks. Raises OSError."""
+        """Remove the files. If `deleted` is set, `rename_deleted` must have renamed them. Blocks. Raises OSError."""
         ending = DELETED_SUFFIX if self.deleted else ""
         self.deleted = True
         if self.opened is not None:

@@ -13,7 +13,8 @@ class SegmentList:
     def __init__(self, items: list[Segment]) -> None:
         self.items = items
         self.swapping = False
-        """True while a swap renames files; retention and compaction wait for its end."""
+        """True while compaction replaces segments and renames their files. Retention and other compactions wait for the
+        end of this swap."""
         self._base_offsets = [segment.base_offset for segment in items]
 
     @property

@@ -84,9 +84,9 @@ class Snapshots:
 def load_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> tuple[ProducerState, int]:
     """Load the newest snapshot at or below `end`, and replay the batches from there to `start`, the log start offset.
 
-    Returns the producers, and the offset of the snapshot; -1 if there is no snapshot. Batches below `start` are also
-    replayed, since deleted records still count for the sequence of their producer. If some of these batches are missing
-    or damaged, no producer is known: a producer whose last batches are missing would be refused. Raises OSError.
+    Returns the producers, and the offset of the snapshot; -1 if there is no snapshot. The replayed batches are deleted
+    for clients, but still count for the sequence of their producer. If some of these batches are missing or damaged,
+    no producers are returned, because a known producer whose last batches are missing would be refused. Raises OSError.
     """
     producers = ProducerState()
     snapshot = snapshots.load(end)
@@ -110,8 +110,8 @@ def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int,
     """Restore the producers of a log from `start` to `end`: load the newest snapshot and replay the batches after
     it.
 
-    Replayed batches write the transaction indexes again. Batches are not checked. Raises CorruptLog if a batch
-    cannot be read, and OSError.
+    The replay writes the transaction indexes again. The CRCs of the batches are not checked. Raises CorruptLog if a
+    batch cannot be read, and OSError.
     """
     producers, snapshot_offset = load_producers(snapshots, segments, start, end)
     start = max(start, snapshot_offset)
@@ -126,7 +126,7 @@ def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int,
 
 
 def _replay(producers: ProducerState, segment: "Segment", first_position: int, start: int, end: int) -> None:
-    """Replay the batches of a segment, from `first_position` on, whose last offset is from `start` to below `end`."""
+    """Replay the segment's batches that end at `start` or later, but below `end`. Begin to read at `first_position`."""
     for position, size, fields in headers(segment.file, first_position, segment.size, segment.base_offset):
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         if last_offset >= end:

@@ -2,9 +2,9 @@
 
 The rules are those of Kafka 4.3. The header states a batch's base and largest timestamp. The records are examined
 only if the header is not enough. That is the case with `record.validation=full`; for compacted topics, which refuse
-records without a key; and for timestamps that would be refused, that contradict each other, or that would delete or
-roll a segment. After the examination, the largest timestamp in the header is corrected; Kafka corrects it in every
-batch. A few compressed bytes may contain many records, so such batches are examined on a thread.
+records without a key; and for timestamps that would be refused, that contradict each other, that lie in the future, or
+that would delete or roll a segment. After the examination, the largest timestamp in the header is corrected; Kafka
+corrects it in every batch. Batches with many records are examined on a thread; a few compressed bytes may contain many.
 """
 
 from collections.abc import Callable
@@ -92,9 +92,9 @@ def check_client_batch(
 ) -> int:
     """Check a batch that has passed `check_produced`. Returns its append time, or -1 for CreateTime.
 
-    `would_roll`: according to the header's largest timestamp, the active segment has to be rolled. May write
-    timestamp type and largest timestamp into `batch` and `header`, with a new CRC. Raises the ApiError for the
-    response, and NotInline.
+    `would_roll`: according to the header's largest timestamp, the active segment has to be rolled. If necessary, this
+    function writes the timestamp type and the largest timestamp into `batch` and `header`, with a new CRC. Raises the
+    ApiError for the response, and NotInline.
     """
     if header.size > config.max_message_bytes:
         raise too_large(f"{header.size} bytes", config.max_message_bytes)
@@ -154,11 +154,11 @@ def examination_reason(batch: Buffer, header: "BatchHeader", config: "LogConfig"
 
 
 def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
-    """Return whether the records may have another largest timestamp than their header, which states old times or 0.
+    """Return whether the largest timestamp of the records may differ from the one that the header states. Called if
+    the header states an old timestamp or 0.
 
-    A client that does not fill in the timestamps of its headers states 0. But batches of old records with a correct
-    header are as common as batches of new records. Therefore a bulk load of old records must not cause a full
-    examination of each record.
+    A client that does not fill in the timestamps of its headers states 0. But old records with a correct header are
+    common, too. Therefore a bulk load of old records must not cause a full examination of each record.
     """
     if header.attributes & CODEC_MASK:
         return True
@@ -192,7 +192,7 @@ def examine(
     if inline and header.count > INLINE_RECORDS_MAX:
         raise NotInline
     if header.count > EXAMINED_RECORDS_MAX:
-        # If there is no such reason, the caller examines the records because the batch would begin a new segment.
+        # If `examination_reason` is None, the caller examines the records because the batch would begin a new segment.
         reason = examination_reason(batch, header, config, now_ms)
         raise too_many_records(header, reason or "its header states a timestamp that would begin a new segment")
     try:
@@ -288,7 +288,8 @@ class _Findings:
 
     def refuse(self, header: "BatchHeader", config: "LogConfig") -> None:
         """Raise InvalidRecord or RefusedRecords if the settings do not allow the records."""
-        # Compaction keeps the record with the highest offset of each key. This offset must be inside the batch.
+        # Offset deltas must count from 0, because compaction keeps the record with the highest offset of each key, and
+        # this offset must be inside the batch.
         if self.first_disorder is not None and (config.compacts or config.record_validation == "full"):
             index, delta = self.first_disorder
             raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
@@ -320,7 +321,7 @@ def too_many_records(header: "BatchHeader", reason: str) -> RecordListTooLarge:
     """Return the error for a batch that has too many records to be examined. `reason` says why it must be examined."""
     return RecordListTooLarge(
         f"the record batch states {header.count} records, which have to be examined because {reason}; at most "
-        f"{EXAMINED_RECORDS_MAX} can be: send smaller batches (producer: batch.size)"
+        f"{EXAMINED_RECORDS_MAX} can be examined: send smaller batches (producer: batch.size)"
     )
 
 

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 DAMAGE = "damage"
 NOTE = "note"
-"""Severity of a finding that is not damage: offsets that compaction removed, files that will be deleted, or zeros
-that Kafka preallocated."""
+"""Severity of a finding that is not damage, for example offsets that compaction removed, files that will be deleted, or
+zeros that Kafka preallocated."""
 
 LEFTOVER_REASONS = {
     ".deleted": "a retired file: removed after file.delete.delay.ms, or by the broker's next start",
@@ -199,7 +199,7 @@ class _Verifier:
             path, base_offset = f"{directory}/{name}", file_kind(name).base_offset
             if end_offset > base_offset:
                 self._result.add_finding(
-                    path, 0, f"the segment before it ends at offset {end_offset}, after this one begins"
+                    path, 0, f"the segment begins below offset {end_offset}, where the previous segment ends"
                 )
             elif UNKNOWN_END < end_offset < base_offset:
                 severity = NOTE if self._may_have_holes(directory, base_offset) else DAMAGE
@@ -219,8 +219,8 @@ class _Verifier:
                 self._result.add_finding(f"{directory}/{name}", 0, "an index without its segment", NOTE)
 
     def _may_have_holes(self, directory: str, offset: int) -> bool:
-        """Return whether the missing offsets before `offset` are possibly not damage, because compaction removed
-        them or they are below the log start offset.
+        """Return whether the offsets before `offset` may be missing without damage: because compaction removed them,
+        or because they are below the log start offset.
 
         The result is True if the data directory is not known to belong to Tidelog, because Kafka's checkpoints may
         be out of date. It is also True if the checkpoint of compaction is damaged.
@@ -340,8 +340,8 @@ class _Verifier:
                     path, 0, f"epoch {epoch} from offset {offset} is not in the checkpoint yet", NOTE
                 )
             elif epoch > entries[-1][0]:
-                # The epoch in the batch is wrong: no checksum covers it, whereas the checkpoint is written before the
-                # recovery point moves.
+                # The batch is below the recovery point, so the checkpoint was written after the batch. Therefore the
+                # epoch in the batch, which no checksum covers, is wrong.
                 self._result.add_finding(segment, 0, f"epoch {epoch} from offset {offset} is not in {path}")
             elif epoch <= entries[0][0] and offset < entries[0][1]:
                 self._result.add_finding(
@@ -466,11 +466,11 @@ class _Verifier:
                         next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
                     return
                 except CorruptLog as error:
-                    # Fewer zeros than LENGTH_END may also be the beginning of a batch. These bytes count as unwritten
+                    # Fewer zeros than LENGTH_END may also be the beginning of a batch. They count as unwritten only
                     # if no record is missing.
                     next_base = self._next_base_offsets.get(path, next_offset)
-                    is_complete = end - error.position >= LENGTH_END or next_base == next_offset
-                    if is_complete and is_unwritten(file, error.position, end):
+                    may_be_unwritten = end - error.position >= LENGTH_END or next_base == next_offset
+                    if may_be_unwritten and is_unwritten(file, error.position, end):
                         reason = f"{end - error.position} bytes are not written yet: zeros after the last batch"
                         self._result.add_finding(path, error.position, reason, NOTE)
                         return

@@ -1,12 +1,12 @@
 """The lifecycle of one broker of a cluster: its lease in the store, its registration, its heartbeats and its shutdown.
 
-The lease says that the process is running. The broker acquires it before it opens any file, so that a second process
+The lease says that the process is running. The broker acquires it before it opens any log, so that a second process
 with the same node id is refused. The broker renews the lease until it stops. When the lease has ended, the controller
 fences the broker.
 
-A heartbeat tells the controller how far the broker has followed the journal, so that the controller unfences it. It
-also says whether the broker wants to shut down. The broker sends heartbeats until it stops, so a fenced broker is
-unfenced without the help of an administrator.
+A heartbeat tells the controller how far the broker has followed the journal. The controller unfences a broker that has
+followed the journal up to its registration. A heartbeat also says whether the broker wants to shut down. The broker
+sends heartbeats until it stops, so a fenced broker is unfenced without the help of an administrator.
 """
 
 import asyncio
@@ -90,9 +90,9 @@ class BrokerLifecycle:
     # The lease
 
     async def acquire_lease(self, previous_incarnation: str | None = None) -> None:
-        """Acquire this broker's lease when the lease of its earlier run has ended, and renew it from then on.
+        """Wait for the end of the lease of this broker's earlier run. Then acquire the lease, and keep renewing it.
 
-        `previous_incarnation` is an earlier run that has certainly ended, since this process has locked its
+        `previous_incarnation` is an earlier run that has certainly ended, since this process has locked the broker's
         directories. The lease of that run is released at once.
 
         Raises LeaseLost if another process still has the lease after a full term, and the exceptions of
@@ -195,8 +195,8 @@ class BrokerLifecycle:
             await asyncio.wait((self._next_answer,), timeout=remaining_s)
 
     def on_image(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Send a heartbeat at once if the controller waits for one: another broker wants to shut down, or this broker
-        was fenced or unregistered.
+        """Send a heartbeat at once if the controller may be waiting for one. It may be waiting if another broker wants
+        to shut down, or if this broker's registration has changed (the broker was fenced) or was removed.
         """
         if old.brokers is new.brokers:
             return
@@ -286,9 +286,9 @@ class BrokerLifecycle:
     async def shut_down(self) -> None:
         """Let other brokers lead this broker's partitions before it stops (controlled shutdown).
 
-        Returns when every active broker knows the new leaders, but at the latest after the term of the lease. At that
-        time the controller would fence this broker anyway. So an unavailable controller or store does not prevent the
-        stop.
+        Returns when every active broker knows the new leaders, but at the latest after the term of the lease: after
+        that time, the controller would fence even a broker that crashed. So an unavailable controller or store does
+        not prevent the stop.
         """
         if self._heartbeat_task is None or self._heartbeat_task.done() or not self._config.controlled_shutdown_enable:
             return

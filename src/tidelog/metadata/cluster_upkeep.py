@@ -1,5 +1,5 @@
 """The changes that the active controller of a cluster makes without a request: it fences the brokers whose leases have
-ended, and makes preferred replicas leaders again.
+ended, completes the elections of the previous controller, and makes preferred replicas leaders again.
 """
 
 import logging
@@ -23,8 +23,8 @@ GRACE_S: Final = 0.6
 """A new controller waits for this time, in seconds, before it fences the first broker. If all leases ended during an
 outage of the store, the brokers acquire their leases again within this time."""
 CHECK_S: Final = 0.25
-"""Longest interval at which the controller compares the brokers with their leases, in seconds. A write to the store may
-shorten it: the supervisor may have ended the lease of a dead broker."""
+"""Longest interval at which the controller compares the brokers with their leases, in seconds. After a write to the
+store, the controller may compare them sooner, because the supervisor may have ended the lease of a dead broker."""
 
 
 class ClusterUpkeep:
@@ -41,7 +41,7 @@ class ClusterUpkeep:
         self._tasks = runtime.tasks
 
     async def run(self) -> None:
-        """Run until this task is cancelled, when the broker is no longer the controller."""
+        """Run until this task is cancelled because the broker is no longer the controller."""
         await self._tasks.sleep(GRACE_S)
         is_logged = False
         is_new = True
@@ -79,11 +79,14 @@ class ClusterUpkeep:
             answer = await self._controller.decide(partial(self._fence, number, incarnation))
             if answer.error:
                 logger.warning("broker not fenced node=%d reason=%s", number, answer.message)
+            elif broker.in_controlled_shutdown:
+                logger.info("broker fenced, it has shut down in order node=%d epoch=%d", number, broker.epoch)
             else:
                 logger.warning("broker fenced, its lease has ended node=%d epoch=%d", number, broker.epoch)
 
     async def _elect_leaderless(self) -> bool:
-        """Elect leaders that a changed setting allows, since the previous controller may not have completed this.
+        """Elect leaders of partitions without a leader, where a changed setting allows this. The previous controller
+        may not have completed these elections.
 
         Returns whether the elections are complete.
         """

@@ -164,7 +164,7 @@ def _refuse_all(names: Iterable[str], error: ErrorCode, message: str | None) -> 
 
 def _names_by_flat_name(image: MetadataImage, new_names: Iterable[str]) -> Steps[dict[str, str]]:
     """Return the names of existing topics by `flat_name`. The result is empty if no new name contains a dot or an
-    underscore.
+    underscore, because only such names can collide with others.
     """
     names: dict[str, str] = {}
     for name in new_names:

@@ -1,14 +1,19 @@
 """Leaders of partitions, in-sync replicas (ISR) and eligible leader replicas (ELR, KIP-966). Pure functions.
 
-`next_state` is the only function that chooses a leader. Every decision of the controller that may change the ISR, the
-replicas or the leader calls it: when a broker stops or returns, and for AlterPartition, reassignments and ElectLeaders.
+`next_state` chooses every leader except the first one of a new partition (`records.new_partition`). The controller
+calls it for every decision that may change the ISR, the replicas or the leader: when a broker stops, returns or cannot
+use a log any more, when `unclean.leader.election.enable` changes, for AlterPartition, reassignments and ElectLeaders,
+and for the automatic rebalance.
 
-An election chooses, in the same order as Kafka:
+The current leader remains if rule 1 or 2 allows it to lead, unless the decision prefers the first replica. Otherwise an
+election chooses, in the same order as Kafka:
 
 1. the first active replica, in the order of the assignment, that is in the ISR;
 2. if the ISR is empty, the first active replica that is in the ELR;
 3. if the ISR and the ELR are empty, the last known leader, if it is active;
 4. only if the topic has `unclean.leader.election.enable`, the first active replica.
+
+Rules 2 and 3 need the feature `eligible.leader.replicas.version`.
 
 Elections by rules 3 and 4 are unclean: the leader may lack committed records. So the state is marked as RECOVERING, and
 the ISR contains only the leader.
@@ -45,12 +50,12 @@ class ElectionRules(NamedTuple):
     """The settings and features that an election of one topic depends on."""
 
     min_isr: int
-    """`min.insync.replicas` of the topic. If a partition has fewer replicas, it needs only that number of in-sync
-    replicas."""
+    """`min.insync.replicas` of the topic. If a partition has fewer replicas than this, it needs only as many in-sync
+    replicas as it has replicas."""
     elr: bool
     """Whether `eligible.leader.replicas.version` is at least 1."""
     unclean: bool
-    """Whether a replica may lead that is neither in the ISR nor in the ELR."""
+    """Whether rule 4 of this module applies: any active replica may lead."""
 
 
 class TopicRules:
@@ -113,7 +118,8 @@ def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_a
     if leader != NO_LEADER or not rules.elr:
         last_known_elr = ()
     elif not isr and not last_known_elr:
-        # If ELR was off when the leader stopped, the last member of the ISR is the last known leader.
+        # The last known leader is the leader that stops now. If the leader had already stopped while ELR was off, the
+        # last known leader is the first of the members that remained in the ISR.
         last_known_elr = state.isr[:1] if state.leader == NO_LEADER else (state.leader,)
     begins_epoch = leader != state.leader or not set(state.replicas) <= set(replicas)
     new_state = PartitionState(
@@ -139,9 +145,9 @@ def _after_reassignment(
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return replicas, adding, removing and ISR.
 
-    A reassignment is complete when all replicas that it adds are in the ISR, and at least one active member of the ISR
-    remains. If it removes more replicas than it adds, all remaining replicas must be in the ISR. When it is complete,
-    the replicas that it removes are dropped.
+    A reassignment is complete when all replicas that it adds are in the ISR, and the ISR without the replicas that it
+    removes has an active member. If it removes more replicas than it adds, all remaining replicas must be in the ISR.
+    When it is complete, the replicas that it removes are dropped.
     """
     replicas = state.replicas if target.replicas is None else target.replicas
     adding = state.adding if target.adding is None else target.adding
@@ -159,8 +165,8 @@ def _after_reassignment(
 def _eligible_replicas(
     state: PartitionState, isr: Sequence[int], replicas: Sequence[int], unclean_stop: int | None
 ) -> tuple[int, ...]:
-    """Return the ELR that belongs to the new ISR `isr`, which is smaller than `min.insync.replicas`: the previous
-    members of the ISR and the ELR that are not in the new ISR.
+    """Return the ELR for the new ISR `isr`. It consists of the previous members of the ISR and the ELR that are not in
+    `isr`, without `unclean_stop` and removed replicas. Called only if `isr` is smaller than `min.insync.replicas`.
 
     The high watermark does not move while the ISR is so small, so these replicas have every committed record.
     """
@@ -209,8 +215,9 @@ def remove_broker(
 ) -> Steps[None]:
     """Collect the changes after a broker has stopped: it leads no partition any more, and is removed from every ISR.
 
-    Without ELR, the broker remains in an ISR that has no other member, and the partition has no leader. `unclean_stop`
-    says that the broker may have lost records from its logs; then it is also removed from every ELR.
+    Without ELR, the broker remains in an ISR that has no other member. The partition then has no leader, unless the
+    topic has `unclean.leader.election.enable` and another replica is active. `unclean_stop` says that the broker may
+    have lost records from its logs; then it is also removed from every ELR.
     """
 
     def is_concerned(state: PartitionState) -> bool:
@@ -290,8 +297,8 @@ def elect_leaders(
     """Elect leaders on an administrator's request (ElectLeaders).
 
     A preferred election makes the first replica the leader if it is in sync. An unclean election lets any active
-    replica lead a partition that has no leader. If `partitions` is None, all partitions are examined, and as in Kafka
-    the results contain only the partitions that need an election. Raises ApiError (INVALID_REQUEST) if the type is
+    replica lead a partition that has no leader. If `partitions` is None, all partitions are examined. As in Kafka, the
+    results then contain only the partitions that need an election. Raises ApiError (INVALID_REQUEST) if the type is
     unknown.
     """
     changes = StateChanges(image)
@@ -347,8 +354,8 @@ def rebalance_leaders(image: MetadataImage, config: BrokerConfig) -> Steps[Journ
     """Make preferred replicas the leaders of their partitions again (`auto.leader.rebalance.enable`). One call changes
     at most REBALANCED_PARTITIONS_MAX partitions.
 
-    The reply says whether more partitions may remain; the caller then calls again soon. Like Kafka 4.3, this changes
-    every partition whose preferred leader is in sync. Kafka without ZooKeeper ignores
+    The reply says whether more partitions may need a change. If so, the caller calls again soon. Like Kafka 4.3, this
+    function changes every partition whose preferred leader is in sync. Kafka without ZooKeeper ignores
     `leader.imbalance.per.broker.percentage`.
     """
     changes = StateChanges(image)
@@ -372,7 +379,7 @@ def rebalance_leaders(image: MetadataImage, config: BrokerConfig) -> Steps[Journ
 
 def elect_leaderless(image: MetadataImage, config: BrokerConfig) -> Steps[JournalDecision[None]]:
     """Elect leaders of partitions without a leader, where the current settings allow this. Called after a change of
-    `unclean.leader.election.enable`, and at intervals.
+    `unclean.leader.election.enable`, and once by each new controller.
     """
     changes = StateChanges(image)
     yield from elect_where_leaderless(changes, image, TopicRules(image, config))

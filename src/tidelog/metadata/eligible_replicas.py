@@ -3,7 +3,7 @@ functions.
 
 A replica is in the ELR if the high watermark has not moved since the replica left the ISR. The high watermark could not
 move, since the ISR was smaller than `min.insync.replicas`. With another value of this setting, it might have moved. So
-a change of a topic's effective value clears the ELR of its partitions in the same journal entry.
+the journal entry that changes a topic's effective value of this setting also clears the ELR of the topic's partitions.
 """
 
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ from tidelog.wire.errors import ApiError, ErrorCode
 def clear_elr(image: MetadataImage, topics: Iterable[TopicImage]) -> list[JournalRecord]:
     """Return the record that clears the ELR of all partitions of these topics that have an ISR.
 
-    A partition without an ISR has no leader, so its high watermark cannot move: under any value of the setting, the
-    members of its ELR have every committed record. Kafka also clears the ELR of such a partition; after that, the
-    partition can get a leader only by an unclean election.
+    A partition without an ISR has no leader, so its high watermark cannot move. Therefore the members of its ELR have
+    every committed record, whatever value `min.insync.replicas` has. Kafka also clears the ELR of such a partition;
+    after that, the partition can get a leader only by an unclean election.
     """
     changes = StateChanges(image)
     for topic in topics:

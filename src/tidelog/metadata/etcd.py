@@ -4,14 +4,14 @@ Keys below the prefix:
 
     journal/POSITION     one entry; POSITION has 20 digits
     end                  the position of the next entry
-    leases/NAME          holder and epoch; attached to a lease of etcd, so that etcd deletes the key when the lease ends
-    epochs/NAME          the last epoch of that lease; this key is never deleted
+    leases/NAME          holder and epoch; the key is attached to a lease of etcd, which deletes the key when it ends
+    epochs/NAME          the last epoch of the lease NAME; this key is never deleted
     snapshot             the pointer to the current snapshot
     snapshots/ID/PART    the parts of snapshots
 
 An append is one transaction: it compares the lease and the end, and writes the entry and the new end. Transactions and
 reads need a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it. etcd's own
-keep-alive is not used, since a leader that has just been deposed may still answer it.
+keep-alive is not used, since an etcd server that has just lost the leadership of etcd's cluster may still answer it.
 """
 
 from collections.abc import Callable
@@ -46,13 +46,15 @@ T = TypeVar("T")
 WATCH_PAUSE_S: Final = 0.2
 """Pause after a watch that failed, in seconds."""
 TRIM_KEYS: Final = 2000
-"""Number of entries that one transaction deletes."""
+"""Largest number of entries that one transaction deletes."""
 ACQUIRE_TRIES: Final = 5
 """Number of attempts to acquire a lease while other brokers change it."""
 
 
 class EtcdStore(RemoteStore):
-    """`Store` in the etcd cluster of `servers`, in the keys below `prefix`. Each lane has its own connection."""
+    """`Store` in the etcd cluster of `servers`, in the keys below `prefix`. Each lane (`remote_store`) has its own
+    connection.
+    """
 
     def __init__(self, url: str, servers: list[tuple[str, int]], prefix: str, runtime: Runtime) -> None:
         super().__init__(url, runtime)
@@ -76,7 +78,7 @@ class EtcdStore(RemoteStore):
         for lane, gateway in self._gateways.items():
             await self._tasks.run_blocking(gateway.close, lane=lane)
 
-    # The methods below run on the threads of the lanes
+    # `_run` calls the other methods below on the thread of a lane
 
     async def _run(self, lane: str, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._call, function, self._gateways[lane], *args, lane=lane)
@@ -172,7 +174,7 @@ class EtcdStore(RemoteStore):
                 return True
 
     def _trim(self, gateway: EtcdGateway, position: int) -> None:
-        """Delete the entries before `position` in several transactions, then the history of all keys."""
+        """Delete the entries before `position` in several transactions. Then delete the history of all keys."""
         key_range = {"key": to_text(self._entry_key(0)), "range_end": to_text(self._entry_key(position))}
         while pairs := _pairs(gateway.read("/v3/kv/range", {**key_range, "limit": "1", "keys_only": True})):
             first = int(pairs[0][0][-20:])

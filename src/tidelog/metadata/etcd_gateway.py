@@ -65,8 +65,8 @@ class EtcdGateway:
         raise StoreUnavailable(f"{self._url} does not answer: {reason}")
 
     def change(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Make a call that changes something. Raises AnswerLost, StoreFailed, and StoreUnavailable if nothing was
-        changed.
+        """Make a call that changes something. Raises AnswerLost if it is unknown whether the call was executed, and
+        StoreUnavailable or StoreFailed if it was not executed.
         """
         return self._exchange(path, body)
 

@@ -44,9 +44,10 @@ class LevelChange(NamedTuple):
 def change_feature_level(image: MetadataImage, change: LevelChange, config: BrokerConfig) -> JournalDecision[None]:
     """Finalize a level. Raises ApiError (INVALID_UPDATE_VERSION)
 
-    - if a broker does not support the level,
-    - if it is a downgrade that the request does not allow,
-    - if it lowers `tidelog.metadata.version`, since older brokers cannot read records that the journal already has,
+    - if the controller or a registered broker does not support the level,
+    - if the change is a downgrade that the request does not allow,
+    - if it lowers `tidelog.metadata.version`, since the journal may already have records that need the current level,
+    - if it changes another feature while `tidelog.metadata.version` has level 0,
     - or if it switches ELR off while a partition has an empty ISR.
     """
     feature, level, _ = change
@@ -108,7 +109,7 @@ def with_newest_levels(first_records: Sequence[JournalRecord], config: BrokerCon
 
 
 def _elr_records(image: MetadataImage, level: int, config: BrokerConfig) -> list[JournalRecord]:
-    """Return the records that switch eligible leader replicas on or off.
+    """Return the records that must follow `FeatureLevelChanged` when eligible leader replicas are switched on or off.
 
     As in Kafka, while ELR is on, `min.insync.replicas` has one value for the cluster and cannot be set for a single
     broker. If the brokers and the controller used different values, a replica that lacks committed records could be in

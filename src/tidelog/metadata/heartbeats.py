@@ -9,7 +9,7 @@ from tidelog.model.steps import Steps
 
 
 class Heartbeats:
-    """Stores how far each broker has followed the journal, as the broker's last heartbeat to this controller says.
+    """Stores how far each broker has followed the journal, according to its last heartbeat to this controller.
 
     A new controller does not know the heartbeats that earlier controllers received. It soon receives the next heartbeat
     of each broker.
@@ -20,8 +20,8 @@ class Heartbeats:
         self._followed_positions: dict[int, int] = {}
         """The position up to which each broker has applied the journal."""
         self._shutdown_positions: dict[tuple[int, int], int] = {}
-        """For each broker in controlled shutdown, by id and epoch: a position after the entry that made other brokers
-        the leaders of its partitions."""
+        """Id and epoch of each broker in controlled shutdown -> a journal position after the entry that made other
+        brokers the leaders of its partitions."""
 
     def quorum_state(self, image: MetadataImage) -> QuorumState:
         return quorum_state(image, self._followed_positions)

@@ -155,7 +155,7 @@ class MetadataImage:
         self.topics = topics
         self.topics_by_id = topics_by_id
         self.broker_configs = broker_configs
-        """Settings that were altered at run time, by broker: a broker id as text, or "" for all brokers."""
+        """Settings that were altered at run time. The key is a broker id as text, or "" for all brokers."""
         self.group_configs = group_configs
         """Settings of groups, by group id. Settings may be stored for a group that does not exist."""
         self.client_quotas = client_quotas
@@ -195,8 +195,8 @@ class MetadataImage:
         """Return the broker to which clients should send requests for the controller; -1 if all brokers are fenced.
 
         Each broker forwards such requests to the controller. So the result is `node_id`, the broker that answers the
-        client, unless it is fenced. The current controller is not returned, since it may have stopped. Kafka's brokers
-        return any running broker.
+        client, unless this broker is fenced or not registered. The result does not depend on which broker is the
+        controller, since the controller may have stopped. Kafka's brokers return any running broker.
         """
         if self.is_online(node_id):
             return node_id
@@ -207,8 +207,8 @@ EMPTY_IMAGE: Final = MetadataImage()
 
 
 class ImageBuilder:
-    """Applies records to an image. A mapping, or a topic's tuple of partitions, is copied when a record changes it for
-    the first time.
+    """Applies records to an image. The image itself is not changed: a mapping is copied before a record changes it. The
+    mappings of topics and quotas, and a topic's tuple of partitions, are copied only before the first change.
     """
 
     def __init__(self, image: MetadataImage) -> None:

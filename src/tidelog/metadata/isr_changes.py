@@ -2,7 +2,8 @@
 
 Only the controller changes an ISR. A proposal names the leader epoch and the partition epoch on which it is based, so
 the controller can refuse it if the partition has changed since. It also names the broker epoch of each member. A broker
-that has restarted since then may have lost its disk, so the controller does not accept it as a member (KIP-903).
+that now has another epoch was restarted and may have lost its disk, so the controller does not accept it as a member
+(KIP-903).
 """
 
 from collections.abc import Sequence
@@ -86,8 +87,8 @@ def _alter_partition(
 
 
 def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal) -> None:
-    """Raise ApiError unless the current leader has sent the proposal and based it on the current state. The order of
-    the checks is the same as in Kafka.
+    """Raise ApiError unless the current leader has sent the proposal, has based it on the current state, and proposes a
+    valid ISR and recovery state. The order of the checks is the same as in Kafka.
     """
     if proposal.leader_epoch > state.leader_epoch or proposal.partition_epoch > state.partition_epoch:
         # The leader has seen a later entry of the journal than this controller.

@@ -30,17 +30,17 @@ from tidelog.runtime.interfaces import Runtime
 logger = logging.getLogger("tidelog.metadata")
 
 SNAPSHOT_BYTES_MIN: Final = 256 * 1024
-"""A new snapshot is written after this number of bytes of entries, or after twice the size of the last snapshot if this
-is more."""
+"""A new snapshot is written when the entries since the last snapshot have at least this number of bytes, and at least
+twice the size of the last snapshot."""
 INLINE_BYTES_MAX: Final = 16 * 1024
 """An entry up to this size, in bytes, is decoded on the event loop; a larger entry is decoded on a thread."""
 
 
 class EntryPending(Exception):
-    """This broker does not know yet whether the store has the entry that it has sent.
+    """This broker has sent an entry, and does not know yet whether the store has it.
 
-    `outcome` is done when the entry at `position` is read: True if it is the sent entry, False if it is another entry,
-    None if it was deleted before this broker could read it.
+    `outcome` is done when the image of this broker contains the entry at `position`. The result is True if that is the
+    sent entry, False if it is another entry, and None if the entry was deleted before this broker could read it.
     """
 
     def __init__(self, position: int, outcome: "asyncio.Future[bool | None]") -> None:
@@ -50,7 +50,7 @@ class EntryPending(Exception):
 
 
 class PartlyAppended(Exception):
-    """The journal has some of the entries of a change. It may also have the other entries, or may get them later."""
+    """The journal may have only some of the entries of a change. It may also get one of the other entries later."""
 
 
 class Journal:
@@ -181,9 +181,9 @@ class Journal:
         The records are appended as one entry. If the store does not accept an entry of this size, they are divided into
         several entries, unless the change must be `undivided`. The image is valid after each entry.
 
-        Raises the exceptions of `HeldLease.append`, with EntryPending instead of OutcomeUnknown; EntryTooLarge if one
-        record or the undivided change is too large for one entry; and PartlyAppended if the journal has some of the
-        records and may or may not have the others.
+        Raises the exceptions of `HeldLease.append`, with EntryPending instead of OutcomeUnknown. Raises EntryTooLarge
+        if one record or the undivided change is too large for one entry, and PartlyAppended if the journal may have
+        only some of the entries of the change.
         """
         entries = await self._encode(new_records, lease.lease.epoch)
         size_max = self._store.entry_bytes_max

@@ -31,14 +31,14 @@ NOT_RENEWED: Final = "the lease was not renewed in time"
 RENEWALS_PER_LEASE: Final = 3
 """Number of attempts to renew a lease before it would expire."""
 SETTLE_S: Final = 10.0
-"""Longest time, in seconds, that an append under a lease that does not expire waits for its outcome."""
+"""If the lease does not expire, an append waits for its outcome for at most this time, in seconds."""
 RETRY_S: Final = 0.2
-"""Pause after a call of the store that failed, in seconds."""
+"""Pause after a failed call of the store, in seconds."""
 
 
 def controller_holder(node_id: int, identity: str) -> str:
-    """Return the text that a broker uses as holder of the controller lease, if other processes can reach its store.
-    `identity` distinguishes this process from another process with the same node id. It is the id of the broker's first
+    """Return the text that names a broker as holder of the controller lease in a store that other processes can reach.
+    `identity` distinguishes this broker from another broker with the same node id. It is the id of the broker's first
     data directory, or the id of the run.
     """
     return f"{_HOLDER_START}{node_id}/{identity}"
@@ -55,7 +55,7 @@ class SentEntry(NamedTuple):
 
     position: int
     writer: str
-    """Identifies the lease, by its holder and its epoch. Two leases never have the same epoch."""
+    """Identifies the lease, by its holder and its epoch. Each acquisition of the controller lease has a new epoch."""
     number: int
     """Counts the appends under the lease."""
 

@@ -62,7 +62,8 @@ class CreateTopics(NamedTuple):
 
 
 class EnsureTopics(NamedTuple):
-    """Create the topics that do not exist, with the controller's defaults, or with the settings of an internal topic.
+    """Create the topics that do not exist. An internal topic gets the settings that the coordinators need
+    (`internal_topics.py`), any other topic gets the controller's defaults.
 
     For a topic that exists, the result is a success. The caller must have checked that topics may be created
     automatically.
@@ -111,14 +112,14 @@ class AllocateProducerIds(NamedTuple):
 class RegisterBroker(NamedTuple):
     """Register a broker. The result is its broker epoch.
 
-    The broker must have its lease in the store. While the level of `tidelog.metadata.version` is 0, it must be ready to
-    serve its partitions. With higher levels, the broker reports this later, with a heartbeat.
+    The broker must have its lease in the store. While the level of `tidelog.metadata.version` is 0, the broker must be
+    ready to serve its partitions. With higher levels, the broker reports this later, with a heartbeat.
     """
 
     registration: Registration
     renew_leaderships: bool = False
-    """Whether new leader epochs begin for the partitions that the broker leads, since the broker was restarted. This
-    has an effect only at level 0. With higher levels, a restarted broker leads no partition at first."""
+    """Whether the broker was restarted, so that new leader epochs begin for the partitions that it leads. This has an
+    effect only at level 0. With higher levels, a restarted broker leads no partition at first."""
 
 
 class BrokerHeartbeat(NamedTuple):
@@ -136,7 +137,7 @@ class AlterPartition(NamedTuple):
 
 
 class ElectLeaders(NamedTuple):
-    """Elect leaders on an administrator's request. If `partitions` is not None, every partition has a result."""
+    """Elect leaders on an administrator's request. Each partition that `partitions` names has a result."""
 
     election_type: int
     """`elections.PREFERRED` or `elections.UNCLEAN`. Any other type is refused."""
@@ -212,8 +213,9 @@ REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHe
 class Answer(NamedTuple, Generic[R]):
     """The controller's answer: the value, or an error that concerns the whole request.
 
-    After every error except REQUEST_TIMED_OUT, the request has changed nothing and will not change anything later.
-    After REQUEST_TIMED_OUT, it may have been executed, or may be executed later.
+    After most errors, the request has changed nothing and will not change anything later. After REQUEST_TIMED_OUT, it
+    may have been executed, or may be executed later. After KAFKA_STORAGE_ERROR, it may have been executed if an append
+    to the broker's own store ended with StoreFailed.
     """
 
     value: R | None
@@ -222,8 +224,7 @@ class Answer(NamedTuple, Generic[R]):
     throttle_ms: int = 0
     """Throttle time of the requester."""
     position: int = 0
-    """A broker has all metadata on which the answer is based when it has applied the journal's entries before this
-    position."""
+    """The answer is based on the journal's entries before this position."""
 
     def result(self) -> R:
         """Return the value. Raises ApiError."""
@@ -248,7 +249,7 @@ class ControllerLink(Protocol):
         """Create topics. The answer is REQUEST_TIMED_OUT if, after `timeout_ms`, some of the new partitions have no
         leader yet.
 
-        The topics are created even if the answer is a timeout.
+        After this answer, the topics may have been created, or may be created later.
         """
 
     async def ensure_topics(self, request: EnsureTopics) -> Answer[list[TopicResult]]: ...
@@ -299,8 +300,8 @@ class RequestExecutor(Protocol):
 class ControllerRouter:
     """The `ControllerLink` of one broker.
 
-    The answer of a remote controller is returned when this broker has processed the same metadata. So a client that has
-    created a topic finds it in its next request to the same broker.
+    The answer of a remote controller is returned when this broker has processed the metadata on which the answer is
+    based. So a client that has created a topic finds it in its next request to the same broker.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 The codecs are derived from the type hints in `link.py`: every method of `ControllerLink` names the class of its request
 and the type of the value in its answer. So a new request needs no change here. See `value_codec.py` for the allowed
-types and for the changes that older brokers accept.
+types, and for the changes of a class that older brokers accept.
 
 A message begins with MAGIC and the version of this format. A request continues with the name of its class.
 """
@@ -25,7 +25,7 @@ from tidelog.model.steps import Steps, run_all
 from tidelog.wire.primitives import Buffer, uvarint
 
 MAGIC: Final = b"TLCR"
-"""The first bytes of every message. Other contents of an envelope never begin with these bytes."""
+"""The first bytes of every message. Any other content of an Envelope request never begins with these bytes."""
 FORMAT_VERSION: Final = 1
 _HEAD: Final = MAGIC + bytes((FORMAT_VERSION,))
 REQUEST_BYTES_MAX: Final = 15 << 20

@@ -47,8 +47,8 @@ R = TypeVar("R")
 logger = logging.getLogger("tidelog.metadata")
 
 OUTCOME_TIMEOUT_S: Final = 5.0
-"""If the controller lease ends before the outcome of an entry is known, its request waits for the outcome for at most
-this time, in seconds."""
+"""If the controller lease ends before the outcome of an entry is known, the request that caused the entry waits for the
+outcome for at most this time, in seconds."""
 LEASE_WAIT_S: Final = 1.0
 """Longest time, in seconds, that a request waits until this broker has acquired its lost lease again."""
 NOT_THE_CONTROLLER: Final = "this broker is not the controller"
@@ -292,10 +292,11 @@ class LocalController:
         raise ApiError(f"metadata cannot be changed: {refusal}", code)
 
     async def _append(self, lease: HeldLease, new_records: list[JournalRecord]) -> None:
-        """Append the records of a client's request. Raises ApiError if the journal does not have the entry and will
-        never get it, and EntryPending if this is unknown.
+        """Append the records of a change. Raises EntryPending if the outcome is unknown but may become known later, and
+        ApiError after any other failure.
 
-        After StoreUnavailable, the next change is still tried. After any other failure, all changes are refused.
+        After EntryTooLarge and StoreUnavailable, the next change is still tried. After any other failure, all changes
+        are refused, at least until this broker acquires the controller lease again.
         """
         try:
             await self._journal.append(new_records, lease)

@@ -21,9 +21,10 @@ def place_in_steps(
 ) -> Steps[list[tuple[int, ...]]]:
     """Return the replicas of each partition, the leader first. Leaders and followers rotate over the active brokers.
 
-    There must be at least `replication_factor` registered brokers, and at least one active broker. The first leader
-    depends on the number of existing partitions plus `first`, the number of topics that were placed earlier for the
-    same request. So many topics with one partition each are spread as evenly as one topic with many partitions.
+    There must be at least `replication_factor` registered brokers, and at least one active broker. `first` is the
+    number of topics that were placed earlier for the same request. The first leader depends on the number of existing
+    partitions plus `first`. As a result, 100 topics with one partition each are spread as evenly as one topic with 100
+    partitions.
     """
     active = [broker.broker_id for broker in image.brokers.values() if broker.active]
     inactive = [broker.broker_id for broker in image.brokers.values() if not broker.active]
@@ -100,7 +101,7 @@ def check_assignment(
     """Return the replicas that a client chose for one partition.
 
     Raises ApiError (INVALID_REPLICA_ASSIGNMENT) if a broker is not registered or is named twice, or if the number of
-    replicas is not `replication_factor`. If this is None, any number of replicas is allowed.
+    replicas is not `replication_factor`. If `replication_factor` is None, any number except 0 is allowed.
     """
     if not replicas:
         raise ApiError("an assignment names no broker", ErrorCode.INVALID_REPLICA_ASSIGNMENT)

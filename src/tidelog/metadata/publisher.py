@@ -1,4 +1,8 @@
-"""Publish each new metadata image to the parts of this broker: first the role changes, then files and settings."""
+"""Publish each new metadata image to the parts of this broker.
+
+The order is: the broker's settings, then the roles of partitions (`RoleListener`), then all other changes
+(`ImageListener`).
+"""
 
 import asyncio
 import logging
@@ -12,15 +16,15 @@ from tidelog.runtime.interfaces import Tasks
 logger = logging.getLogger("tidelog.metadata")
 
 RoleListener = Callable[[MetadataImage, MetadataImage], None]
-"""A function that is called with the old and the new image of each change, in order, to change the roles of partitions.
-It must not wait.
+"""A function that changes the roles of partitions. It is called with the old and the new image of each change, in the
+order of the changes. It must not wait.
 
 The role listeners of all parts run in the same turn of the event loop, before the first `ImageListener` of this change.
 """
 
 ImageListener = Callable[[MetadataImage, MetadataImage], Awaitable[None] | None]
-"""A function that is called with the old and the new image of each change, in order. The next change waits until the
-call has ended. So a listener must not wait for a change that it has requested from the controller."""
+"""A function that is called with the old and the new image of each change, in the order of the changes. The next change
+waits until the call has ended. So a listener must not wait for a change that it has requested from the controller."""
 
 
 class MetadataCache:

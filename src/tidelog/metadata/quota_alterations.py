@@ -14,7 +14,7 @@ ENTITIES_MAX = 10_000
 """Maximum number of entities with quotas in a cluster. Every DescribeClientQuotas request reads all of them."""
 
 CHANGES_MAX = 1000
-"""Maximum number of changes of one entity in a request. There are fewer quotas than this, so a request with more
+"""Maximum number of changes of one entity in a request. There are fewer quota keys than this, so a request with more
 changes repeats keys or contains unknown keys."""
 
 REPEATED_ENTITY = "the request has this entity more than once: only its first entry was executed, if it was valid"
@@ -94,7 +94,7 @@ def _alter(
 
 
 def _canonical(parts: EntityParts) -> EntityParts:
-    """Return each type once, with its last name, in the order that responses use."""
+    """Return each type once, in the order that responses use. If a type is repeated, its last name counts."""
     names = dict(parts)
     ordered = [(kind, names.pop(kind)) for kind in (CLIENT_ID, USER, IP) if kind in names]
     return (*ordered, *names.items())

@@ -4,8 +4,9 @@ An entry contains the records of one decision and is appended atomically:
 `{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`. A reader ignores fields that it does not know. A change that
 older brokers must not ignore needs a new kind of record or a higher version; older brokers refuse both.
 
-`FeatureLevelChanged` and the kinds defined after it are written only when the finalized level of
-`tidelog.metadata.version` says that every registered broker can read them (`metadata/features.py`).
+The kinds that are defined after `FeatureLevelChanged` are written only while the finalized level of
+`tidelog.metadata.version` says that every registered broker can read them (`metadata/features.py`). The first
+`FeatureLevelChanged` record finalizes this level.
 """
 
 import json
@@ -24,8 +25,8 @@ DirectoryId = NewType("DirectoryId", bytes)
 
 
 class JournalError(Exception):
-    """An entry cannot be decoded, since it is damaged or a newer version of Tidelog has written it. The text names the
-    entry and the cause.
+    """The journal cannot be used, for example because an entry is missing, damaged or written by a newer version of
+    Tidelog. The text names the cause, and the entry if there is one.
     """
 
 
@@ -43,11 +44,13 @@ class ControllerElected(NamedTuple):
 
 
 class BrokerRegistered(NamedTuple):
-    """A broker has started and registered the addresses of its listeners. This replaces its earlier registration."""
+    """A broker has registered the addresses of its listeners, after its start or after a change of the addresses. This
+    replaces its earlier registration.
+    """
 
     broker_id: int
     epoch: int
-    """The broker epoch, which is higher than in every earlier registration."""
+    """The broker epoch. It is higher than the epochs of the broker's earlier runs."""
     incarnation: str
     """Identifies this run of the broker's process."""
     endpoints: tuple[Endpoint, ...]
@@ -298,7 +301,7 @@ def new_partitions(replicas: Iterable[Sequence[int]], isrs: Sequence[Sequence[in
 
 
 def _runs(states: Sequence[PartitionState]) -> list[list[Any]]:
-    """Run-length encode the states: the number of equal neighbours, then the fields of `_row`."""
+    """Run-length encode the states. Each run is the number of equal neighbours, followed by the fields of `_row`."""
     runs: list[list[Any]] = []
     previous: PartitionState | None = None
     for state in states:
@@ -315,8 +318,8 @@ STATE_FIELDS_MAX = 11
 
 
 def _row(state: PartitionState) -> list[Any]:
-    """Return replicas, leader epoch, partition epoch, leader, ISR, ELR, last known ELR, adding, removing, recovery and
-    directories, without trailing default values.
+    """Return the fields of a state in this order: replicas, leader epoch, partition epoch, leader, ISR, ELR, last known
+    ELR, adding, removing, recovery, directories. Default values at the end are omitted.
 
     The fields after the ISR have values other than their defaults only if the level of `tidelog.metadata.version`
     allows this. A broker that does not know these fields refuses the longer row.
@@ -332,7 +335,7 @@ def _row(state: PartitionState) -> list[Any]:
 
 
 def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
-    """Decode `_runs`. Partitions with equal states share one object."""
+    """Decode `_runs`. The partitions of one run share one object."""
     states: list[PartitionState] = []
     for count, *row in runs:
         states += [_state(row)] * count

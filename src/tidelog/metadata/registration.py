@@ -8,6 +8,8 @@ A registered broker is in one of these states:
 | active | yes | its lease ends, or a heartbeat asks for fencing or for a shutdown |
 | in controlled shutdown | no | its process stops, so that its lease ends |
 
+Without ELR, a broker that may not be in an ISR remains there if the ISR has no other member (`remove_broker`).
+
 The broker epoch is the journal position of the registration. Requests with another epoch come from an earlier run of
 the broker and get STALE_BROKER_EPOCH.
 
@@ -72,13 +74,15 @@ def register_broker(
 ) -> Steps[JournalDecision[int]]:
     """Register a broker. The reply is its broker epoch.
 
-    `is_lease_valid` says that the lease of the registered run of this broker has not ended. The registration and all
-    effects of the end of the earlier run are one journal entry: the broker leads no partition any more and is removed
+    `is_lease_valid` says that another process has this broker's lease. With fencing, one journal entry contains the
+    registration and all effects of the end of the earlier run: the broker leads no partition any more and is removed
     from all ISRs. It is also removed from all ELRs if the earlier run may have lost records.
 
-    Raises ApiError: DUPLICATE_BROKER_REGISTRATION while another run of the broker has its lease, INVALID_REGISTRATION
-    for directory ids that are invalid or used by another broker, UNSUPPORTED_VERSION if the broker does not support a
-    finalized feature level.
+    Raises ApiError:
+
+    - DUPLICATE_BROKER_REGISTRATION while another run of the broker has the lease,
+    - INVALID_REGISTRATION for directory ids that are invalid or used by another broker,
+    - UNSUPPORTED_VERSION if the broker does not support a finalized feature level.
     """
     broker_id = request.broker_id
     check_supported(image, broker_id, request.features)
@@ -130,8 +134,9 @@ def _check_directories(image: MetadataImage, request: Registration) -> None:
 def _has_acknowledged_records(current: BrokerRegistration | None, request: Registration) -> bool:
     """Return whether the broker still has every record that its earlier run has acknowledged (KIP-966).
 
-    It has them if it is the registered broker with the same directories, and if one of two conditions is true: its
-    operating system was not restarted, so that the page cache was not lost; or all records were synced.
+    It has them if its directories are those of the registered broker and contain the registered epoch, and if one of
+    two conditions is true: all records were synced; or the broker's operating system was not restarted, so that the
+    page cache was not lost.
     """
     if current is None or request.previous_epoch != current.epoch or not request.directories:
         return False
@@ -190,9 +195,10 @@ def heartbeat(
     """Fence, unfence or shut down a broker according to its heartbeat.
 
     A broker in controlled shutdown may stop its process when two conditions are true: it leads no partition, and every
-    active broker has followed the journal up to `shutdown_position`. This is the end of the journal after the entry
-    that made other brokers the leaders of its partitions. `followed_positions` contains the positions from the last
-    heartbeats of the brokers. Fenced brokers are ignored, so a broker that does not run cannot delay the shutdown.
+    active broker has followed the journal up to `shutdown_position`. `shutdown_position` is a position after the entry
+    that made other brokers the leaders of the stopping broker's partitions. `followed_positions` contains the positions
+    from the last heartbeats of the brokers. Fenced brokers are ignored, so a broker that does not run cannot delay the
+    shutdown.
 
     Raises ApiError (STALE_BROKER_EPOCH).
     """
@@ -225,7 +231,7 @@ def heartbeat(
 
 
 def _unfence(image: MetadataImage, broker: BrokerRegistration, config: BrokerConfig) -> Steps[list[JournalRecord]]:
-    """Return the records that make the broker active, and that make it the leader of partitions that only it can
+    """Return the records that make the broker active, and the leader of partitions that have no leader and that it may
     lead.
     """
     changes = StateChanges(image)
@@ -240,10 +246,10 @@ def leads_any(image: MetadataImage, broker_id: int) -> bool:
 def fence_broker(
     image: MetadataImage, broker_id: int, incarnation: str, config: BrokerConfig
 ) -> Steps[JournalDecision[None]]:
-    """Fence a broker whose lease has ended. The same journal entry elects other leaders for its partitions and removes
-    it from their ISRs.
+    """Fence a broker whose lease has ended or that asks for it. The same journal entry elects other leaders for its
+    partitions and removes it from their ISRs.
 
-    Nothing changes if the lease belonged to an earlier run, or if the broker is fenced already.
+    Nothing changes if `incarnation` identifies an earlier run, if the broker is fenced already, or without fencing.
     """
     broker = image.brokers.get(broker_id)
     if broker is None or broker.incarnation != incarnation or broker.fenced:
@@ -259,8 +265,9 @@ def unregister_broker(image: MetadataImage, broker_id: int, config: BrokerConfig
     """Remove a broker's registration (UnregisterBroker). The broker remains a replica of its partitions until a
     reassignment.
 
-    It is also removed from all ELRs, since without its registration the controller cannot find out later whether it has
-    lost records. Raises ApiError (BROKER_ID_NOT_REGISTERED).
+    The broker is removed from all ISRs. It is also removed from all ELRs: without the registration, the controller
+    cannot find out later whether the broker has lost records. Raises ApiError (BROKER_ID_NOT_REGISTERED, or
+    UNSUPPORTED_VERSION without fencing).
     """
     broker = image.brokers.get(broker_id)
     if broker is None:

@@ -22,13 +22,16 @@ WATCH_S: Final = 10.0
 
 
 class RemoteStore(ABC):
-    """A `Store` whose client library blocks. A subclass defines the blocking methods."""
+    """A `Store` whose client blocks the calling thread. A subclass defines the blocking methods.
+
+    The methods that are declared below have the arguments of the `Store` method with the same name, unless other
+    arguments are listed.
+    """
 
     entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX
 
     _append: Callable[..., None]
-    """Arguments: position, the result of `encode_entry`, lease. If no other arguments are listed, a method has the
-    arguments of the method of `Store` with the same name."""
+    """Arguments: position, the result of `encode_entry`, lease."""
     _read: Callable[..., list[StoredEntry]]
     _snapshot: Callable[..., Snapshot | None]
     _save_snapshot: Callable[..., None]

@@ -51,7 +51,8 @@ FINAL_ANSWERS: Final = (
 )
 """Answers to a registration that are final: another attempt would get the same answer."""
 CANDIDACY_S: Final = 0.5
-"""Mean pause, in seconds, before a broker of a cluster checks again whether the controller lease has ended."""
+"""Mean pause, in seconds, before a broker of a cluster checks again whether the controller lease has ended. A write to
+the store may end the pause earlier."""
 
 FirstRecords = Callable[[], Awaitable[Sequence[JournalRecord]]]
 """A function that returns the first records of a new journal, after the record with the cluster's id."""
@@ -92,7 +93,7 @@ class MetadataService:
             config.node_id, self.controller, channel, self.publisher, cache, runtime
         )
         self.on_failed: Callable[[str], None] | None = None
-        """Called with the reason when this broker cannot follow the journal any further."""
+        """Called with the reason when this broker must stop, for example when it can no longer follow the journal."""
         self._store = store
         self._config = config
         self._runtime = runtime
@@ -146,13 +147,13 @@ class MetadataService:
         A broker of a cluster first acquires its own lease; see `BrokerLifecycle.acquire_lease`.
 
         `holder` identifies this broker among all processes that can reach the store. If it is the same as before a
-        restart, the broker acquires its controller lease again at once. The default contains the node id. For a lease
-        that expires, it also identifies the process, since two processes with the same node id must not acquire the
-        lease from each other.
+        restart, the broker acquires its controller lease again at once. The default holder contains the node id. If the
+        lease expires, the default also identifies the process, since two processes with the same node id must not
+        acquire the lease from each other.
 
-        The first entry of an empty journal contains `cluster_id` (a new id if it is None) and the result of
-        `first_records`, which are the topics of an adopted directory. A broker that does not become the controller
-        waits until the journal has this entry.
+        If the journal is empty, its first entry will contain `cluster_id` (a new id if it is None) and the result of
+        `first_records`: the topics of an adopted directory. A broker that does not become the controller waits until
+        the journal has this entry.
 
         Raises StoreFailed, StoreUnavailable and JournalError. Raises LeaseLost if another process runs as this broker,
         or if another broker is the controller although this broker has to be the controller.
@@ -182,7 +183,7 @@ class MetadataService:
             self._running = self._tasks.spawn(self._run(self._lease_ms, lease), name="metadata-journal")
 
     async def _wait_for_first_entry(self, lease_ms: int) -> bool:
-        """Wait until the journal has its first entry, and replay it. Returns False if it takes too long."""
+        """Wait until the journal has its first entry, and replay it. Returns False if no entry arrives in time."""
         arrival = self._tasks.spawn(self.journal.wait(), name="metadata-arrival")
         done, _ = await asyncio.wait((arrival,), timeout=lease_ms / 1000 / RENEWALS_PER_LEASE)
         if not done:
@@ -228,8 +229,8 @@ class MetadataService:
     async def register(self, registration: Registration) -> None:
         """Register this broker, so that clients find it. Raises ApiError.
 
-        Without fencing, all listeners must have processed the image before this call, so that the broker can serve its
-        partitions.
+        Without fencing, all subscribed listeners must have processed the image before this call, so that the broker can
+        serve its partitions.
         """
         request = RegisterBroker(registration, renew_leaderships=not self._claimed_at_start)
         ends_s = self._runtime.clock.monotonic() + self._config.initial_broker_registration_timeout_ms / 1000
@@ -247,7 +248,7 @@ class MetadataService:
             self.lifecycle.note_registration(registration, epoch)
 
     async def begin_to_serve(self) -> None:
-        """Wait until this broker may lead partitions. All its listeners must have processed the image.
+        """Wait until this broker may lead partitions. All subscribed listeners must have processed the image before.
 
         Raises ApiError.
         """
@@ -257,8 +258,8 @@ class MetadataService:
     # Becoming the controller
 
     async def _wait_for_lease(self) -> HeldLease:
-        """Acquire the lease when the process that has it has ended. Raises LeaseLost if that process does not end in
-        time.
+        """Acquire the lease after its current holder, another process, has ended. Raises LeaseLost if that process does
+        not end in time.
         """
         latest_s = self._runtime.clock.monotonic()
         if self._lease_ms is not None:
@@ -293,10 +294,10 @@ class MetadataService:
         """Append the claim, which is this controller's first entry, and begin to decide changes. Returns False if the
         lease was lost before the claim was appended.
 
-        The claim is stored at the position at which an earlier controller would append its next entry. If `restarted`
-        is true, new leader epochs begin for the partitions that this broker leads.
+        The claim takes the position of the next entry of an earlier controller, whose append then fails. With
+        `restarted` but without fencing, new leader epochs begin for the partitions that this broker leads.
 
-        Raises JournalError. For a lease that does not expire, also raises the exceptions of `HeldLease.append`.
+        Raises JournalError. For a lease that does not expire, also raises the exceptions of `Journal.append`.
         """
         while True:
             image = self.journal.image
@@ -354,7 +355,7 @@ class MetadataService:
                 lease = await (self._regain_lease() if self._channel is None else self._follow_until_elected(lease_ms))
         except LeaseLost as error:
             self.controller.refuse_until_restart(str(error))
-            if self.on_failed is not None:  # otherwise two brokers would lead the same partitions
+            if self.on_failed is not None:  # if this broker did not stop, two brokers would lead the same partitions
                 self.on_failed(f"the metadata store is used by another broker: {error}")
         except JournalError as error:
             await self._fail(str(error))

@@ -1,6 +1,6 @@
 """Check which settings of a resource may be changed while the broker runs, and to which values. Pure functions.
 
-Each function raises ApiError with the error code of Kafka 4.3.
+Each public function raises ApiError with the error code of Kafka 4.3.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +25,8 @@ from tidelog.config.keys import (
 from tidelog.wire.errors import ApiError, ErrorCode
 
 LISTENER_SETTINGS_MAX = 1000
-"""Maximum number of settings of single listeners, for one broker or for the default of all brokers. Clients choose the
-names of listeners, so the number needs a limit."""
+"""Upper bound on the settings of single listeners (`listener.name.NAME.*`) that one broker has, and on those that are
+set for all brokers. Clients choose the names of listeners, so the number needs a limit."""
 NAME_LENGTH_MAX = 255
 """Longest name of a setting of one listener, in characters."""
 RESTART_ADVICE = "put it into the broker's configuration file (or its environment, or --set) and restart"
@@ -49,7 +49,8 @@ def check_broker_settings(
     """First check each new value alone. Then check all changes, including removals (None), together with the other
     settings.
 
-    `broker` is "" for all brokers. `config` contains the settings before the change, `after` the settings after it.
+    `broker` is "" if the change is for all brokers. `config` contains the settings before the change, and `after`
+    contains the settings after it.
     """
     if any(name.startswith("listener.name.") for name in changed):
         own_settings = after.dynamic_own if broker else after.dynamic_cluster
@@ -158,7 +159,7 @@ def _check_assignment_interval(value_after: ValueAfter, setting: str) -> None:
 
 
 FOLLOWS_RETENTION = -2
-"""With this value, `log.local.retention.*` has the same effect as the value of `log.retention.*`."""
+"""This value of `log.local.retention.*` means: use the value of `log.retention.*`."""
 _COMBINED_CHECKS: Mapping[str, Callable[[ValueAfter, str], None]] = {
     "max.connections": _check_connections,
     "max.connections.per.ip": _check_connections,

@@ -4,9 +4,9 @@ All calls run in order on one thread. A commit is durable when it returns (synch
 a process of another process's commit, so `wait` watches the write-ahead log (`runtime/file_watch.py`), and polls.
 
 The end of a lease is stored as a time of the monotonic clock. All processes on the machine share this clock until the
-machine is restarted. So the row also names the machine's boot: after a restart, every such lease has ended. The writers
-of entries and the ends of leases are in separate tables, so that older versions of Tidelog, which do not know these
-tables, can still use the file.
+machine is restarted. A restart ends all leases that can expire, so the id of the machine's boot is stored with the
+time. The writers of entries and the ends of leases are in separate tables, so that older versions of Tidelog, which do
+not know these tables, can still use the file.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ POLL_MIN_S: Final = 0.01
 POLL_MAX_S: Final = 0.25
 """Shortest and longest pause between two polls of the file, in seconds."""
 WATCHED_POLL_MAX_S: Final = 1.0
-"""POLL_MAX_S while writes to the file are reported to this process."""
+"""Replaces POLL_MAX_S while writes to the file are reported to this process."""
 NO_LIMIT: Final = -1
 """Means "no limit" in SQLite's LIMIT clause."""
 
@@ -98,7 +98,7 @@ class SqliteStore:
             seen = 0 if watch is None else watch.writes
             if await self._run(self._next_position) > position:
                 return
-            # A commit is written to the log before other processes can read it, so the next reads follow soon.
+            # After a write to the log, the next reads follow soon, since the commit may not be readable yet.
             is_written = await self._wait_for_write(watch, seen, delay_s)
             delay_max_s = POLL_MAX_S if watch is None else WATCHED_POLL_MAX_S
             delay_s = POLL_MIN_S if is_written else min(2 * delay_s, delay_max_s)
@@ -154,7 +154,7 @@ class SqliteStore:
             self._watch, self._can_watch = None, False
         await self._tasks.run_blocking(self._close, lane=LANE)
 
-    # The methods below run on the store's thread
+    # Except `_run`, the methods below run on the store's thread
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._call, function, *args, lane=LANE)
@@ -170,7 +170,7 @@ class SqliteStore:
         try:
             yield
         except sqlite3.Error as error:
-            # After SQLITE_FULL and SQLITE_BUSY, SQLite has rolled the transaction back, so the store is unchanged.
+            # After SQLITE_FULL and SQLITE_BUSY, the transaction was rolled back, so the store is unchanged.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
                 raise StoreUnavailable(f"{self.path}: {error}") from error
@@ -388,8 +388,7 @@ class _CommitFailed(Exception):
 def _transaction(connection: "sqlite3.Connection", *, unknown_if_commit_fails: bool = False) -> Iterator[None]:
     """Run the block as one transaction: atomic, and isolated from other connections.
 
-    If `unknown_if_commit_fails` is true, raises _CommitFailed if the COMMIT has failed but its changes may be on the
-    disk.
+    With `unknown_if_commit_fails`, a COMMIT that has failed but whose changes may be on the disk raises _CommitFailed.
     """
     import sqlite3
 

@@ -1,4 +1,6 @@
-"""Collect the new states of partitions in one decision, and return the journal record with these changes. Pure."""
+"""Collect the new states that one decision gives to partitions, and return the journal record with these changes.
+Pure.
+"""
 
 from typing import Any
 

@@ -92,8 +92,8 @@ class StoredJournal(NamedTuple):
 class Store(Protocol):
     """A journal of entries at positions 0, 1, 2 ..., a snapshot of the journal, and leases.
 
-    Every method may raise StoreUnavailable or StoreFailed. When a method returns, its change is durable and visible to
-    every broker.
+    Every method may raise StoreUnavailable or StoreFailed, except `wait_for_write`. When a method returns, its change
+    is durable and visible to every broker.
 
     If the answer to a change was lost, no method sends the change again.
     """
@@ -111,16 +111,16 @@ class Store(Protocol):
     async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
         """Append an entry at `position`.
 
-        Raises PositionTaken unless `position` is the end of the journal, LeaseLost unless `lease` is still valid,
-        EntryTooLarge, and AppendUnknown if the answer was lost. If an append arrives at the store after its lease has
-        ended or its position was taken, it changes nothing.
+        `position` must not be after the end of the journal. Raises PositionTaken if it is before the end, LeaseLost if
+        `lease` is not valid any more, AppendUnknown if the answer was lost, and EntryTooLarge. If an append arrives at
+        the store after its lease has ended or its position was taken, the append changes nothing.
         """
 
     async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
         """Return up to `limit` entries in order, beginning at `start`. The list is empty only at the journal's end.
 
-        The entries include every append of any broker that was answered before this call. If entries before the
-        snapshot's position were deleted, the list may begin after `start`.
+        The entry of every append that was answered before this call is included, whichever broker has appended it. If
+        entries before the snapshot's position were deleted, the list may begin after `start`.
         """
 
     async def wait(self, position: int) -> None:
@@ -131,7 +131,7 @@ class Store(Protocol):
     async def save_snapshot(self, snapshot: Snapshot) -> None:
         """Replace the previous snapshot, and delete the entries before `snapshot.position`.
 
-        A snapshot of an earlier position than the stored one is ignored.
+        If the stored snapshot has a later position, `snapshot` is ignored.
         """
 
     async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
@@ -139,8 +139,9 @@ class Store(Protocol):
         has it.
 
         Without `ttl_ms` the lease does not expire: it ends when it is released or when the same holder acquires it
-        again. With `ttl_ms`, no other holder can acquire the lease before this time has passed since the last confirmed
-        `acquire` or `renew` was sent. The holder measures the time from the same moment (`LeaseTerm`).
+        again. With `ttl_ms`, no other holder can acquire the lease during this time, unless it is released. The time
+        begins when the last confirmed `acquire` or `renew` is sent, and the holder also measures it from this moment
+        (`LeaseTerm`).
         """
 
     async def renew(self, lease: Lease, ttl_ms: int) -> None:
@@ -156,8 +157,8 @@ class Store(Protocol):
         """
 
     async def wait_for_write(self, limit_s: float) -> None:
-        """Wait until the store may have been written to, or for `limit_s`, whichever comes first. A store may always
-        wait for `limit_s`. Never raises because of the store.
+        """Wait for `limit_s`, or less if the store may have been written to in the meantime. A store that does not
+        notice writes always waits for `limit_s`. This method never raises the errors of the store.
         """
 
     async def close(self) -> None: ...
@@ -166,8 +167,8 @@ class Store(Protocol):
 class LeaseTerm:
     """The time during which a holder may rely on its lease, even if its process is paused during this time.
 
-    The store confirms a renewal some time after it was sent, so the term begins at the moment of sending. It is
-    measured with a monotonic clock: after a long pause of the process the term is over, even though no call has failed.
+    The term begins when the acquisition or renewal is sent, since the store's confirmation arrives some time later. It
+    is measured with a monotonic clock: after a long pause of the process the term is over, even if no call has failed.
     """
 
     def __init__(self, clock: Clock, ttl_ms: int) -> None:
@@ -201,7 +202,7 @@ async def settle_append(store: Store, position: int, data: bytes, lease: Lease, 
 
     The same append is sent again. This is safe: only one entry can be stored at the position, and the entry names its
     writer and number. Raises PositionTaken or LeaseLost if the entry is not in the journal and will never get there,
-    and StoreUnavailable or AppendUnknown if the outcome is still unknown.
+    and StoreUnavailable or StoreFailed (for example AppendUnknown) if the outcome is still unknown.
     """
     try:
         await store.append(position, data, lease, writer, number)

@@ -64,7 +64,7 @@ def decode_lease(name: str, value: bytes) -> Lease:
 
 
 def lease_ttl_ms(value: bytes) -> int | None:
-    """Return the duration of a lease, which was written together with it; None if the lease does not expire."""
+    """Return the duration that is stored in a lease's value; None if the lease does not expire."""
     ttl_ms: int | None = json.loads(value).get("ttl_ms")
     return ttl_ms
 
@@ -103,8 +103,8 @@ class SnapshotPointer(NamedTuple):
 
 
 def read_snapshot(url: str, get: Callable[..., bytes | None]) -> Snapshot | None:
-    """Return the current snapshot, or None. `get` is called with the names of a key's path, and returns its value.
-    Raises StoreFailed.
+    """Return the current snapshot, or None. `get` is called with the names that are the path of a key. It returns the
+    key's value, or None if the key does not exist. Raises StoreFailed.
     """
     stored_pointer = get("snapshot")
     while stored_pointer is not None:
@@ -121,7 +121,9 @@ def read_snapshot(url: str, get: Callable[..., bytes | None]) -> Snapshot | None
 
 
 def parts_prefix(position: int, nonce: str = "") -> str:
-    """Return the id of a snapshot's parts. The ids of earlier snapshots are less than `parts_prefix(position)`."""
+    """Return the id of the parts of a snapshot at `position`. Without `nonce`, return a text with which each such id
+    begins; the ids of earlier snapshots are less than this text.
+    """
     return f"{position:020d}-{nonce}"
 
 

@@ -4,11 +4,12 @@ pickle is not used.
 `codec_for` creates the codec of a type. A type may be bool, int (64 bits), float, str, bytes, None, an enumeration, a
 named tuple, a tuple, list, sequence, set or mapping of these types, or a union of them.
 
-The bytes do not contain the types, so writer and reader must use the same types, with one exception: if the last fields
-of a named tuple have their default values, they are not written. So a field with a default may be added at the end of a
-class. An older reader accepts a value whose new field has its default, and refuses any other value (`UnknownValue`).
+The bytes do not contain the types, except the names of the classes of a union. So writer and reader must use the same
+types, with one exception: a field with a default may be added at the end of a named tuple. This is possible since the
+last fields are not written if they have their default values. An older reader accepts a value whose new field has its
+default, and refuses any other value (`UnknownValue`).
 
-The reader never allocates more than a multiple of the bytes that it has received, and a value is never nested more
+The memory that the reader allocates is proportional to the bytes that it has received, and a value is never nested more
 deeply than its type.
 """
 
@@ -43,7 +44,7 @@ class MalformedValue(ValueError):
 
 
 class UnknownValue(ValueError):
-    """The bytes contain a field, a member of an enumeration or a class that only a newer version of Tidelog knows."""
+    """The bytes contain a field, a class or a member of an enumeration that only a newer version of Tidelog knows."""
 
 
 class ValueReader:
@@ -316,7 +317,7 @@ class _Fields(Codec):
     __slots__ = ("_defaults", "_fields", "_kind")
 
     def __init__(self, name: str, kind: type[Any], fields: list[Codec], defaults: tuple[Any, ...] = ()) -> None:
-        """`defaults` are the values of the last fields."""
+        """`defaults` are the default values of the last fields."""
         super().__init__(name)
         self._kind = kind
         self._fields = fields

@@ -5,16 +5,18 @@ Nodes below the root:
     journal/BUCKET/POSITION   one entry; a bucket has BUCKET_ENTRIES of them. Entries are read by number, since the
                               list of the entries of a long journal would exceed ZooKeeper's limit (jute.maxbuffer)
     end, first                the position of the next entry, and the position of the first entry that is not deleted
-    leases/NAME               holder, epoch and term; ephemeral, so that it ends with the holder's session
+    leases/NAME               holder, epoch and term; ephemeral if the lease expires, so that the lease ends with the
+                              holder's session
     epochs/NAME               the last epoch of that lease; this node is never deleted
     snapshot                  the pointer to the current snapshot
     snapshots/ID/PART         the parts of snapshots
 
-An append is one transaction: it checks that the lease exists and has its epoch, and writes the entry and the new end. A
-renewal is a write, which a majority of the servers confirms. (A ping of the session would not prove that the lease is
-valid.) A lease also ends if its holder's session continues but does not renew it: another broker acquires the lease if
-its node has not changed for the whole term, on the clock of that other broker. A server may be behind the other
-servers, so every read begins with a sync.
+An append is one transaction: it checks that the lease exists and that its epoch has not changed, and writes the entry
+and the new end. A renewal is a write, which a majority of the servers confirms. (A ping of the session would not prove
+that the lease is valid.) If the holder's session continues but the holder does not renew the lease, the lease also
+ends: another broker acquires it after its node has not changed for the whole term, measured with that broker's clock. A
+server may be behind the other servers, so a read begins with a sync, unless a conditional write checks the result of
+the read.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,16 +54,17 @@ T = TypeVar("T")
 
 SESSION_MS: Final = 12_000
 SESSION_SHARE: Final = 5 / 6
-"""A lease may last this share of a session. The servers report a session's last ping to their leader with a delay of
-less than one tick. So the leader may end the session earlier by this delay."""
+"""A lease may last at most this share of a session. The servers report a session's last ping to their leader with a
+delay of less than one tick. So the leader may end the session earlier by this delay."""
 BUCKET_ENTRIES: Final = 10_000
 """Number of entries below one node."""
 PIPELINED_READS: Final = 100
 """Number of entries that are requested before the first answer has arrived."""
 READ_BYTES_MAX: Final = 8 << 20
-"""`read` returns fewer entries than requested if these exceed this total size, in bytes."""
+"""When the entries that `read` has collected reach this total size, in bytes, it returns without the remaining
+entries."""
 TRIM_NODES: Final = 500
-"""Number of entries that one transaction deletes."""
+"""Upper bound on the entries that one transaction deletes."""
 TRIES: Final = 5
 """Number of attempts at a transaction that fails because other brokers change the same nodes."""
 
@@ -84,13 +87,13 @@ class ZooKeeperStore(RemoteStore):
         """For each lease, the version of the node with its epoch."""
         self._terms: dict[Lease, LeaseTerm] = {}
         self._unchanged_since: dict[str, tuple[object, float]] = {}
-        """For each lease of another holder: the creation and the version of its node, and the time at which this store
-        has first seen them."""
+        """For each lease that expires: what identifies the state of its node (creation and version), and the time at
+        which this store has first seen this state."""
         self._events: dict[Any, None] = {}
         """Events of the waits that are in progress."""
 
     async def wait(self, position: int) -> None:
-        # The first read uses another lane than the watches, so that it does not wait for the watches of other calls.
+        # The reads use another lane than the watches, so that they do not wait for the watches of other calls.
         while (await self._run(READS, self._read_end))[0] <= position:
             await self._run(WATCH, self._watch, position)
 
@@ -164,7 +167,9 @@ class ZooKeeperStore(RemoteStore):
         raise lease_lost(lease)
 
     def _read_end(self) -> tuple[int, int]:
-        """Return the position of the next entry, and the version of the node with it; -1 if there is no node."""
+        """Return the position of the next entry, and the version of the node that contains this position. The version
+        is -1 if the node does not exist.
+        """
         self._sync()
         value, version = self._get("end")
         return int(value or 0), version
@@ -290,8 +295,8 @@ class ZooKeeperStore(RemoteStore):
         self._check_length(ttl_ms)
         node = _escaped(name)
         for _ in range(TRIES):
-            # The three requests are one round trip: the servers answer the requests of a session in order. The term of
-            # the lease begins here, so a long acquisition would leave little of the term.
+            # The term of the lease begins here, so the acquisition must be short. The servers answer the requests of a
+            # session in order, so the three requests take one round trip.
             sent_s = self._clock.monotonic()
             client = self._session.client
             sync = client.sync_async(self._root)
@@ -414,7 +419,7 @@ class ZooKeeperStore(RemoteStore):
         return self._value_with_stat(self._session.client.get_async(self._path(*names)))
 
     def _value_with_stat(self, request: Any) -> tuple[bytes | None, Any]:
-        """Return the answer to a `get_async`: None and None if the node does not exist."""
+        """Return the answer to a `get_async`: value and stat, or None and None if the node does not exist."""
         from kazoo.exceptions import NoNodeError
 
         try:

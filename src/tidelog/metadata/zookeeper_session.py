@@ -1,7 +1,7 @@
 """One session with ZooKeeper: kazoo's client, the translation of its errors, and the length of the session.
 
-kazoo has its own threads, sockets and clock. Its retries are not used, so a call is sent at most once. The methods
-block, and may be called on several threads.
+kazoo has its own threads, sockets and clock. It retries connections, but its retries of calls are not used, so a call
+is sent at most once. The methods of `ZooKeeperSession` block, and may be called on several threads.
 """
 
 import logging
@@ -20,7 +20,7 @@ ANSWER_TIMEOUT_S: Final = 5.0
 CONNECT_WAIT_S: Final = 2.0
 """Longest time that a call waits for a connection before it fails, in seconds."""
 FIRST_CONNECT_WAIT_S: Final = 8.0
-"""CONNECT_WAIT_S before the first connection."""
+"""Replaces CONNECT_WAIT_S before the first connection."""
 
 
 class AnswerLost(Exception):
@@ -73,7 +73,8 @@ class ZooKeeperSession:
     def answer(self, result: Any) -> Any:
         """Return the answer to a call of one of kazoo's asynchronous methods.
 
-        Raises AnswerLost, StoreUnavailable if the call was not executed, and the errors of ZooKeeper.
+        Raises AnswerLost; StoreUnavailable if the session has ended, so that the call was not executed; StoreFailed if
+        Tidelog has no permission; and the other errors of ZooKeeper unchanged.
         """
         from kazoo import exceptions
         from kazoo.handlers.threading import KazooTimeoutError
@@ -130,8 +131,8 @@ class ZooKeeperSession:
         connection._connect = connect_and_learn
 
     def _on_state(self, state: str) -> None:
-        """Note a change of the connection's state. kazoo calls this on its own thread, before the calls that were
-        running on a lost connection fail.
+        """Note a change of the connection's state. kazoo calls this on its own thread. If the connection is lost, kazoo
+        does so before the running calls fail.
         """
         if state == "CONNECTED":
             self._connected.set()

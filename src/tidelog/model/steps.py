@@ -9,7 +9,8 @@ from typing import TypeAlias, TypeVar
 R = TypeVar("R")
 
 Steps: TypeAlias = Generator[None, None, R]
-"""A computation in steps. `yield from` runs one inside another; `run_all` runs one to its end."""
+"""A computation in steps. `yield from` runs a computation inside another one; `run_all` runs a computation to its
+end."""
 
 
 def run_all(steps: Steps[R]) -> R:

@@ -21,7 +21,9 @@ ANONYMOUS: Final = "ANONYMOUS"
 
 
 class _Quota(Generic[S]):
-    """One quota: the limit of each user and client id, and one sensor for each client that has a limit."""
+    """One quota: the limits of users and client ids, and the sensors of the clients that have a limit. If one
+    limit applies to several clients together, they share a sensor.
+    """
 
     __slots__ = ("_limits", "_sensors", "_window")
 
@@ -50,7 +52,7 @@ class RateQuota(_Quota[Rate]):
         self._throttle_max_ms = throttle_max_ms
 
     def record(self, user: str, client_id: str, value: float, now_ms: int) -> int:
-        """Record `value` and return the throttle time in milliseconds; 0 while the client is within its quota."""
+        """Record `value` and return the throttle time in ms; 0 if the client is within its quota or has none."""
         limit = self._limits.of(user, client_id)
         if limit is None:
             return 0
@@ -60,7 +62,9 @@ class RateQuota(_Quota[Rate]):
         return throttle_ms if self._throttle_max_ms is None else min(throttle_ms, self._throttle_max_ms)
 
     def burst_max(self, user: str, client_id: str) -> float | None:
-        """Return the largest value that an idle client may use in one burst within its quota; None without a quota."""
+        """Return the largest value that a client may use at once after it was idle, without exceeding its quota. Return
+        None if it has no quota.
+        """
         limit = self._limits.of(user, client_id)
         if limit is None:
             return None
@@ -79,9 +83,9 @@ class MutationQuota(_Quota[TokenBucket]):
         """Remove `count` tokens, one for each partition, from the client's bucket. Return (allowed, throttle time in
         ms).
 
-        A client without debt may use more tokens than it has, and is then in debt. A client in debt is refused if
-        `strict`. Otherwise its tokens are still removed, and its throttle time grows. A client without a quota is
-        always allowed.
+        A client without debt may use more tokens than it has, and is then in debt. With `strict`, a client in debt is
+        refused. Without `strict`, its tokens are still removed, and its throttle time grows. A client without a quota
+        is always allowed.
         """
         limit = self._limits.of(user, client_id)
         if limit is None:

@@ -38,7 +38,7 @@ class ConnectionQuotas:
         return min(self._all.throttle_ms(bound, self._window, now_ms), self._window.sample_ms)
 
     def close_delay_ms(self, address: str, now_ms: int) -> int:
-        """Count a connection from `address`. Return 0 if it is within the limit, or if no limit applies.
+        """If a connection from `address` is within the limit, count it and return 0. If no limit applies, return 0.
 
         Otherwise the connection is not counted, and the caller closes it after the returned number of milliseconds.
         If it were closed immediately, the client would also reconnect immediately.

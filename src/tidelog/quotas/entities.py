@@ -18,8 +18,8 @@ CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 Entity = tuple[tuple[str, str | None], ...]
-"""Pairs of entity type and name: client-id and user, in this order, or only ip. The name None means the default
-entity, which applies to every entity of the type without a quota of its own."""
+"""Pairs of entity type and name: either client-id, user or both (in this order), or only ip. The name None means the
+default entity. Its quotas apply to each entity of the type that has no quota of its own."""
 
 Quotas = Mapping[Entity, Mapping[str, float]]
 """For each entity, the value of each of its quotas by key."""
@@ -35,8 +35,8 @@ _CLIENT_KEYS: Final[Mapping[str, int | None]] = {
     REQUEST_PERCENTAGE: None,
     CONTROLLER_MUTATION_RATE: None,
 }
-"""Quota keys of users and client ids. If the value must be a whole number, the largest allowed value; otherwise
-None."""
+"""The quota keys of users and client ids. Each key maps to the quota's largest allowed value if the quota must be a
+whole number, otherwise to None."""
 _IP_KEYS: Final[Mapping[str, int | None]] = {CONNECTION_CREATION_RATE: _INT_MAX}
 
 MATCH_EXACT: Final = 0
@@ -45,7 +45,7 @@ MATCH_ANY: Final = 2
 
 
 def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
-    """Build the entity. Raises ApiError (INVALID_REQUEST) for a combination that cannot have quotas."""
+    """Build the entity from pairs of type and name. Raises ApiError (INVALID_REQUEST) if it cannot have quotas."""
     names_by_type: dict[str, str | None] = {}
     for kind, name in parts:
         if kind not in (USER, CLIENT_ID, IP):
@@ -92,7 +92,7 @@ class Filter:
     __slots__ = ("_any", "_exact", "_strict")
 
     def __init__(self, components: Iterable[Component], *, strict: bool) -> None:
-        """With `strict`, an entity with types that the filter does not name does not match. Raises ApiError."""
+        """With `strict`, an entity matches only if the filter names all of its types. Raises ApiError."""
         self._exact: dict[str, str | None] = {}
         self._any: dict[str, None] = {}
         self._strict = strict
@@ -117,9 +117,9 @@ class Filter:
                 raise _invalid_request(f"an exact match of {kind} needs a name")
             self._exact[kind] = match
         elif match_type not in (MATCH_DEFAULT, MATCH_ANY):
-            raise _invalid_request(f"match type {match_type} is unknown: 0 is exact, 1 the default, 2 any")
+            raise _invalid_request(f"match type {match_type} is unknown: 0 matches a name, 1 the default, 2 any")
         elif match is not None:
-            raise _invalid_request(f"a match of the default or of any {kind} must not have a name")
+            raise _invalid_request(f"only an exact match of {kind} (match type 0) has a name")
         elif match_type == MATCH_DEFAULT:
             self._exact[kind] = None
         else:

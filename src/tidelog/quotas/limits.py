@@ -6,11 +6,14 @@ from tidelog.config.addresses import normal_ip
 from tidelog.quotas.entities import CLIENT_ID, IP, USER, Quotas
 
 _ABSENT: Final = object()
-"""Part of a key for an entity without a user, or without a client id. (None means the default user or client id.)"""
+"""In a key, stands for the user or the client id that an entity does not have. (None means the default user or client
+id.)"""
 
 
 class Limit(NamedTuple):
-    """The quota that applies to one client, and the key of the sensor that counts its use."""
+    """The quota that applies to one client, and the key (user and client id) of the sensor that measures the use of
+    this quota.
+    """
 
     bound: float
     user: str

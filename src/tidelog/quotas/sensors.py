@@ -17,7 +17,7 @@ IDLE_MS: Final = 3_600_000
 """Sensors that were not used for this time, in milliseconds, are dropped when a further client needs a sensor. Kafka
 uses the same time."""
 _NAME_MAX: Final = 100
-"""Maximum length of a user or client id, in characters, that is stored unchanged; see `_short`."""
+"""A user or client id of at most this many characters is stored unchanged; see `_short`."""
 _DIGEST_BYTES: Final = 16
 
 

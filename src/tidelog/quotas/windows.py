@@ -78,8 +78,8 @@ class Rate:
         return _round_ms((rate - bound) / bound * self.span_ms(window, now_ms))
 
     def _reset_expired(self, window: Window, now_ms: int) -> None:
-        """Reset expired samples. A reset sample remains in the list, because its start time shows how long the
-        client was idle.
+        """Reset expired samples. A reset sample begins now and remains in the list. So the covered time includes the
+        time for which the client is idle from now on.
         """
         samples = self._samples
         if not samples:

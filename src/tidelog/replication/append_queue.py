@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.partition")
 
 INLINE_BYTES_MAX = 16 << 10
-"""Batches up to this size are recompressed on the event loop while it has time, since handing them to a thread takes
-longer."""
+"""Batches up to this size are recompressed on the event loop if time is left in its current turn, since handing them to
+a thread takes longer than recompressing them."""
 INLINE_DECOMPRESSED_BYTES_MAX = 32 << 10
 """Maximum decompressed size, in bytes, of a batch that is recompressed on the event loop."""
 QUEUED_BYTES_MAX = 64 << 20
-"""Maximum total size, in bytes, of all waiting batches of the broker. Batches that exceed it are refused with a
-retriable error."""
+"""Maximum total size, in bytes, of all waiting batches of the broker. If batches wait, a batch that would exceed the
+maximum is refused with a retriable error."""
 
 Outcome = Callable[["Appended | ApiError"], None]
 """Called once, in a later turn of the loop, with the result of the append."""
@@ -50,14 +50,16 @@ class QueuedBytes:
         self.limit = limit
 
     def reserve(self, size: int) -> None:
-        """Reserve `size` bytes. Raises RequestTimedOut, which clients retry, if the limit is exceeded."""
+        """Reserve `size` bytes. If other batches wait and the limit would be exceeded, raises RequestTimedOut, which
+        clients retry.
+        """
         if self.total and self.total + size > self.limit:
             raise RequestTimedOut(f"{self.total} bytes of record batches wait to be appended; try again")
         self.total += size
 
 
 class _Entry:
-    """One waiting batch. `ready` says that no thread has to work on the batch any more."""
+    """One waiting batch. If `ready` is True, no thread works on the batch, so the queue may try to append it."""
 
     __slots__ = ("batch", "done", "examined", "failure", "ready", "size")
 
@@ -144,18 +146,18 @@ class AppendQueue:
         return entry
 
     def _finish_examination(self, entry: _Entry, work: "asyncio.Future[ExaminationResult]") -> None:
-        self._store_failure(entry, work, "its records could not be examined")
+        self._end_work(entry, work, "its records could not be examined")
         if entry.failure is None:
             entry.examined = work.result()
         self._append_ready_soon()
 
     def _finish_recompression(self, entry: _Entry, work: "asyncio.Future[bytearray]") -> None:
-        self._store_failure(entry, work, "recompression failed")
+        self._end_work(entry, work, "recompression failed")
         if entry.failure is None:
             entry.batch = work.result()
         self._append_ready_soon()
 
-    def _store_failure(self, entry: _Entry, work: "asyncio.Future[Any]", description: str) -> None:
+    def _end_work(self, entry: _Entry, work: "asyncio.Future[Any]", description: str) -> None:
         """Note that the work on a batch has ended. If the work failed, store its error."""
         entry.ready = True
         if work.cancelled():
@@ -176,8 +178,8 @@ class AppendQueue:
         while entries and entries[0].ready:
             entry = entries[0]
             try:
-                outcome = self._outcome(entry)
-            # The records must be examined. This was detected only after recompression, or the settings have changed.
+                outcome = self._try_append(entry)
+            # The records must be examined, and this would take too long on the event loop.
             except NotInline:
                 entry.ready = False
                 self._partition.examine(entry.batch).add_done_callback(partial(self._finish_examination, entry))
@@ -199,7 +201,7 @@ class AppendQueue:
         self._bytes.total -= entry.size
         entry.done(outcome)
 
-    def _outcome(self, entry: _Entry) -> "Appended | ApiError":
+    def _try_append(self, entry: _Entry) -> "Appended | ApiError":
         """Append the batch of `entry`, and return the result or the error. Raises NotInline."""
         if entry.failure is not None:
             return entry.failure

@@ -45,7 +45,7 @@ logger = logging.getLogger("tidelog.compaction")
 PARTITIONS_PER_TURN = 50
 """Number of partitions that are checked in one turn of the event loop."""
 RETRY_DELAY_S = 60.0
-"""A partition whose pass was interrupted, for example by a full disk, is skipped for this time."""
+"""A partition whose pass was abandoned, or was interrupted (for example by a full disk), is skipped for this time."""
 
 
 class PassAbandoned(Exception):
@@ -64,9 +64,10 @@ class Compaction:
         self._uncleanable: dict[Partition, str] = {}
         """Partitions that are not compacted before the next start, with the reasons."""
         self._retry_at: dict[Partition, float] = {}
-        """For partitions whose pass was interrupted: the earliest time of the next pass, on the monotonic clock."""
+        """For partitions whose pass was interrupted or abandoned: the earliest time of the next pass, on the monotonic
+        clock."""
         self._failed_once: dict[Partition, None] = {}
-        """Partitions whose last pass failed together with its child process."""
+        """Partitions with a pass whose child process failed. A later pass that finishes removes the partition."""
         self._cleaned_partition: Partition | None = None
         """The partition of the running pass."""
         self._cut_during_pass = False
@@ -216,7 +217,7 @@ class Compaction:
             await self._write_clean_offsets()
 
     async def _remove_cleaned_files(self, log: "PartitionLog") -> None:
-        """Remove the files that the pass has written but that were not swapped in. On a full disk they would occupy
+        """Remove the files that the pass has written and has not swapped in. On a full disk they would occupy
         needed space.
         """
         if log.failure is not None:
@@ -336,7 +337,7 @@ class Compaction:
         try:
             await self._run_with_retries(swap.discard, partition)
         except OSError as error:
-            # If the log stayed in use, the next start would finish this swap.
+            # The next start may finish this swap, so the log must not change until then.
             if not partition.deleted:
                 partition.log.fail(f"the files of an undone compaction could not be removed: {error}", error)
                 partition.fail()

@@ -1,12 +1,12 @@
 """Cut the logs of followers where they differ from the leader's log. If the whole log of a follower is before the start
 of the leader's log, the follower's log is made empty instead.
 
-No flush, retention, compaction or move of the same log may run during a cut. Its steps are:
+No flush, retention, compaction or move of the same log may run during a cut. The steps of a cut are:
 
     freeze       no flush, retention or swap begins; a move is stopped and is restarted after the cut
-    lower        the clean offset of compaction and the recovery point are stored durably, not above the cut
+    lower        a clean offset of compaction and a recovery point that are not above the cut are stored durably
     cut          a thread cuts the files (log/cut.py)
-    install      the log, the replica and the checkpoints have the new end
+    install      the log, the replica and the checkpoints receive the new end
 """
 
 import asyncio
@@ -107,10 +107,11 @@ class Cuts:
 
     async def _lower_checkpoints(self, partition: "Partition", effect: CutTo) -> bool:
         """Persist a clean offset and a recovery point that are not above the cut. Returns False if the partition was
-        deleted or went offline, or if the broker stops. If the disk is full, the write is repeated until it succeeds.
+        deleted or went offline, or if the broker stops. A failed write (for example to a full disk) is repeated until
+        it succeeds.
 
-        Before a log is made empty, its new log start offset is persisted instead. If the broker is then killed, its
-        next start removes the records below that offset.
+        Before a log is made empty, its new log start offset is persisted and serves as the recovery point, too. If the
+        broker is then killed, its next start removes the records below that offset.
         """
         directories, offsets, offset = self._partitions.directories, self._partitions.offsets, effect.offset
         key, path = partition.log.topic_partition, partition.log.directory.rpartition("/")[0]

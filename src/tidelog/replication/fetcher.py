@@ -1,8 +1,8 @@
 """Fetch partitions from one other broker, which leads them. This broker follows them.
 
 One fetch session serves all partitions together, with one request at a time. Each answer is appended before the next
-request is sent. A partition that has failed, is being cut or must wait is removed from the session for this time, so
-that it does not delay the other partitions.
+request is sent. A partition that has failed, is being cut or must wait does not delay the other partitions: it is
+removed from the session until it can be fetched again.
 """
 
 import asyncio
@@ -51,6 +51,18 @@ clock. A new timer for such a short rest could fire too early again.
 """
 BYTES_PER_TURN: Final = 1 << 20
 """After this many appended bytes, the fetcher lets other work of the event loop run."""
+LEADER_IS_BEHIND: Final = (
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+)
+"""Errors of a leader that has not processed the metadata of an election or of a new topic yet. It usually processes it
+some milliseconds later. So these errors are logged only if they continue for as long as `replica.fetch.backoff.ms`."""
+FIRST_PAUSE_S: Final = 0.02
+"""Pause before a partition is fetched again after the first of these errors in a row, in seconds. It doubles with each
+further error, up to `replica.fetch.backoff.ms`. Pauses below this limit have no jitter, so that all partitions of an
+election are in the same request."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -59,7 +71,7 @@ two cuts are usual. More are needed only if the two brokers have led the partiti
 class _Followed:
     """One partition of a fetcher, from `follow` to `unfollow`."""
 
-    __slots__ = ("has_failed", "key", "leader_epoch", "log_changes", "partition", "timer")
+    __slots__ = ("has_failed", "key", "leader_epoch", "log_changes", "next_pause_s", "partition", "timer")
 
     def __init__(self, partition: "FollowedPartition", leader_epoch: int) -> None:
         self.partition = partition
@@ -67,10 +79,12 @@ class _Followed:
         self.key: PartitionKey = (partition.topic_id, partition.index)
         self.has_failed = False
         """Whether the last answer for the partition was an error. Such an error has been logged."""
+        self.next_pause_s = FIRST_PAUSE_S
+        """Pause after the next error of LEADER_IS_BEHIND, in seconds."""
         self.log_changes = 0
         """Number of times that its log was cut or made empty since the last answer that was appended."""
         self.timer: TimerHandle | None = None
-        """Ends the pause after a failure."""
+        """Ends the pause after a failure, or the pause that the throttle requires."""
 
     def position(self) -> FetchPosition:
         partition = self.partition
@@ -117,7 +131,7 @@ class Fetcher:
         self._wake_signal: asyncio.Future[None] | None = None
         self._stopping = False
         self._has_failed = False
-        """Whether the last request failed. Such a failure has been logged."""
+        """Whether the last request failed. Only the first of consecutive failures is logged."""
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -234,7 +248,8 @@ class Fetcher:
             return
         if not is_repeated:
             logger.info("fetch from leader failed, trying again leader=%d reason=%s", self._leader_id, error)
-        # The channel itself pauses before it connects again. One lost session is replaced at once.
+        # After a first failure, an unreachable leader needs no pause here, since the channel itself pauses before it
+        # connects again. A lost session is replaced at once.
         if is_repeated or not isinstance(error, ApiError | BrokerUnreachable):
             await self._pause(self._backoff_s())
 
@@ -276,8 +291,9 @@ class Fetcher:
             if followed is None:
                 continue
             if self._session.positions.get(answer.key) != answer.position:
-                # The partition is now followed in another epoch, so this answer is dropped. The leader assumes that
-                # this follower has processed the answer. A new session makes the leader send the state again.
+                # After the request was sent, `follow` was called again for the partition, so this answer is dropped.
+                # But the leader assumes that this follower has processed the answer. A new session makes the leader
+                # send the state again.
                 self._session.begin_anew()
             elif answer.data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 self._leave_session(followed)
@@ -324,6 +340,7 @@ class Fetcher:
             self._fetch_after_failure(followed, error)
         else:
             followed.log_changes = 0
+            followed.next_pause_s = FIRST_PAUSE_S
             if self._throttle is not None:
                 self._throttle.record(partition, size)
             if followed.has_failed:
@@ -335,6 +352,13 @@ class Fetcher:
         error = error_for(code, f"broker {self._leader_id} answers {error_name(code)} to a follower")
         if isinstance(error, FencedLeaderEpoch):  # the metadata will name the newer epoch, and `follow` is called again
             self._end_following(followed, error)
+        elif code in LEADER_IS_BEHIND:
+            if followed.next_pause_s < self._settings.backoff_ms / 1000:
+                # An election of a thousand partitions would write a thousand lines, which say only that it happened.
+                self._fetch_later(followed, followed.next_pause_s)
+                followed.next_pause_s *= 2
+            else:
+                self._fetch_after_failure(followed, error)
         else:
             self._fetch_after_failure(followed, error)
 
@@ -357,7 +381,7 @@ class Fetcher:
         """Let an empty log begin at the first offset of the leader's first batch, and append the answer.
 
         No request for the partition may be sent between these two changes: the leader's log starts after the first
-        offset, so the leader would refuse a fetch from it.
+        offset, so the leader would refuse a fetch from this offset.
         """
         partition = followed.partition
         if not self._is_current(followed):
@@ -371,7 +395,7 @@ class Fetcher:
         current = self._followed.get(followed.key)
         if current is None or current.leader_epoch != followed.leader_epoch:
             return
-        # When the restart ended, `follow` may have been called again for the partition.
+        # The end of the restart may have caused a new call of `follow`, which put the partition into the session.
         self._leave_session(current)
         self._append(current, data)
         if self._is_current(current) and current.timer is None:

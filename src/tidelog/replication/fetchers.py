@@ -1,4 +1,4 @@
-"""All fetchers of this broker: `num.replica.fetchers` of them for each broker from which it fetches partitions."""
+"""All fetchers of this broker: up to `num.replica.fetchers` for each leader from which this broker fetches."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.fetcher")
 
 FOLLOW_AGAIN_S: Final = 1.0
-"""Pause before a partition is followed again after a temporary error of its log, such as a full disk, in seconds."""
+"""Pause, in seconds, before a partition is followed again after an error of its log that may be temporary."""
 
 Connect = Callable[[int, int], "Channel | None"]
 """Called with a broker's id and the number of the fetcher. Returns a new channel, or None if the broker's address is

@@ -1,4 +1,5 @@
-"""Sync logs to the disk: immediately for `durability=fsync` (group commit), otherwise within a bounded interval.
+"""Sync logs to the disk: immediately for `durability=fsync` (group commit), otherwise at intervals. With
+`durability=os`, the interval flush syncs only complete segments.
 
 Requested syncs run in groups, one group at a time. Appends that arrive during a sync are covered by the next sync,
 so under load one fdatasync serves all requests since the last sync. The interval flush runs in parallel and syncs
@@ -29,8 +30,8 @@ GROUP_MAX: Final = 16
 requests: a new request waits for one group and not for hundreds of other partitions, and the old requests still
 advance."""
 COMMITS_LANE: Final = "commits"
-"""Lane of requested syncs. They have a lane of their own, since cold reads and deletions may occupy all threads
-without a lane."""
+"""Lane of requested syncs. They have a lane of their own, since cold reads and deletions, which have no lane, may
+occupy all threads for such work."""
 
 
 class Flusher:
@@ -62,7 +63,7 @@ class Flusher:
         self._retry_timer: TimerHandle | None = None
         self._sync_all_scheduled = False
         self._running = False
-        self._checkpoint_failed = False  # whether the last checkpoint failed
+        self._checkpoint_failed = False  # whether the next interval writes checkpoints in any case
         self._stopped = False
         self._warned_unwritten = False
         self._timer: TimerHandle | None = None
@@ -78,13 +79,13 @@ class Flusher:
                 timer.cancel()
 
     def request(self, partition: "Partition") -> None:
-        """Flush the partition now. If a group or a sync of this partition is running, flush it directly afterwards."""
+        """Flush the partition now. If a group is running, or a sync of this partition, flush it directly afterwards."""
         self._requested[partition] = None
         self._commit()
 
     def sync_all_soon(self) -> None:
-        """Sync all dirty partitions in the next turn of the loop, to free file descriptors. Files with unsynced data
-        stay open.
+        """Sync all dirty partitions in the next turn of the loop. This frees file descriptors, since files with
+        unsynced data stay open.
         """
         if not self._sync_all_scheduled:
             self._sync_all_scheduled = True
@@ -153,8 +154,8 @@ class Flusher:
                 await self._tasks.run_blocking(write, lane=CHECKPOINTS_LANE)
                 self._checkpoint_failed = self._warned_unwritten = False
         except OSError as error:
-            # The records are synced; without the checkpoint only the scan after a crash takes longer. The next
-            # interval retries.
+            # No record is lost: a missing checkpoint only makes the scan after a crash take longer. The next interval
+            # retries.
             if not self._warned_unwritten:
                 logger.error("recovery points not written reason=%s", error)
             self._warned_unwritten = True

@@ -36,8 +36,8 @@ class FollowedPartition(Protocol):
 
     @property
     def must_sync(self) -> bool:
-        """Whether fetched records must be durable before a request names an offset after them
-        (`durability=fsync`).
+        """Whether the log must be synced before a request names its end: with `durability=fsync`, while some of its
+        records are not durable.
         """
 
     def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""A partition that this broker follows: apply the fetcher's answers to its log and its replica."""
+"""A partition that this broker follows: apply the leader's answers to the log and the replica of the partition."""
 
 import logging
 from collections.abc import Callable

@@ -36,7 +36,7 @@ class FetchPosition(NamedTuple):
 
 
 class PartitionAnswer(NamedTuple):
-    """The part of an answer for one partition, and the position in the request that it answers."""
+    """The part of an answer for one partition, and the fetch position that it answers."""
 
     key: PartitionKey
     position: FetchPosition

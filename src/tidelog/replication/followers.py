@@ -18,7 +18,7 @@ ONLINE_CHECK_S: Final = 0.5
 
 
 class Follower(NamedTuple):
-    """The broker that sent a request."""
+    """The broker that sent a fetch request as a follower."""
 
     broker_id: int
     broker_epoch: int
@@ -29,13 +29,14 @@ class EndWatcher(Protocol):
     """A follower's fetch that waits for records."""
 
     def moved(self, partition: "Partition") -> None:
-        """Called when the log of a partition has a new end, or when a partition is deleted or goes offline. Since it is
-        called during an append, it must only record the event. It may be called for any partition.
+        """Called when the log of a partition has a new end or a new start, when the ISR of a partition has changed, or
+        when a partition is deleted or goes offline. Since it may be called during an append, it must only record the
+        event. It may be called for any partition.
         """
 
 
 class PartitionFollowers:
-    """Passes the offsets that followers report to the replicas of the partitions."""
+    """Receives the offsets that followers report, and passes them to the replicas of the partitions."""
 
     def __init__(self, partitions: "Partitions", runtime: "Runtime", throttle: LeaderThrottle) -> None:
         self._throttle = throttle
@@ -49,8 +50,8 @@ class PartitionFollowers:
         """Note that a follower has all records below `fetch_offset`, and that its log begins at `log_start_offset` (-1
         if the request does not name it).
 
-        This may move the high watermark. Raises NotLeaderOrFollower if the broker is not a replica of the partition or
-        its epoch is stale.
+        This may move the high watermark. Raises NotLeaderOrFollower if this broker does not lead the partition, or
+        if the follower is not one of its replicas or names a stale broker epoch.
         """
         broker, broker_epoch = follower
         isr = partition.replica.isr
@@ -67,8 +68,9 @@ class PartitionFollowers:
     async def wait_for_log_start(
         self, partition: "Partition", offset: int, is_online: Callable[[int], bool], timeout_s: float
     ) -> int:
-        """Wait until the log start offsets of all online replicas are at least `offset`, and return the lowest of them.
-        Raises NotLeaderOrFollower, StorageError and RequestTimedOut.
+        """Wait until the log start offsets of all online followers are at least `offset`, and return the lowest of
+        them. Without online followers, the leader's own offset counts. Raises NotLeaderOrFollower, StorageError and
+        RequestTimedOut.
         """
         ends_s = self._monotonic() + timeout_s
         while True:

@@ -1,5 +1,5 @@
-"""Track data directories that have no space for new batches. Write one line to the log when a directory becomes full,
-and one line when it is usable again.
+"""Track data directories in which batches are refused, for lack of space or of another resource. Such a directory is
+called full. Write one line to the log when a directory becomes full, and one line when it is usable again.
 """
 
 import errno
@@ -17,8 +17,8 @@ logger = logging.getLogger("tidelog.directory")
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 ROOM_BYTES = 1 << 20
-"""A directory is usable again when it has this many free bytes, and four times the size of the smallest refused
-batch."""
+"""A directory that had no space is usable again when it has at least this many free bytes, and at least four times as
+many as the smallest refused batch needs."""
 
 
 def lacks_space(error: Exception) -> bool:
@@ -35,8 +35,8 @@ class FullDirectories:
         self._refused: dict[str, tuple[int, int]] = {}
         self._without_descriptor: dict[str, None] = {}
         """Directories in which a batch was refused for lack of file descriptors since the last call of
-        `mark_usable`. Such a directory is not usable yet, since a descriptor may be free for a moment after each
-        sync."""
+        `mark_usable`. Such a directory is not marked as usable yet: each sync may free a descriptor, but only for a
+        moment."""
         self.no_descriptors: Callable[[], None] | None = None
         """Called when a batch was refused because its file could not be opened: no file descriptor was free."""
 
@@ -63,8 +63,8 @@ class FullDirectories:
             self._set_usable(path)
 
     def find_usable(self, disk: "Disk") -> list[str]:
-        """Return the directories that have space again, or in which no batch was refused for lack of descriptors
-        since the last `mark_usable`. Blocks; thread-safe.
+        """Return the directories to mark as usable: those that lacked space and have space again, and those that lacked
+        file descriptors and have refused no batch for this reason since the last `mark_usable`. Blocks; thread-safe.
         """
         usable = []
         for path, (size, number) in list(self._refused.items()):

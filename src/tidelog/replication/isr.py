@@ -27,7 +27,9 @@ def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
 
 
 class FetchTime:
-    """The time of the last request in a fetch session, for all partitions that the follower has completely."""
+    """The time of the last request in a fetch session. It counts for those partitions of the session of which the
+    follower has all records.
+    """
 
     __slots__ = ("ms",)
 
@@ -56,8 +58,9 @@ class Follower:
         self._caught_up_ms = caught_up_ms
         self._fetched_ms = 0
         self.session: FetchTime | None = None
-        """The fetch session of the follower, while the follower has all records of the leader and its requests do not
-        name the partition (KIP-227): then each request of the session says that nothing has changed."""
+        """The time of the last request in the follower's fetch session. Set while the follower has all records of the
+        leader and its requests do not name the partition (KIP-227). In this state, each request of the session says
+        that nothing has changed."""
         self.leader_end_at_fetch = UNKNOWN
         """The end of the leader's log at the time of the follower's last fetch."""
         self.log_start_offset = UNKNOWN
@@ -102,12 +105,16 @@ class Follower:
 class IsrMember(NamedTuple):
     broker: int
     broker_epoch: int
-    """The member's broker epoch, as the leader knows it. The controller refuses a member that has registered again
-    since (KIP-903)."""
+    """The member's broker epoch, as the leader knows it. If the member has registered again since then, the controller
+    refuses the member (KIP-903)."""
 
 
 class InSyncReplicas:
-    """The ISR of one partition that this broker leads, during one leader epoch."""
+    """The ISR of one partition that this broker leads, during one leader epoch.
+
+    The parameter `eligible` maps each broker that may be in an ISR (it is neither fenced nor shutting down) to the
+    broker epoch of its current registration.
+    """
 
     __slots__ = (
         "_lag_max_ms",
@@ -191,8 +198,8 @@ class InSyncReplicas:
     ) -> int | None:
         """Return the lowest log end of the maximal ISR, or None if the high watermark must not move.
 
-        `local_mark` counts as this broker's log end. A replica outside the ISR that has caught up also limits the high
-        watermark. Otherwise, under constant load, the high watermark would always be above the replica's end, and the
+        `local_mark` counts as this broker's log end. A replica outside the ISR also limits the high watermark if it has
+        caught up. Otherwise, under constant load, the high watermark would always be above the replica's end, and the
         replica could never join the ISR again.
         """
         if self.is_below_min:
@@ -220,7 +227,7 @@ class InSyncReplicas:
     # Changes
 
     def without_lagging(self, leader_end: int, now_ms: int) -> tuple[int, ...]:
-        """Return the committed ISR without the members that have not caught up within `replica.lag.time.max.ms`."""
+        """Return this broker and the other committed members that have caught up within `replica.lag.time.max.ms`."""
         return tuple(
             member
             for member in self.committed
@@ -231,8 +238,8 @@ class InSyncReplicas:
     def may_join(self, replica: int, high_watermark: int, epoch_start: int, eligible: Mapping[int, int]) -> bool:
         """Return whether a replica outside the ISR may join it.
 
-        The end of its log must not be below the high watermark or the start of the leader epoch. Its broker must be
-        neither fenced nor shutting down, and must have fetched with its registered broker epoch (KIP-903).
+        Its log must reach the high watermark and the start of the leader epoch. Its broker must be neither fenced nor
+        shutting down, and must have fetched with the broker epoch of its current registration (KIP-903).
         """
         follower = self.followers.get(replica)
         return (

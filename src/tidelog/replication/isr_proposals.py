@@ -51,7 +51,7 @@ class IsrProposals:
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
         self._has_failed = False
-        """Whether the last request failed. Such a failure has been logged."""
+        """Whether the last request failed. Only the first of consecutive failures is logged."""
 
     def ask(self, partition: "Partition", effect: AskForIsr) -> None:
         """Send the proposal soon. While it waits, a newer proposal for the same partition replaces it."""

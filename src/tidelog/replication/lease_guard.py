@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LeaseGuard:
-    """Takes partitions out of service while the broker has no lease, and back into service afterwards."""
+    """Takes partitions out of service while the broker has no lease, and puts them back into service afterwards."""
 
     def __init__(self, partitions: "Partitions", monotonic: Callable[[], float], lease_ms: int) -> None:
         self._partitions = partitions

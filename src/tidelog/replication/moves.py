@@ -85,7 +85,7 @@ class Move:
 
 
 class MoveAbandoned(Exception):
-    """The move was cancelled, or its partition was deleted."""
+    """The move was cancelled, its partition was deleted, or its log, source or target directory has failed."""
 
 
 class SourceFailed(Exception):

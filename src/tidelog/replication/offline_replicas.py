@@ -39,7 +39,8 @@ journal."""
 TIMEOUT_MS: Final = 10_000
 """Longest time that one report waits for the controller's answer, in milliseconds."""
 SPACE_PAUSE_S: Final = 1.0
-"""For this time, in seconds, a leader on a full disk waits for space before another broker leads."""
+"""How long, in seconds, a leader waits for space on its full disk before it is reported, so that another broker leads.
+"""
 PAUSE_S: Final = 1.0
 """Pause before the next report or the next replacement of a damaged log, in seconds."""
 
@@ -66,8 +67,8 @@ class OfflineReplicas:
         """Partitions that this broker leads and whose last batch had no space on the disk, with the time of the first
         refusal, in seconds of the monotonic clock."""
         self._reported: dict[tuple[TopicId, int], int] = {}
-        """The partition epoch at the last report of each replica. A replica is not reported again in the same partition
-        epoch, since the controller could not replace it."""
+        """The partition epoch at the last report of each replica. While this epoch has not changed, the controller
+        could not replace the replica, so the replica is not reported again."""
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -112,7 +113,7 @@ class OfflineReplicas:
             self._task = None
 
     async def _report(self, replicas: dict[tuple[TopicId, int], int]) -> None:
-        """Report replicas; their values are the partition epochs."""
+        """Report the keys of `replicas`. The values are the epochs of their partitions."""
         request = ReplicasOffline(self._partitions.node_id, self._broker_epoch(), list(replicas), TIMEOUT_MS)
         answer = await self._controller.replicas_offline(request)
         if not answer.error:
@@ -155,7 +156,7 @@ class OfflineReplicas:
             isr = partition.replica.isr
             if partition.deleted or isr is None or not partition.appends_refused:
                 del self._full[partition]
-            # With fewer members than min.insync.replicas the next leader could not accept records, either.
+            # If fewer members than min.insync.replicas remained, the next leader could not accept records, either.
             elif since_s <= latest_s and len(isr.committed) > max(isr.min_isr, 1):
                 topic = self._partitions.topics.get(partition.topic)
                 if topic is not None and partition.index < len(topic.partitions):
@@ -169,8 +170,8 @@ class OfflineReplicas:
                 yield key
 
     def _may_be_replaced(self, state: "PartitionState") -> bool:
-        """Return whether another broker leads the partition, and this broker's replica is in neither the ISR nor the
-        ELR.
+        """Return whether another broker leads the partition, and this broker has a replica of it that is in neither
+        the ISR nor the ELR nor the last known ELR.
         """
         node_id = self._partitions.node_id
         is_needed = node_id in state.isr or node_id in state.elr or node_id in state.last_known_elr

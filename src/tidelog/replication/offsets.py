@@ -1,7 +1,8 @@
 """The offsets of all partitions for the checkpoint files, updated partition by partition.
 
 If the offsets of ten thousand partitions were read for every checkpoint, this would occupy the event loop for tens of
-milliseconds per second. The copies for a thread say what changed, so that the thread formats only the changed entries.
+milliseconds per second. A thread writes the files from copies. The copies say what changed, so that the thread formats
+only the changed entries.
 """
 
 from typing import TYPE_CHECKING
@@ -50,16 +51,16 @@ class Offsets:
             self._start_offsets.pop(key, None)
 
     def lower(self, partition: "Partition", recovery_point: int) -> None:
-        """Store a lower recovery point than the log has, before the log is cut. The stored recovery point is not
-        changed until `end_cut`.
+        """Store `recovery_point`, which is not above the log's own recovery point, before the log is cut. `update` does
+        not change the stored recovery point and log start offset until `end_cut`.
         """
         key = partition.log.topic_partition
         self._touched[key] = self._being_cut[key] = None
         self._recovery_points[key] = recovery_point
 
     def raise_start(self, partition: "Partition", start_offset: int) -> None:
-        """Store `start_offset` as log start offset and as recovery point, before the log is made empty. These two
-        offsets are not changed until `end_cut`.
+        """Store `start_offset` as log start offset and as recovery point, before the log is made empty. `update` does
+        not change these two offsets until `end_cut`.
         """
         key = partition.log.topic_partition
         self._touched[key] = self._being_cut[key] = None

@@ -1,5 +1,5 @@
-"""Open logs in parallel on threads, for `Partitions`. Directories of older topics with the same name are moved away
-first.
+"""Open logs in parallel on threads, for `Partitions`. If the directory of an older topic with the same name is in the
+way, it is moved away, and the log is opened again.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DISK_THREADS = 4
 """Number of threads that open or close logs."""
 WAIT_S = 0.001
-"""If opening one log takes longer than this time on average, in seconds, the disk is the bottleneck. Opening a log from
+"""If opening a log takes longer than this number of seconds on average, the disk is the bottleneck. Opening a log from
 the page cache takes a third of this time."""
 AVERAGED_LOGS = 20
 """Number of logs over which the average is computed."""
@@ -81,7 +81,9 @@ async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list
 
 
 def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = None) -> list[OpenResult]:
-    """Open logs one after another. With `wait_s`, stop when the average time for one log is longer."""
+    """Open logs one after another. With `wait_s`, stop when one log takes longer than `wait_s` seconds on
+    average.
+    """
     results: list[OpenResult] = []
     began, now_ms = clock.monotonic(), clock.now_ms()
     for opening in openings:

@@ -1,9 +1,9 @@
 """One partition on this broker: the log, the replica (`replica.py`), and the requests that wait for its two marks.
 
 The two marks are the local mark and the high watermark. Writes with acks=1 wait for the local mark. Writes with
-acks=all and consumers wait for the high watermark. If the partition has one replica, both marks are the end of its log.
-With `durability=fsync`, they are the end of the synced part of the log: a record that a power cut could still lose is
-neither acknowledged nor readable.
+acks=all and consumers wait for the high watermark. If the partition has one replica, both marks are the end of its log,
+or, with `durability=fsync`, the end of the synced part of its log. In the second case, a record that a power cut could
+still lose is neither acknowledged nor readable.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ class Partition:
         self.in_dirty_set = False
         self._flush_timer: TimerHandle | None = None
         self.appends_refused = False
-        """Whether the last append was refused for a reason that may pass: a full disk, or no free file descriptor."""
+        """Whether the last append was refused for a temporary reason: a full disk, or no free file descriptor."""
         name = f"{topic}-{index}"
         self._local_waiters = Waiters(name)
         self._committed_waiters = Waiters(name)
@@ -136,7 +136,7 @@ class Partition:
         self.configure(log.config)
 
     def configure(self, config: "LogConfig") -> None:
-        """Apply new topic settings. The log must have them too."""
+        """Apply new topic settings. The caller has already applied them to the log."""
         self.config = config
         self._requires_sync = config.durability == "fsync" or self.frozen
         self._flushes_early = min(config.flush_messages, config.flush_ms) < NEVER
@@ -176,16 +176,17 @@ class Partition:
         return self._unverified
 
     def close_queue(self) -> None:
-        """Stop the queue, since the broker stops: waiting batches are not appended."""
+        """Stop the queue, because the broker stops. The batches that wait in it are not appended."""
         if self._queue is not None:
             self._queue.close()
 
     # The replica
 
     def step(self, event: Event) -> None:
-        """Pass an event to the replica, and carry out its effects: a change of the role, the ISR or the marks.
+        """Pass an event to the replica, react to a change of its role or its ISR, and carry out the effects that it
+        returns.
 
-        When the leader epoch ends, every request that waits gets NOT_LEADER_OR_FOLLOWER within this call.
+        When the leader epoch ends, every write that waits for a mark gets NOT_LEADER_OR_FOLLOWER within this call.
         """
         replica = self.replica
         old_epoch, was_below_min_isr, was_leading = replica.leader_epoch, replica.is_below_min_isr, replica.leads
@@ -203,7 +204,7 @@ class Partition:
                 if self._shared.stop_fetching is not None:
                     self._shared.stop_fetching(self)
                 if not was_leading:
-                    self._notify()  # consumers may fetch from this follower
+                    self._notify()  # fetches of consumers may wait on this follower
             if replica.leads and self._requires_sync and replica.end_offset > replica.local_mark and not self.frozen:
                 self._flusher.request(self)  # records that were appended as a follower may not be synced yet
         for effect in effects:
@@ -255,7 +256,9 @@ class Partition:
     # Writing
 
     def warn_too_large(self, error: ApiError) -> None:
-        """Log that a batch was too large, once for each topic. The producer may not report this error."""
+        """Log that a batch was too large, once for each topic until its settings change. Some producers do not report
+        this error.
+        """
         if self.topic not in self._shared.warned_too_large:
             self._shared.warned_too_large[self.topic] = None
             logger.warning("batch too large, said once for the topic topic=%s reason=%s", self.topic, error.message)
@@ -273,8 +276,8 @@ class Partition:
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
         """Append one checked batch of a client; offsets are written into `batch` itself.
 
-        `limits` is the function that checks the topic's limits on clients' batches. By default it examines the records
-        on the event loop, within the loop's time budget. Raises StorageError when the log is offline,
+        `limits` says how the topic's limits on clients' batches are checked. By default, the records are examined on
+        the event loop, within the loop's time budget. Raises StorageError when the log is offline,
         NotLeaderOrFollower when this broker does not lead the partition, the log's errors (sequence, timestamp, size),
         and NotInline when the records must be examined but this turn of the loop has no time left.
         """
@@ -329,13 +332,13 @@ class Partition:
             self._flusher.dirty[self] = None
 
     def notify_followers(self) -> None:
-        """Notify the fetches of followers of a new end, of a new log start offset or of another ISR."""
+        """Notify the waiting fetches of followers that the log has a new end or start, or that the ISR has changed."""
         for watcher in list(self._shared.end_watchers):
             watcher.moved(self)
 
     def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
-        """Append whole batches of the leader unchanged. Raises NotLeaderOrFollower unless this replica is a follower in
-        `leader_epoch`, and the errors of `PartitionLog.append_as_follower`.
+        """Append whole batches of the leader unchanged. Raises the errors of `PartitionLog.append_as_follower`, and
+        NotLeaderOrFollower if this replica is not a follower in `leader_epoch`.
         """
         replica, log = self.replica, self.log
         if self.deleted or replica.role is not Role.FOLLOWER or replica.leader_epoch != leader_epoch:
@@ -404,11 +407,13 @@ class Partition:
         return (replica.high_watermark if mark is Mark.COMMITTED else replica.local_mark) >= next_offset
 
     def when_committed(self, next_offset: int, listener: CommitListener) -> None:
-        """Call `listener` when `next_offset` is committed, possibly now, or when it can no longer be committed."""
+        """Call `listener` when everything below `next_offset` is committed, or can no longer be committed. The call may
+        be made immediately.
+        """
         self.wait(Mark.COMMITTED, next_offset, listener)
 
     def wait(self, mark: Mark, next_offset: int, listener: CommitListener) -> None:
-        """Call `listener` when `mark` has reached `next_offset`, possibly now.
+        """Call `listener` when `mark` has reached `next_offset`. The call may be made immediately.
 
         Call this in the same turn of the loop as the append: the listener is bound to the current leader epoch. It gets
         NotLeaderOrFollower if that epoch ends first, and StorageError if the partition goes offline or is deleted.
@@ -430,8 +435,8 @@ class Partition:
             self.step(LogSynced(self.log.durable_offset))
 
     def freeze(self) -> None:
-        """Suspend acknowledgements, and do not move the high watermark, until `thaw`: as during a long sync. Appends
-        continue.
+        """Stop the local mark until `thaw`, as during a long sync. Meanwhile, a leader neither acknowledges nor commits
+        records above the local mark. Appends continue.
         """
         self.frozen = self._requires_sync = True
         self._thawing = self._tasks.future()
@@ -453,7 +458,7 @@ class Partition:
             self._flusher.request(self)
 
     def fail(self) -> None:
-        """Fail all waiting requests, since the log is offline or deleted. The log has already logged the reason."""
+        """Fail all waiting requests, since the log is offline or deleted. The reason of a failure is logged already."""
         if not self.deleted:
             self._shared.failed_topics[self.topic] = None
         self._notify_role()
@@ -499,7 +504,7 @@ class Partition:
         """Raise StorageError if the partition is offline or being deleted, and NotLeaderOrFollower if this broker does
         not lead it.
         """
-        if self.deleted or self.log.failure is not None or not self.replica.leads:  # as `is_served`, without a call
+        if self.deleted or self.log.failure is not None or not self.replica.leads:  # `not is_served`, without its call
             raise self._refusal()
 
     def check_log(self) -> None:
@@ -510,11 +515,12 @@ class Partition:
     def read(
         self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED, from_follower: bool = False
     ) -> "Slice":
-        """Return whole batches below the high watermark or the last stable offset. The first batch is the one that
-        contains `start`. With `from_follower`, the log is also read if this broker follows the partition (KIP-392).
+        """Return whole batches below the high watermark or, for READ_COMMITTED, below the last stable offset. The first
+        batch is the one that contains `start`. With `from_follower`, the log is also read if this broker follows the
+        partition (KIP-392).
 
-        Raises OffsetOutOfRange unless log start offset <= start <= log end offset, StorageError when offline, and
-        NotLeaderOrFollower when this broker does not lead the partition.
+        Raises StorageError if the log is offline or deleted, NotLeaderOrFollower if this broker may not read it in its
+        role, and OffsetOutOfRange if `start` is below the log start offset or above the log end offset.
         """
         log = self.log
         replica = self.replica
@@ -541,10 +547,10 @@ class Partition:
             )
 
     def end_offset_for(self, leader_epoch: int) -> tuple[int, int]:
-        """Return the last epoch up to `leader_epoch` and its exclusive end offset (OffsetsForLeaderEpoch); (-1, -1)
-        if unknown.
+        """Return the largest epoch that is not above `leader_epoch`, and its exclusive end offset; (-1, -1) if unknown
+        (OffsetsForLeaderEpoch).
 
-        The current epoch began with the leadership, even if it has no record yet.
+        The current epoch counts even if it has no record yet: it began when this broker became the leader.
         """
         log, replica = self.log, self.replica
         return log.epochs.end_offset_at_leader(

@@ -80,8 +80,8 @@ class Partitions(PartitionTable):
         self._to_wake: deque[ParkedFetch] = deque()
         self._followers_to_wake: list[ParkedFetch] = []
         self._wake_budget = WAKE_BUDGET_PER_TURN
-        """Remaining work until the budget is renewed. The renewal is scheduled for the loop's next turn when half of
-        the budget is used."""
+        """Remaining work until the budget is renewed. When half of the budget is used, its renewal is scheduled for the
+        loop's next turn."""
         self._renewal_scheduled = False
         self._parked: dict[ParkedFetch, None] = {}
         self.offsets = Offsets()
@@ -91,7 +91,8 @@ class Partitions(PartitionTable):
         self.on_all_failed: Callable[[str], None] | None = None
         """Called with the reason when the last data directory has failed."""
         self.swapping: asyncio.Task[None] | None = None
-        """The running or last swap of compaction. It continues if the pass is cancelled."""
+        """The running or last call that swaps segments for compacted ones. It continues if the pass of compaction is
+        cancelled."""
         self.moves = Moves(runtime, self)
         self.cuts = Cuts(runtime, self)
         self.reconciler = Reconciler(runtime, self, topic_config, node_id)
@@ -111,9 +112,9 @@ class Partitions(PartitionTable):
         return bool(self.unopened) or topic in self.shared.failed_topics
 
     def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
-        """Call `watcher` whenever a partition of the topic begins or ends a leader epoch on this broker, goes offline
-        or is deleted. The call is made immediately, before the waiting requests get their errors. `watcher` must not
-        wait or raise.
+        """Call `watcher` whenever this broker begins or stops leading a partition of the topic, and whenever such a
+        partition gets a new leader epoch, goes offline or is deleted. The call is made immediately, before the waiting
+        requests get their errors. `watcher` must not wait or raise.
 
         Each topic has at most one watcher.
         """
@@ -138,8 +139,8 @@ class Partitions(PartitionTable):
         self._to_wake.append(fetch)
 
     def wake_follower_later(self, fetch: ParkedFetch) -> None:
-        """Wake `fetch`, the request of a follower, in the loop's next turn. By that time the produce requests that have
-        arrived on all connections were appended, so that one answer has the records of all of them.
+        """Wake `fetch`, the request of a follower, in the loop's next turn. Until then, the produce requests that have
+        already arrived on any connection are appended, so one answer contains the records of all of them.
         """
         if not self._followers_to_wake:
             self._runtime.tasks.call_soon(self._wake_followers)
@@ -254,7 +255,7 @@ class Partitions(PartitionTable):
         return self.offsets.start_offsets()
 
     def checkpoint(self, changed: Iterable[Partition]) -> Callable[[], None]:
-        """Return a function for a thread that persists recovery points, log start offsets and high watermarks.
+        """Return a function that persists recovery points, log start offsets and high watermarks. It blocks.
 
         Only the offsets of the `changed` partitions are read again. So the work on the loop is proportional to the
         number of changed partitions, not to the number of all partitions.
@@ -301,7 +302,7 @@ class Partitions(PartitionTable):
         await self.reconciler.open_again()
 
     async def enforce_retention(self) -> None:
-        """Delete whole segments according to the topics' retention settings. One call at a time."""
+        """Delete whole segments according to the topics' retention settings. Only one call may run at a time."""
         await self._retention.enforce()
 
     def retry_late_checkpoints(self) -> None:

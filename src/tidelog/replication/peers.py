@@ -58,7 +58,7 @@ class Peers:
         self._connect_to = connect
         self._brokers: MetadataImage = metadata.image
         """The image from which the brokers' addresses are read. It may be newer than the image in the metadata cache,
-        which is replaced after all listeners were called."""
+        since the cache gets a new image only after all listeners were called."""
         self.followers = PartitionFollowers(partitions, runtime, LeaderThrottle(runtime.clock, config))
         self._proposals = IsrProposals(runtime, controller, config.node_id, broker_epoch)
         self._fetchers = Fetchers(
@@ -84,8 +84,8 @@ class Peers:
         self._offline.check()
 
     async def stop(self) -> None:
-        """End all requests to other brokers, and wait for the cuts of logs that they began. Followers are still
-        served.
+        """End all requests to other brokers, and wait for the syncs and cuts of logs that the fetchers have begun.
+        Followers are still served.
         """
         if self._ticks is not None:
             self._ticks.cancel()
@@ -131,7 +131,9 @@ class Peers:
         return self._connect_to(broker, settings)
 
     async def _run_ticks(self) -> None:
-        """Check for lagging followers twice per `replica.lag.time.max.ms`, as Kafka does."""
+        """Check for lagging followers twice per `replica.lag.time.max.ms`, as Kafka does. Before each check, stop idle
+        fetchers and check the offline replicas.
+        """
         while True:
             await self._runtime.tasks.sleep(self._partitions.lag_max_ms / 2000)
             self._fetchers.stop_idle()

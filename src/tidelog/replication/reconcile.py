@@ -2,8 +2,8 @@
 
 A new image is applied in two steps. `change_roles` is synchronous: when it returns, no partition acts in an old role,
 and the requests that waited in an old leader epoch have got their errors. `apply` then opens, configures and removes
-logs, which takes long. The two images are compared partition by partition, so a change of one ISR affects only one
-partition.
+logs, which takes long. The old and the new image are compared partition by partition, so a change of one ISR affects
+only one partition.
 """
 
 import asyncio
@@ -92,8 +92,8 @@ class Reconciler:
                         self._apply_role(changed, state)
 
     def apply_roles_again(self) -> None:
-        """Set the role of every open partition from the newest image again, after the broker has stopped leading
-        partitions although the metadata had not changed.
+        """Set the role of every open partition from the newest image again. Called if the broker has stopped leading
+        partitions because its lease had ended, while the metadata had not changed.
         """
         for partition in self._partitions:
             topic = self._image.topics.get(partition.topic)
@@ -211,7 +211,7 @@ class Reconciler:
             self._add(opening, result)
 
     async def _withdraw_synced_mark(self, configs: Iterable["LogConfig"]) -> None:
-        """Withdraw the mark before partitions with these settings acknowledge records that are not synced."""
+        """If partitions with these settings may acknowledge records that are not synced, withdraw the synced mark."""
         mark = self._partitions.synced_mark
         if mark is not None and any(config.durability != "fsync" for config in configs):
             await mark.withdraw()
@@ -231,7 +231,8 @@ class Reconciler:
         log.on_io_failure = partitions.handle_io_failure
         partitions.unopened.pop((topic.name, index), None)
         self.to_reopen.pop((topic.name, index), None)
-        # The checkpoint is written at intervals, so the last high watermark may have been higher than its entry.
+        # The checkpoint is written at intervals, so its entry may be below the last high watermark, and also below the
+        # log start offset.
         high_watermark = max(opening.directory.high_watermark(log.topic_partition), log.log_start_offset)
         partition = partitions.opened[topic.name, index] = Partition(
             topic.name,
@@ -293,7 +294,8 @@ class Reconciler:
     # Removal
 
     async def _remove(self, removed: list[tuple["TopicImage", int]], delay_ms: int) -> None:
-        """Remove the partitions whose topics are deleted, or of which this broker has no replica any more.
+        """Remove partitions whose topic is deleted, of which this broker has no replica any more, or whose log is to be
+        replaced.
 
         All partitions are removed together, so that they share the syncs of their directories.
         """
@@ -336,10 +338,10 @@ class Reconciler:
         table.retry_late_checkpoints()
 
     def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
-        """Delete the directory `retired` of a partition that was put aside. The delay of `delay_ms` lets readers
-        finish.
+        """After `delay_ms`, delete `retired`: the directory of a partition, which was put aside. Readers can finish
+        within the delay.
 
-        If `log` is given, it is the partition's log, which is still open and is closed first.
+        `log`: the partition's log, if it is still open. It is closed before the directory is deleted.
         """
 
         def remove() -> None:

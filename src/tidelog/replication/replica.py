@@ -1,8 +1,8 @@
-"""The state of one replica of a partition: its role, leader epoch, ends, high watermark and ISR. Pure.
+"""The state of one replica of a partition: its role, leader epoch, log end, local mark, high watermark and ISR. Pure.
 
 `Replica.step` accepts an event and the time, changes the state, and returns effects, which the caller carries out in
-order. An event that reports the result of work on a thread or on another broker names the leader epoch in which the
-work began. The event is dropped if that epoch has ended.
+order. An event that reports a request or an answer of another broker names the leader epoch to which it belongs. The
+event is dropped if that epoch has ended.
 
 Three offsets describe a replica, all exclusive:
 
@@ -11,7 +11,7 @@ Three offsets describe a replica, all exclusive:
     high watermark  end of the committed part (HW): consumers may read it, and its writes with acks=all are answered
 
 An acknowledgement with acks=1 waits for the local mark; an acknowledgement with acks=all waits for the high watermark.
-On a leader the local mark is never below the high watermark.
+A leader never moves the high watermark above its local mark.
 """
 
 from collections.abc import Callable, Mapping
@@ -265,7 +265,7 @@ class Replica:
         self.local_mark = end_offset
         self.high_watermark = min(high_watermark, end_offset)
         self.isr: InSyncReplicas | None = None
-        """On a leader; otherwise None."""
+        """The ISR if this replica is a leader, otherwise None."""
         self._eligible: Mapping[int, int] = {}
         self._has_resigned = False
         """Whether this replica led in `leader_epoch`, and stopped because its broker's lease was over."""
@@ -282,10 +282,10 @@ class Replica:
         self.end_offset = end_offset
 
     def appended_alone(self, end_offset: int) -> None:
-        """Do the same as `step(LogAppended(end_offset, True))`, if `is_alone` is true. The caller then answers the
-        waiters.
+        """Do the same as `step(LogAppended(end_offset, True))`. Called only if `is_alone` is true. The caller then
+        notifies the waiting fetches.
 
-        A broker without followers calls this for every batch, so it creates no object.
+        A broker without followers calls this for every batch, so this method creates no object.
         """
         self.end_offset = self.local_mark = self.high_watermark = end_offset
 
@@ -421,7 +421,7 @@ class Replica:
             # (KIP-279).
             offset = own_end.end_offset
         self._cut_is_running = True
-        # If no record is above the offset, the cut still removes leader epochs without records.
+        # If no record is at or above the offset, the cut still removes leader epochs without records.
         return [CutTo(min(offset, self.end_offset), self.high_watermark)]
 
     def _left_behind(self, event: LeftBehind, _: int) -> list[Effect]:
@@ -433,7 +433,8 @@ class Replica:
     def _cut_ended(self, event: CutEnded, now_ms: int) -> list[Effect]:
         self._cut_is_running = False
         self.end_offset = event.end_offset
-        # A log has no records below its start that could be lost, and a leader deletes only committed records.
+        # Neither mark is below the log's start: records that are deleted cannot be lost any more, and a leader deletes
+        # only committed records.
         self.local_mark = max(min(self.local_mark, event.end_offset), event.log_start_offset)
         self.high_watermark = max(min(self.high_watermark, event.end_offset), event.log_start_offset)
         if self._promotion is not None:

@@ -44,7 +44,7 @@ class RetentionPasses:
             search_task.cancel()
 
     async def enforce(self) -> None:
-        """Run one pass: delete whole segments according to the topics' settings. One call at a time.
+        """Run one pass: delete whole segments according to the topics' settings. Only one call may run at a time.
 
         An error of one log or directory does not stop the pass for other logs.
         """
@@ -69,7 +69,7 @@ class RetentionPasses:
                 error = failed.get(log.directory.rpartition("/")[0]) if removal.renames_files else None
                 if error is not None:
                     self._failed(partition, error)
-                # If the partition has moved since then, all files of its old log are deleted later.
+                # If the partition has moved in the meantime, all files of its old log are deleted later.
                 elif partition.log is log and not (partition.deleted or partition.frozen):
                     try:
                         await self._partitions.run_file_work(removal.run)

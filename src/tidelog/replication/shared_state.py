@@ -19,9 +19,10 @@ class HighWatermarkWatcher(Protocol):
     """A waiting fetch request."""
 
     def moved(self, partition: "Partition") -> None:
-        """Called when the high watermark has moved, or when this broker does not serve the partition any more.
+        """Called when the high watermark has moved, when the leader epoch has changed, or when this broker does not
+        serve the partition any more.
 
-        The call is made during an append, so it must only record the event.
+        The call may be made during an append, so it must only record the event.
         """
 
 
@@ -69,16 +70,16 @@ class SharedByPartitions:
         self.role_watchers: dict[str, Callable[[Partition], None]] = {}
         """By topic; see `Partitions.watch_roles`."""
         self.stop_fetching: Callable[[Partition], None] | None = None
-        """Called when a partition is no longer a follower in the leader epoch that it had, and when it is deleted or
-        goes offline."""
+        """Called when the leader epoch of a partition has changed, so that fetches in the old epoch stop, and when a
+        partition is deleted or goes offline."""
         self.end_watchers: dict[HighWatermarkWatcher, None] = {}
-        """Waiting fetches of followers. They are notified when the log of a partition with followers has a new end."""
+        """Waiting fetches of followers. For the calls see `Partition.notify_followers`."""
 
     def examine_in_turn(
         self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int
     ) -> ExaminationResult:
-        """Call `examine_inline`. Raises NotInline also when the time for such work in this turn of the loop is used
-        up.
+        """Call `examine_inline`. If the time for such work in this turn of the loop is used up, raise NotInline
+        instead.
         """
         try:
             return self.turns.run_inline(examine_inline, batch, header, config, now_ms)

@@ -1,12 +1,13 @@
-"""The durable mark that says that every record that this broker has acknowledged is synced (KIP-966).
+"""The synced mark: it says durably that all records that this broker has acknowledged are synced (KIP-966).
 
-A broker that returns after a power cut stays in the ISR and the ELR if the mark is on its disks. "Acknowledged" means
-here: below a local mark, so that an acknowledgement, the leader or a follower's fetch may have counted the record.
+A broker that returns after a power cut stays in the ISR and the ELR if the mark is on its disks. Here, a record is
+called acknowledged if it is below the local mark of its partition. An acknowledgement, the leader's high watermark or a
+follower's fetch may have counted such a record.
 
     stored      when every partition of this broker has `durability=fsync` and every record below their local marks
                 is synced. From then on, local marks move only after syncs.
-    withdrawn   durably, before a partition gets or is opened with another `durability`: the local mark of such a
-                partition moves without a sync.
+    withdrawn   before a partition is opened with another `durability` or changes to it, because the local mark of such
+                a partition moves without a sync. The withdrawal is durable.
 
 So the mark costs nothing on the data path. It changes only with the settings of topics and with the partitions that
 this broker has.
@@ -33,7 +34,7 @@ class SyncedMark:
     """The mark of one run of the broker. All methods are called on the event loop."""
 
     def __init__(self, runtime: "Runtime", partitions: "Partitions", store: StoreMark, *, is_stored: bool) -> None:
-        """`is_stored` says that the mark is on the disks already. No partition may have been opened yet."""
+        """`is_stored` says whether the mark is on the disks already. If it is True, no partition may be open yet."""
         self._tasks = runtime.tasks
         self._partitions = partitions
         self._store = store
@@ -49,7 +50,7 @@ class SyncedMark:
         """The running or last write. It continues if the task that waits for it is cancelled."""
 
     async def withdraw(self) -> None:
-        """Return when no disk has the mark any more. It is not stored again before the next `partitions_changed`.
+        """Withdraw the mark durably from every disk. The mark is not stored again before the next `partitions_changed`.
 
         A data directory in which the mark cannot be withdrawn is taken out of use.
         """
@@ -72,8 +73,8 @@ class SyncedMark:
             self._storing = self._tasks.spawn(self._store_when_synced(), name="synced-mark")
 
     async def close(self) -> None:
-        """Stop writing, because the broker stops. The mark on the disks does not change. Called after the flusher was
-        stopped.
+        """Wait for a running write and begin no other, because the broker stops. The mark is not withdrawn. Called
+        after the flusher was stopped.
         """
         self._is_wanted = False
         if self._storing is not None:

@@ -54,8 +54,8 @@ class PartitionTable:
         return partition
 
     def replica(self, topic: str, index: int, epoch: int = ANY_EPOCH) -> "Partition":
-        """Return the partition if this broker leads or follows it. Raises the errors of `leader`, except that
-        NotLeaderOrFollower means that the broker has no replica.
+        """Return the partition if this broker has a replica of it. Raises the errors of `leader`, but
+        NotLeaderOrFollower only if this broker has no replica.
         """
         partition = self.get(topic, index)
         partition.check_log()

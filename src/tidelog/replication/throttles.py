@@ -1,9 +1,10 @@
 """Limits on the bytes per second of replication (KIP-73): one limit for the records that this broker sends to
 followers, and one limit for the records that it fetches.
 
-The limits apply only to the replicas that the topic settings `leader.replication.throttled.replicas` and
-`follower.replication.throttled.replicas` name, and only while these replicas are not in sync. So a limit delays moves
-and recoveries, but never an acknowledgement.
+The limit on sent records applies to a partition if the topic setting `leader.replication.throttled.replicas` names
+this broker's replica, and only to followers outside the ISR. The limit on fetched records applies if
+`follower.replication.throttled.replicas` names this broker's replica, and delays its fetches only while it is not in
+sync. So a limit delays moves and recoveries, but never an acknowledgement.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ raised."""
 
 @lru_cache(maxsize=1024)
 def names_replica(setting: str, partition: int, broker_id: int) -> bool:
-    """Return whether a setting of a topic, `*` or a list of PARTITION:BROKER, names this replica."""
+    """Return whether `setting` names this replica. It is a topic's setting: `*`, or a list of PARTITION:BROKER."""
     entries = [entry.strip() for entry in setting.split(",")]
     return entries == ["*"] or f"{partition}:{broker_id}" in entries
 
@@ -49,7 +50,7 @@ class ReplicationRate:
         self._rate.record(byte_count, self._window, self._now_ms())
 
     def pause_s(self) -> float:
-        """Return the seconds until the rate is below the limit; 0 if it is below the limit already."""
+        """Return the seconds until the rate is below the limit, at most PAUSE_S_MAX; 0 if the limit is not exceeded."""
         limit = self._limit()
         if limit is None:
             return 0.0
@@ -103,6 +104,7 @@ class FollowerThrottle:
         return self._rate.pause_s()
 
     def record(self, partition: "FollowedPartition", byte_count: int) -> None:
+        """Count bytes that were fetched. The bytes of in-sync replicas are counted, too, although these do not wait."""
         if self._is_throttled(partition):
             self._rate.record(byte_count)
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.validation import NotInline
+from tidelog.replication.verification import Verification, has_open_transaction
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, OutOfOrderSequenceNumber
 
@@ -58,7 +59,9 @@ class UnverifiedBatches:
 
         That is so unless it continues the transaction that the partition has records of.
         """
-        return header.producer_id in self._waiting or not self._continues_transaction(header)
+        return header.producer_id in self._waiting or not has_open_transaction(
+            self._partition, header.producer_id, header.producer_epoch
+        )
 
     def add(self, batch: memoryview, header: BatchHeader, question: Hashable, ask: Ask, done: "Outcome") -> None:
         """Append the batch when the coordinator has confirmed it. `done` is called later with the result.
@@ -98,20 +101,14 @@ class UnverifiedBatches:
 
     async def _verify(self, producer_id: int, item: _Waiting) -> ApiError | None:
         """Return the error with which the batch must be refused, or None if it may be appended."""
-        partition, producers = self._partition, self._partition.log.producers
-        leader_epoch = partition.leader_epoch
-        verification = producers.begin_verification(producer_id)
+        verification = Verification(self._partition, producer_id, BatchHeader(item.batch).producer_epoch)
         try:
             await item.ask()
-            if partition.leader_epoch != leader_epoch or partition.log.producers is not producers:
-                return NotLeaderOrFollower(f"the leader epoch of {partition.topic}-{partition.index} has ended")
-            if not producers.is_verification_valid(producer_id, verification):
-                # The coordinator may have confirmed a transaction that has ended since.
-                return ApiError("the transaction has ended meanwhile", ErrorCode.INVALID_TXN_STATE)
+            verification.check()
         except ApiError as refusal:
             return refusal
         finally:
-            producers.end_verification(producer_id, verification)
+            verification.end()
         return self._check_sequence(BatchHeader(item.batch))
 
     def _check_sequence(self, header: BatchHeader) -> ApiError | None:
@@ -144,8 +141,7 @@ class UnverifiedBatches:
         return entry is not None and entry.epoch == header.producer_epoch and entry.next_sequence > 0
 
     def _continues_transaction(self, header: BatchHeader) -> bool:
-        entry = self._partition.log.producers.entries.get(header.producer_id)
-        return entry is not None and entry.transaction_start >= 0 and entry.epoch == header.producer_epoch
+        return has_open_transaction(self._partition, header.producer_id, header.producer_epoch)
 
     def _remove_first(self, waiting: deque[_Waiting]) -> "Outcome":
         item = waiting.popleft()

@@ -121,8 +121,8 @@ class ChildProcess:
         process.stdout.close()
 
     def drop_in_forked_child(self) -> None:
-        """Close the forked child's copies of the pipes, since the process ends only when no copy of the request pipe
-        is open.
+        """Close the copies of the pipes in a process that was forked from the broker's. Otherwise the child process
+        that runs the calls would not end when the broker closes the request pipe.
 
         The raw pipes are closed, not the buffers. Closing a buffer would flush bytes that the parent is writing, so
         they would be sent twice.

@@ -1,7 +1,7 @@
 """A bounded pool of file descriptors. A file's descriptor is opened on demand, and may be closed when other files need
 a descriptor.
 
-A partition has three files, so a broker may have more files than the process may have descriptors.
+A segment has at least three files, so a broker may have more files than the process may have descriptors.
 """
 
 import errno
@@ -19,12 +19,13 @@ from tidelog.runtime.forks import drop_when_forked
 log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
-"""Upper bound on the descriptors that are examined without success when some have to be closed. It bounds the cost of
-an open when nearly all files are dirty."""
+"""Upper bound on the descriptors that are examined but not closed when some have to be closed. It limits the cost of an
+open when nearly all files are dirty."""
 
 RESERVED_FOR_SYNCS = 8
-"""Number of descriptors that are reserved for syncs. Only a clean file's descriptor may be closed, and a file becomes
-clean by a sync. Without the reserve, a process whose files are all dirty could not sync any of them."""
+"""Number of descriptors that are reserved for syncs, and for the directories and small files that a flush opens. Only
+clean files' descriptors may be evicted, and files become clean by a sync. So a flush may need the reserve if all files
+are dirty."""
 
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
@@ -64,9 +65,10 @@ class PooledFile(Protocol):
     descriptor: int
     """-1 when the file has no descriptor."""
     used: bool
-    """Set by every use of the descriptor except its opening. (This is the bit of the second-chance algorithm.)"""
+    """Set by every read, write and sendfile, except the one that opens the descriptor. (This is the bit of the
+    second-chance algorithm.)"""
     pins: list[None]
-    """One element for each call that uses the descriptor at this moment."""
+    """One element for each call that uses the descriptor at this moment, and for each `hold` without `release`."""
 
     @property
     def dirty(self) -> bool:
@@ -78,8 +80,8 @@ class DescriptorPool:
     is found (see SCAN_MAX).
 
     Eviction uses the second-chance algorithm: a clean descriptor that was not used recently is closed first. The
-    descriptor of a file with unsynced bytes is never closed. The kernel reports a failed write-back only to descriptors
-    that are open at that time. If the descriptor were closed, the report could be lost.
+    descriptor of a file with unsynced bytes is never evicted. The kernel reports a failed write-back only to
+    descriptors that are open at that time. If the descriptor were closed, the report could be lost.
 
     All methods are thread-safe. A file pins itself (`pins.append`) before it reads `descriptor`. The pool sets
     `descriptor` to -1 before it reads `pins`, and restores it if there is a pin. Therefore no call ever uses a closed
@@ -141,8 +143,8 @@ class DescriptorPool:
                 self._refill_reserve()
 
     def _reopen_after(self, failure: OSError, open_it: Callable[[], int], *, to_sync: bool) -> int:
-        """Try again after EMFILE or ENFILE. Close clean descriptors first, and then, if `to_sync` is true, the reserved
-        descriptors. Raises OSError.
+        """After EMFILE or ENFILE, close clean descriptors and try again. If this fails and `to_sync` is true, close the
+        reserved descriptors one by one, and try again after each. Raises OSError.
         """
         if failure.errno not in OUT_OF_DESCRIPTORS:
             raise failure
@@ -238,7 +240,7 @@ def _open(path: str, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        # `log verify` and `log dump` also read directories that are mounted or permitted read-only.
+        # `log verify` and `log dump` also read files for which they have only read permission.
         if flags & os.O_CREAT or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -244,7 +244,7 @@ class _LockTable:
 
     The locks are POSIX locks, which a JVM (Apache Kafka) also uses. A POSIX lock never conflicts with a lock of the
     same process, and it ends when the process closes any descriptor of the file. Therefore this table refuses a second
-    attempt before it opens the file. A forked child inherits the descriptors but not the locks.
+    lock of a file before it opens the file again. A forked child inherits the descriptors but not the locks.
     """
 
     def __init__(self) -> None:
@@ -313,7 +313,7 @@ class LocalDisk:
         return file
 
     def forget(self, file: LocalFile) -> None:
-        """Stop updating the path of a closed file when it is renamed."""
+        """Forget a closed file: later renames do not update its path any more."""
         with self._lock:
             self._drop(file)
 

@@ -26,8 +26,8 @@ def explain(error: Exception, directories: Sequence[str], address: str, remedies
     `address` is its HOST:PORT.
 
     For an exception of Tidelog, the line is the exception's own text. For an exception of SQLite, the line also names
-    the data directories. An error of the operating system is explained by its number if `system_error` knows this
-    number. Any other exception is reported as an internal error, and its traceback is logged.
+    the data directories. For an error of the operating system, the line is the result of `system_error` unless this
+    is None. Any other exception is reported as an internal error, and its traceback is logged.
     """
     if isinstance(error, OSError):
         explanation = system_error(error, _directory_of(error, directories), address, remedies)
@@ -43,8 +43,8 @@ def explain(error: Exception, directories: Sequence[str], address: str, remedies
 
 
 def _directory_of(error: OSError, directories: Sequence[str]) -> str:
-    """Return the data directory that contains the error's path or lies below it; the first one if there is no such
-    directory.
+    """Return the data directory that contains the error's path or is this path. If there is none, return a data
+    directory below the path, or otherwise the first data directory.
     """
     name = error.filename if isinstance(error.filename, str) else ""
     holders = [path for path in directories if name == path or name.startswith(f"{path}/")]

@@ -16,7 +16,7 @@ class FileWatch:
 
     def __init__(self, descriptor: int) -> None:
         self.writes = 0
-        """Number of notifications that were read. One notification may report several writes."""
+        """Number of reads that returned notifications. One read may return the notifications of several writes."""
         self._descriptor = descriptor
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._loop = asyncio.get_running_loop()

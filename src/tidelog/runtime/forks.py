@@ -3,8 +3,8 @@
 A broker may run in a thread of any program, and the program may fork (multiprocessing, gunicorn). The child inherits
 every open descriptor but none of the threads. Open sockets in the child would have two effects after the broker has
 stopped: the port would still be in use, and clients would wait for responses. Because of open files, deleted segments
-would still occupy the disk. Another process may read a pipe to detect the broker's end. If the child did not close this
-pipe, that process would never end.
+would still occupy the disk. The broker's own process for computations (`ChildProcess`) exits when its request pipe is
+closed. If the forked child kept the pipe open, that process would never exit.
 """
 
 import os

@@ -199,12 +199,12 @@ class Tasks(Protocol):
     def sleep(self, delay_s: float) -> Awaitable[None]: ...
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """Run a function that waits for a disk or a database on a thread. (In a simulation, the function runs inline,
-        with a virtual delay.)
+        """Run a function on a thread, since it waits for a disk or a database. (In a simulation, the function runs
+        inline, with a virtual delay.)
 
-        The call starts at once, even if the future is not awaited. Calls with the same named `lane` run one at a time,
-        in order, on the thread of that lane (SQLite needs this). Calls without a lane share a few threads and run in
-        any order.
+        The call is queued at once, and runs even if the future is not awaited. Calls with the same named `lane` run
+        one at a time, in order, on the thread of that lane (SQLite needs this). Calls without a lane share a few
+        threads and run in any order.
         """
 
     def run_in_child(
@@ -245,8 +245,8 @@ class Stream(Protocol):
         queued.
 
         The caller may reuse the memory of a bytearray or memoryview as soon as this returns. A FileRegion is read when
-        it is sent. If the connection is broken, this call does not raise (`Receiver.closed` reports it), and it never
-        calls the receiver. After `finish`, `abort` or the end of the connection, the pieces are dropped.
+        it is sent. This call does not raise: a broken connection is reported by `Receiver.closed`. It never calls the
+        receiver directly. After `finish`, `abort` or the end of the connection, the pieces are dropped.
         """
 
     def pause_reading(self) -> None:
@@ -285,7 +285,7 @@ class Receiver(Protocol):
         """Return the memory for the next incoming bytes. It must not be empty."""
 
     def received(self, count: int) -> None:
-        """Process `count` bytes that were stored at the start of the last `get_buffer`."""
+        """Process `count` bytes, which are at the start of the buffer that `get_buffer` returned last."""
 
     def drained(self) -> None:
         """Called when the backlog has become empty."""
@@ -293,7 +293,7 @@ class Receiver(Protocol):
     def closed(self, error: OSError | None) -> None:
         """Called when the connection has ended. This is the last callback. No method of the stream calls it directly.
 
-        `error` is None if one side has closed the connection cleanly.
+        `error` is None if the peer has closed the connection cleanly, or if this side has closed or aborted it.
         """
 
 

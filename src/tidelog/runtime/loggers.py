@@ -13,7 +13,7 @@ _TOP: Final = logging.getLogger("tidelog")
 
 
 def levels() -> dict[str, str]:
-    """Return the effective level of every logger by name: `root` first, then sorted."""
+    """Return the effective level of every logger by name. `root` is first; the other names are sorted."""
     prefix = f"{_TOP.name}."
     names = sorted(
         name
@@ -38,6 +38,6 @@ def _logger(name: str) -> logging.Logger:
 
 
 def _level(logger: logging.Logger) -> str:
-    """Return the name of the lowest of LEVELS that is at or above the logger's effective level."""
+    """Return the lowest of LEVELS that is not below the logger's effective level; FATAL if all are below it."""
     number = logger.getEffectiveLevel()
     return next((level for level, value in LEVELS.items() if number <= value), "FATAL")

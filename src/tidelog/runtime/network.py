@@ -60,7 +60,7 @@ class SocketListener:
         self._sockets = sockets
         self._receiver: Callable[[], Receiver] | None = None
         self._starved_since: float | None = None
-        """Loop time of the first failed accept; None if the last accepts were successful."""
+        """Loop time of the first failed accept since the kernel's queue was last empty; None if there was none."""
         self._retry: asyncio.Handle | None = None
         self._paused = False
 
@@ -103,7 +103,7 @@ class SocketListener:
             listening.close()
 
     def retry_accept(self) -> None:
-        """Accept again in the next turn of the loop if an accept failed because no descriptor was free."""
+        """If this listener waits after a failed accept, let it accept again in the next turn of the loop."""
         if self._retry is not None and not self._paused:
             self._retry.cancel()
             self._retry = self._network.loop.call_soon(self._resume_accepting)
@@ -203,7 +203,7 @@ class SocketNetwork:
     def adopt(self, connection: socket.socket, receiver: Callable[[], Receiver]) -> SocketStream | None:
         """Return a stream for a connected socket.
 
-        Returns None if the connection has ended already, or if the receiver raises in order to refuse it.
+        Returns None if the connection has ended already, or if the receiver raises. The socket is then closed.
         """
         try:
             connection.setblocking(False)
@@ -243,8 +243,8 @@ class SocketNetwork:
 
 
 def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> list[socket.socket]:
-    """Bind a socket to each of the addresses that belongs to this machine, all with the same port. Raises OSError. In
-    this case no address is bound.
+    """Bind one socket to each address that belongs to this machine, all to the same port. If this raises OSError, no
+    address is bound.
     """
     failure: OSError | None = None
     for _ in range(PORT_ATTEMPTS if port == 0 else 1):
@@ -279,8 +279,8 @@ def _bind(family: int, address: tuple[object, ...], *, accepts_ipv4: bool) -> so
     `accepts_ipv4` says whether an IPv6 socket also accepts IPv4 connections.
 
     With SO_REUSEADDR two sockets could bind the same address, and only the `listen` of the second socket would fail.
-    Therefore the option is set only after a bind without it has failed. Such a bind also fails while closed connections
-    of an earlier process are in the state TIME_WAIT.
+    Therefore the first bind does not use the option. This bind also fails while closed connections of an earlier
+    process are in the state TIME_WAIT, so it is repeated with the option.
     """
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,8 +1,8 @@
 """Detect resets of connections whose peer has shut its sending side.
 
-The event loop can only report that such a socket is readable, but the socket is always readable after the end of its
-input. If a socket is registered in an epoll without any event, the epoll reports only errors of the socket. The epoll
-itself is readable while it has an error to report.
+After the end of its input, a socket is always readable. The event loop reports only that a socket is readable, so it
+does not show a reset. An epoll in which the socket is registered without any event reports nothing but an error of the
+socket or the end of both directions. The epoll itself is then readable, so the loop can watch the epoll.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Resets:
                 self._epoll = select.epoll()
                 self._loop.add_reader(self._epoll.fileno(), self._report_resets)
             self._epoll.register(descriptor, 0)
-        except OSError as error:  # no free descriptor, or no memory
+        except OSError as error:  # for example, no descriptor is free
             log.debug("a reset will be noticed only by the next write error=%s", error)
             return
         self._watched[descriptor] = on_reset

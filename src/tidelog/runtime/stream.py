@@ -2,9 +2,10 @@
 
 Reading: one recv for each readiness event, directly into the receiver's buffer.
 
-Writing: as many bytes as the socket accepts are sent immediately. Small pieces are joined into one send, and file
-regions are sent by sendfile after their header (MSG_MORE). The remaining bytes wait in the backlog until the socket is
-writable. While a long response is sent, control returns to the event loop after each `TURN_BYTES_MAX`.
+Writing: as many bytes as the socket accepts are sent immediately. Small pieces are joined into one send. Larger file
+regions are sent by sendfile. The bytes before a region are sent with MSG_MORE, so that they do not become a packet of
+their own. The remaining bytes wait in the backlog until the socket is writable. While a long response is sent, control
+returns to the event loop after each `TURN_BYTES_MAX`.
 """
 
 import enum
@@ -37,8 +38,8 @@ JOIN_BYTES_MAX = 16 * 1024
 """Pieces of at most this total size are joined, since one send() of a copy is cheaper than sendmsg()."""
 
 READ_BYTES_MAX = 64 * 1024
-"""Pieces with file regions, of at most this total size, are read and joined. sendfile() is faster only for more than
-about 100 KB."""
+"""If there are file regions among pieces of at most this total size, the regions are read and all pieces are joined.
+sendfile() is faster only for more than about 100 KB."""
 
 GATHER_MAX = 64
 """Upper bound on the buffers in one sendmsg(). The kernel accepts up to IOV_MAX = 1,024."""
@@ -127,7 +128,7 @@ class SocketStream:
         self._send = connection.send
         self._recv_into = connection.recv_into
         self._state = _State.OPEN
-        self._must_queue = False  # whether write() must queue: a backlog exists, or the stream is not open
+        self._must_queue = False  # whether write() must not send at once: a backlog exists, or sending has ended
         self._paused = False
         self._reader_registered = False
         self._input_ended = False  # whether the peer has shut its sending side or closed the connection
@@ -273,8 +274,8 @@ class SocketStream:
             self._close(error)
 
     def _send_buffers(self) -> tuple[int, int]:
-        """Send the buffers before the next file region in one call. Returns the bytes offered and the bytes
-        accepted.
+        """In one call, send the buffers before the next file region, but at most GATHER_MAX. Returns the number of
+        bytes that were offered to the socket, and the number that it accepted.
         """
         buffers: list[bytes | bytearray | memoryview] = []
         total = flags = 0
@@ -293,7 +294,7 @@ class SocketStream:
         return total, self._socket.sendmsg(buffers, (), flags)
 
     def _send_region(self, file: File, position: int, size: int, budget: int) -> tuple[int, int]:
-        """Send one part of a file region. Returns the bytes offered and the bytes accepted."""
+        """Send one part of a file region. Returns the same two numbers as `_send_buffers`."""
         offered = min(size, budget)
         try:
             if isinstance(file, LocalFile):
@@ -384,8 +385,8 @@ class SocketStream:
             self._receiver_failed()
 
     def _check_end_while_paused(self) -> None:
-        """End the input if the peer has ended it. Otherwise bytes have arrived; in this case, ignore further events
-        until reading is resumed.
+        """If the peer has ended the input and no bytes are unread, report the end to the receiver. If bytes have
+        arrived, ignore further events until reading is resumed.
         """
         try:
             has_ended = not self._socket.recv(1, socket.MSG_PEEK)
@@ -439,8 +440,8 @@ class SocketStream:
             self._timer = self._loop.call_later(STALL_SECONDS, self._check_progress, self.backlog_bytes)
 
     def _linger(self) -> None:
-        # If a socket with unread bytes is closed, the kernel sends a reset, and the peer may lose the last response
-        # before it has read it.
+        # If a socket with unread bytes is closed, the kernel sends a reset, and a peer that has not yet read the last
+        # response may lose it. So first shut only the sending side, and discard incoming bytes.
         self._state = _State.LINGERING
         if self._timer is not None:
             self._timer.cancel()

@@ -133,8 +133,8 @@ class LoopTasks:
     def _on_end(self, task: "asyncio.Task[Any]") -> None:
         del self._running[task]
         # `_log_traceback` is True until the task's exception is retrieved. A task that awaits the ended task retrieves
-        # the exception in this turn of the loop, or in the next turn if it uses `asyncio.wait`. So check again after
-        # that.
+        # the exception in this turn of the loop, or in the next turn if it uses `asyncio.wait`. So check again two
+        # turns later.
         if not task.cancelled() and getattr(task, "_log_traceback", True) and not self._loop.is_closed():
             self._loop.call_soon(self._loop.call_soon, report_failure, task)
 

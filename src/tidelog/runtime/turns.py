@@ -19,7 +19,8 @@ FIRST_TURN_S = 0.001
 """Time, in seconds, for which a computation runs inside the call that begins it. Most computations end within this time
 and never wait for a loop turn."""
 FIRST_TURNS_S = 0.004
-"""Upper bound on the sum of all first turns between two loop turns: one loop turn may bring hundreds of requests."""
+"""Upper bound on the time, in seconds, of all first turns before the next loop turn of `Turns`. It is needed since one
+iteration of the loop may bring hundreds of requests."""
 TURN_S = 0.004
 """Time that all computations together get in one loop turn, after their first turns."""
 STEPS_PER_TURN = 256
@@ -39,8 +40,8 @@ the memory of their intermediate results. A single computation may weigh more.""
 FREED_PER_STEP = 512
 """Number of elements that `Turns.free_in_steps` drops from a list in one step."""
 COLLECTION_DEFERRED_S = 10.0
-"""While computations follow each other without a pause, the garbage collector is disabled for at most this long; see
-`Tasks.defer_collection`."""
+"""While computations follow each other without a pause, the garbage collector is enabled for a moment whenever it has
+been disabled for this time; see `Tasks.defer_collection`."""
 
 
 class NoTurn(Exception):
@@ -102,8 +103,8 @@ class _WeightClass:
         self.weight = 0
 
     def admit(self) -> "Work[Any] | None":
-        """Remove the oldest waiting computation from the queue and return it, if the bounds allow it to take turns
-        now.
+        """If the bounds allow the oldest waiting computation to take turns now, remove it from the queue and return
+        it.
         """
         if not self.waiting or self.running >= self.at_once_max:
             return None
@@ -123,9 +124,9 @@ class _WeightClass:
 class Turns:
     """Runs the long computations of one process for a few milliseconds in each turn of the event loop.
 
-    Computations are admitted in the order in which they were begun. A few of them take turns side by side, so that a
-    short computation does not wait for the end of a long one. A waiting computation has had at most its first turn, so
-    it uses little memory.
+    The computations of one weight class are admitted in the order in which they were begun. A few of them take turns
+    side by side, so that a short computation does not wait for the end of a long one. A waiting computation has had at
+    most its first turn, so it uses little memory.
     """
 
     def __init__(self, clock: Clock, tasks: Tasks) -> None:
@@ -145,8 +146,8 @@ class Turns:
     ) -> Work[R]:
         """Run `steps`, then call `done(result, None)` or `done(None, failure)`.
 
-        A short computation ends within this call, before it returns; a longer one ends in a later loop turn.
-        `weight` estimates the memory that the computation works on, as the size of the request in bytes.
+        A short computation ends before this call returns; a longer one ends in a later loop turn. `weight` is the size
+        of the request in bytes. It is an estimate of the memory that the computation works on.
         """
         work = Work(self, steps, done, weight)
         remaining_s = self._first_turns_s
@@ -181,7 +182,7 @@ class Turns:
             self._renew_soon()
 
     def _renew_soon(self) -> None:
-        """Schedule a turn, which renews the time for first turns, if less than half of that time is left."""
+        """If less than half of the time for first turns is left, schedule a turn, which renews this time."""
         if self._first_turns_s < FIRST_TURNS_S / 2:
             self._schedule_turn()
 

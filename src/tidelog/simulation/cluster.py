@@ -1,4 +1,5 @@
-"""A simulated cluster: real brokers, each on its own simulated host, one shared metadata store, and faults.
+"""A simulated cluster: real brokers that share one metadata store. Each runs on its own simulated host. Tests can cause
+faults.
 
 with simulated(seed) as world:
     cluster = SimCluster(world, brokers=3)

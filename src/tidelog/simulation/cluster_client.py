@@ -46,7 +46,9 @@ class ClusterClient:
         await self._runtime.tasks.sleep(delay_s)
 
     async def run(self, operation: Operation[T], timeout_s: float) -> T:
-        """Run an operation. Raises ApiError for a final error from a broker, and GaveUp when `timeout_s` has passed."""
+        """Run an operation. Raises ApiError for a final error from a broker, and GaveUp if the next attempt would begin
+        more than `timeout_s` after this call.
+        """
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
             effect = operation.send(None)
@@ -54,7 +56,7 @@ class ClusterClient:
                 try:
                     answer: Message | list[Message | BrokerUnreachable] | None = None
                     if isinstance(effect, Ask):
-                        answer = list(await asyncio.gather(*(self.ask(request) for request in effect.requests)))
+                        answer = await self._ask_all(effect.requests)
                     elif isinstance(effect, AskAny):
                         answer = await self._ask_any(effect.request)
                     else:
@@ -66,6 +68,11 @@ class ClusterClient:
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    async def _ask_all(self, requests: list[Request]) -> list[Message | BrokerUnreachable]:
+        if len(requests) == 1:  # without a task of its own, which takes a tenth of the client's time
+            return [await self.ask(requests[0])]
+        return list(await asyncio.gather(*(self.ask(request) for request in requests)))
 
     async def _pause(self, pause: Pause, deadline: float) -> None:
         delay_s = pause.delay_ms / 1000 * self._rng.uniform(1 - JITTER, 1 + JITTER)

@@ -35,8 +35,8 @@ class ControllerNetwork:
         return SimControllerChannel(self, host, runtime)
 
     def send(self, host: str, node_id: int, request: ControllerRequest, answer: "asyncio.Future[Answer[Any]]") -> None:
-        """Send the request from `host` to the broker. If a link is blocked for longer than CALL_TIMEOUT_S, `answer` is
-        never set.
+        """Send the request from `host` to the broker. If the link in one direction is blocked for longer than
+        CALL_TIMEOUT_S, this call never sets `answer`.
         """
         target, runtime, find_executor = self._executors[node_id]
 

@@ -153,7 +153,7 @@ class SimDisk:
         self.operations = 0
         self.on_operation: Callable[[str, str], None] | None = None
         self.boot_id = ""
-        """The id of the machine's current boot, which is the content of BOOT_ID."""
+        """The id of the machine's current boot: the content of the file BOOT_ID."""
         self._trace = trace
         self._host = host
         self._faults: list[Fault] = []
@@ -180,8 +180,8 @@ class SimDisk:
         self.medium.capacity_bytes = capacity_bytes
 
     def flip_bit(self, pattern: str, rng: random.Random) -> str | None:
-        """Flip one bit of one synced file whose path matches the shell pattern. Returns the path, or None if no file
-        matches. No operation reports the damage.
+        """Flip one bit of the synced bytes of one file whose path matches the shell pattern. Returns the path, or None
+        if no such file has synced bytes. No operation reports the damage.
         """
         matches = [(path, inode) for path, inode in self.medium.files() if inode.durable and fnmatchcase(path, pattern)]
         if not matches:
@@ -200,8 +200,8 @@ class SimDisk:
         return self._next(self.medium.survivor(rng or self.rng, odds))
 
     def kill(self) -> "SimDisk":
-        """End the process: every later call on this disk raises ProcessGone. Returns the disk of the next process,
-        which has all written bytes.
+        """End the process: every later call on this disk raises ProcessGone. Returns the disk for the next process.
+        This disk has all written bytes.
         """
         self.alive = False
         for path in [path for path, holder in self.medium.locked.items() if holder is self]:

@@ -44,7 +44,7 @@ class Leases:
         """End all leases of `holder`, and the lease called `name`, as a store does after the end of the holder's
         session. Returns the names of the leases.
 
-        The holder of a lease may also contain the name of a process, after a slash.
+        A lease also belongs to `holder` if its holder is `holder`, a slash and the name of a process.
         """
         ended = [
             lease

@@ -1,12 +1,14 @@
 """An asyncio event loop with virtual time: the time jumps to the next timer when no callback is ready."""
 
 import asyncio
-import heapq
 from asyncio import base_events
 from collections.abc import Callable
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from pathlib import PurePath
 from typing import Any
+
+from tidelog.simulation.trace import callback_name
 
 TURNS_WITHOUT_TIME_MAX = 1_000_000
 """Upper bound on the turns of the loop at one virtual time. Further turns raise Livelock."""
@@ -40,23 +42,29 @@ def process_context(host: str) -> Context:
     return context
 
 
-class SystemEvent:
-    """A callback of a kernel, of the network or of the store. It also runs while processes are paused."""
+class Callback:
+    """A scheduled callback. asyncio uses it as the handle that `call_soon`, `call_later` and `call_at` return.
 
-    __slots__ = ("_args", "_callback", "_loop")
-    _cancelled = False
+    Without a context it is an event of a kernel, of the network or of the store, which belongs to no process: it also
+    runs while processes are paused.
+    """
 
-    def __init__(self, loop: "SimLoop", callback: Callable[..., object], args: tuple[object, ...]) -> None:
-        self._loop = loop
-        self._callback = callback
-        self._args = args
+    __slots__ = ("args", "context", "function")
 
-    def _run(self) -> None:
-        try:
-            self._callback(*self._args)
-        except Exception as error:
-            message = f"event of the simulated system failed: {self._callback}"
-            self._loop.call_exception_handler({"message": message, "exception": error})
+    def __init__(
+        self, function: Callable[..., object] | None, args: tuple[object, ...], context: Context | None
+    ) -> None:
+        self.function = function
+        """None if the callback is cancelled."""
+        self.args = args
+        self.context = context
+
+    def cancel(self) -> None:
+        self.function = None
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        return self.function is None
 
 
 class SimLoop(base_events.BaseEventLoop):
@@ -70,10 +78,10 @@ class SimLoop(base_events.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._limit = float("inf")
-        self._timers: list[tuple[float, int, asyncio.TimerHandle | SystemEvent]] = []
+        self._timers: list[tuple[float, int, Callback]] = []
         self._timers_created = 0
         self._turns_without_time = 0
-        self._delayed_callbacks: dict[str, list[asyncio.Handle]] = {}
+        self._delayed_callbacks: dict[str, list[Callback]] = {}
         """For each paused process, by host: its callbacks that became due during the pause."""
 
     def time(self) -> float:
@@ -85,34 +93,35 @@ class SimLoop(base_events.BaseEventLoop):
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> Callback:
         self._check_closed()  # type: ignore[attr-defined]
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = Callback(callback, args, copy_context() if context is None else context)
         self._timers_created += 1
-        heapq.heappush(self._timers, (when, self._timers_created, timer))
+        heappush(self._timers, (when, self._timers_created, timer))
         return timer
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + max(delay, 0.0), callback, *args, context=context)
+    ) -> Callback:
+        when = self._now + delay if delay > 0 else self._now
+        return self.call_at(when, callback, *args, context=context)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    ) -> Callback:
         """Call `callback` in the next turn. This is asyncio's method without its debug checks, which take more time
-        than all other steps.
+        than the rest of the method.
         """
         if self._closed:  # type: ignore[attr-defined]
             self._check_closed()  # type: ignore[attr-defined]
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = Callback(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     def call_system_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Call `callback` at the time `when`, as an event that belongs to no process and cannot be cancelled."""
         self._timers_created += 1
-        heapq.heappush(self._timers, (when, self._timers_created, SystemEvent(self, callback, args)))
+        heappush(self._timers, (when, self._timers_created, Callback(callback, args, None)))
 
     def call_system_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
         self.call_system_at(self._now + delay_s, callback, *args)
@@ -135,9 +144,6 @@ class SimLoop(base_events.BaseEventLoop):
     def __del__(self) -> None:
         """Do nothing: this loop has no resources of the operating system, so an unclosed loop is not a leak."""
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing: a cancelled timer is dropped when it reaches the top of the heap."""
-
     def _write_to_self(self) -> None:
         """Do nothing: the loop never sleeps, so it does not have to be woken."""
 
@@ -145,38 +151,59 @@ class SimLoop(base_events.BaseEventLoop):
         """Do nothing: the loop has no file descriptors."""
 
     def _run_once(self) -> None:
+        """Run turns until the loop is stopped. asyncio calls this method for each turn, which takes more time."""
         ready: Any = self._ready  # type: ignore[attr-defined]
         timers, delayed_by_process = self._timers, self._delayed_callbacks
-        while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
-        if not ready and not self._stopping:  # type: ignore[attr-defined]
-            if not timers:
-                raise Deadlock(
-                    f"at virtual time {self._now:.6f} no callback and no timer is left; waiting: {self._waiting()}"
-                )
-            if timers[0][0] > self._limit:
-                raise TimeIsUp(f"virtual time {self._limit:.6f} is reached; waiting: {self._waiting()}")
-            if timers[0][0] > self._now:
-                self._now = timers[0][0]
+        while True:
+            if not ready and not self._stopping:  # type: ignore[attr-defined]
+                self._advance_time()
+            now = self._now
+            while timers and timers[0][0] <= now:
+                timer = heappop(timers)[2]
+                if timer.function is not None:
+                    ready.append(timer)
+            self._turns_without_time += 1
+            if self._turns_without_time > TURNS_WITHOUT_TIME_MAX:
                 self._turns_without_time = 0
-        while timers and timers[0][0] <= self._now:
-            timer = heapq.heappop(timers)[2]
-            if not timer._cancelled:
-                ready.append(timer)
-        self._turns_without_time += 1
-        if self._turns_without_time > TURNS_WITHOUT_TIME_MAX:
-            self._turns_without_time = 0
-            raise Livelock(f"time stands still at {self._now:.6f}; waiting: {self._waiting()}")
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            if delayed_by_process and type(handle) is not SystemEvent:
-                delayed = delayed_by_process.get(handle._context.get(PROCESS, ""))
-                if delayed is not None:
-                    delayed.append(handle)
+                raise Livelock(f"time stands still at {self._now:.6f}; waiting: {self._waiting()}")
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                function, context = handle.function, handle.context
+                if function is None:
                     continue
-            handle._run()
+                try:
+                    if context is None:
+                        function(*handle.args)
+                        continue
+                    if delayed_by_process:
+                        delayed = delayed_by_process.get(context.get(PROCESS, ""))
+                        if delayed is not None:
+                            delayed.append(handle)
+                            continue
+                    context.run(function, *handle.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    message = f"exception in callback {callback_name(function)}"
+                    self.call_exception_handler({"message": message, "exception": error})
+            if self._stopping:  # type: ignore[attr-defined]
+                return
+
+    def _advance_time(self) -> None:
+        """Advance the time to the next timer, which may be due already."""
+        timers = self._timers
+        while timers and timers[0][2].function is None:  # cancelled
+            heappop(timers)
+        if not timers:
+            raise Deadlock(
+                f"at virtual time {self._now:.6f} no callback and no timer is left; waiting: {self._waiting()}"
+            )
+        when = timers[0][0]
+        if when > self._limit:
+            raise TimeIsUp(f"virtual time {self._limit:.6f} is reached; waiting: {self._waiting()}")
+        if when > self._now:
+            self._now = when
+            self._turns_without_time = 0
 
     def _waiting(self) -> str:
         return (

@@ -2,7 +2,7 @@
 
 Within the rules of POSIX, this file system is deliberately less reliable than any real one. Bytes are durable after the
 file's sync, and names are durable after the sync of their directory. Any part of the later changes may survive a power
-cut, in any order.
+cut while earlier changes are lost. Only the changes of the name of a single file keep their order.
 """
 
 import errno
@@ -115,9 +115,9 @@ class PowerCutOdds:
     torn: float
     """Probability that a write survives in part if it does not survive completely."""
     wrong_size: float
-    """Probability that the size of a file with unsynced changes is wrong."""
+    """Probability that a file with unsynced changes gets a random one of its sizes since the last sync."""
     effects: Counter[str] = field(default_factory=Counter)
-    """Number of unsynced writes that were kept, lost and torn."""
+    """Numbers of unsynced writes that were kept, lost or torn, by the name of the effect."""
 
     @staticmethod
     def draw(rng: random.Random) -> "PowerCutOdds":
@@ -193,8 +193,8 @@ class Medium:
         self._change(NameChange(node, self._parent_and_name(path), None))
 
     def sync_names(self, directory: Directory) -> None:
-        """Make all changes of names in this directory durable. For the same files, also make the earlier changes of
-        their names in other directories durable.
+        """Make all changes of names in this directory durable. If a file or directory is affected by such a change, its
+        earlier changes of name in other directories also become durable.
         """
         nodes: list[Node] = []
         remaining: list[NameChange] = []
@@ -303,7 +303,7 @@ def _survivors(data: bytes, position: int, rng: random.Random, odds: PowerCutOdd
 
 
 def _effect(size: int, pieces: list[tuple[bytes, int]]) -> str:
-    """Return the name of the effect of a power cut on a write of `size` bytes of which `pieces` survive."""
+    """Return the name of a power cut's effect on a write of `size` bytes. `pieces` are the parts that survive."""
     if not pieces:
         return "lost writes"
     return "torn writes" if sum(len(piece) for piece, _ in pieces) < size else "kept writes"

@@ -69,7 +69,7 @@ class SimMember:
         self.assignment: Assignment = {}
 
     async def join(self) -> int:
-        """Join the group. Returns the error code after the coordinator has completed the join phase."""
+        """Join the group. Returns the error code. Success is reported only when the join phase is complete."""
         subscription = ConsumerProtocolSubscription(topics=self.topics).encode(SUBSCRIPTION_VERSION)
         metadata = SUBSCRIPTION_VERSION.to_bytes(2, "big") + subscription
         request = JoinGroupRequest(

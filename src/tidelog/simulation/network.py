@@ -2,8 +2,8 @@
 
 Connections are byte streams like TCP connections. Bytes arrive in order, but may be split and joined anywhere. They may
 be slow, may be delayed while a link is blocked, or may be lost by a reset. A lost segment causes only the delay of its
-retransmission. The bytes of different connections may overtake each other. So a test can reorder segments by giving a
-link a varying latency.
+retransmission. The bytes of one connection may overtake the bytes of another. So a test can reorder the segments of
+different connections by giving a link a varying latency.
 """
 
 import errno
@@ -89,7 +89,8 @@ class SimNetwork:
         """Number of faults that block each link."""
         self._stuck_streams: dict[SimStream, None] = {}
         self._stuck_messages: list[tuple[str, str, float, Callable[[], object]]] = []
-        """Messages of `send` on blocked links: source, target, the time at which they are lost, and their arrival."""
+        """Messages of `send` on blocked links: source, target, the time at which the message is lost, and the function
+        to call when it arrives."""
 
     def add_host(self, name: str, address: str) -> None:
         """Add a host that is switched off."""
@@ -186,7 +187,7 @@ class SimNetwork:
             else:
                 self._stuck_messages.append((source, target, lost_at, arrive))
 
-        self.loop.call_system_later(self.latency_s(source, target), attempt)
+        self.loop.call_system_later(self.latency_s((source, target)), attempt)
 
     # Called by streams
 
@@ -199,15 +200,17 @@ class SimNetwork:
     def has_power(self, host: str) -> bool:
         return self._hosts[host] is not None
 
-    def latency_s(self, source: str = "", target: str = "") -> float:
-        """Return a random latency of one segment from `source` to `target`, including its retransmissions."""
-        conditions = self._link_conditions.get((source, target), self.conditions)
-        rng = self.rng
-        is_slow = rng.random() < conditions.slow_chance
-        latency_s = rng.uniform(*(conditions.slow_s if is_slow else conditions.latency_s))
+    def latency_s(self, link: tuple[str, str]) -> float:
+        """Return a random latency of one segment on `link`, from a source to a target, including its
+        retransmissions.
+        """
+        conditions = self._link_conditions.get(link, self.conditions) if self._link_conditions else self.conditions
+        random_number = self.rng.random
+        shortest_s, longest_s = conditions.slow_s if random_number() < conditions.slow_chance else conditions.latency_s
+        latency_s = shortest_s + (longest_s - shortest_s) * random_number()
         if conditions.loss_chance:
             for attempt in range(RETRANSMISSIONS_MAX):
-                if rng.random() >= conditions.loss_chance:
+                if random_number() >= conditions.loss_chance:
                     break
                 latency_s += RETRANSMISSION_S * 2**attempt
         return latency_s
@@ -268,7 +271,7 @@ class HostNetwork:
         loop = network.loop
         deadline = loop.time() + CONNECT_TIMEOUT_S
         while True:
-            round_trip_s = network.latency_s(self.host, target) + network.latency_s(target, self.host)
+            round_trip_s = network.latency_s((self.host, target)) + network.latency_s((target, self.host))
             await self._wait(round_trip_s)
             is_link_open = network.passes(self.host, target) and network.passes(target, self.host)
             if network.has_power(target) and is_link_open:
@@ -298,7 +301,9 @@ class HostNetwork:
             stream.abort()
 
     def kill(self, *, notify_peers: bool) -> None:
-        """End the process. `notify_peers` says whether the kernel closes or resets the connections of the process."""
+        """End the process. With `notify_peers`, the kernel closes or resets its connections. Otherwise the peers
+        receive nothing.
+        """
         self.alive = False
         self.listeners.clear()
         for stream in list(self.streams):
@@ -306,7 +311,7 @@ class HostNetwork:
         self.streams.clear()
 
     def listener(self, address: str, port: int) -> SimListener | None:
-        """Return the listener that accepts connections to this address and port, or None if no listener does."""
+        """Return the listener that accepts connections to this address and port, or None if there is none."""
         listener = self.listeners.get((address, port)) or self.listeners.get(("*", port))
         return listener if listener is not None and listener.receiver is not None else None
 

@@ -2,8 +2,7 @@
 network.
 
 Each broker process gets its store from `SharedStore.handle`. A call takes the time of the network in both directions.
-It fails in the same way as a call to a real server: while a link is blocked, the caller does not know whether its call
-was executed.
+It can fail like a call to a real server: if a link was blocked, the caller does not know whether its call was executed.
 """
 
 import asyncio
@@ -73,7 +72,9 @@ class SharedStore:
     def send(
         self, host: str, function: Callable[..., T], args: tuple[object, ...], answer: "asyncio.Future[T]"
     ) -> None:
-        """Send a call from `host` to the server. The call arrives even if the caller's process ends before that."""
+        """Send a call from `host` to the server. The call is executed even if the caller's process ends meanwhile.
+        If the link is blocked for CALL_TIMEOUT_S, the call is lost.
+        """
 
         def execute() -> None:
             outcome: T | Exception
@@ -179,8 +180,8 @@ class StoreHandle:
 
         has_entry = await self._call(self._store.watch, position, notify)
         while not has_entry:
-            # The notification may be lost, so ask again after some time. This call fails if the store cannot be
-            # reached.
+            # The notification may be lost, so ask again after some time. If the store cannot be reached, the new
+            # question raises StoreUnavailable.
             timer = self._runtime.tasks.call_later(CALL_TIMEOUT_S, _settle, arrived, False)
             try:
                 has_entry = await arrived

@@ -1,8 +1,8 @@
 """The metadata store of simulated brokers: a journal file on the simulated disk, used instead of SQLite.
 
 The file consists of frames (length, CRC-32, payload). Each frame is appended and synced before the next frame. A
-snapshot rewrites the file. If the last frame is torn, it was never acknowledged, so the next start removes it. Any
-other damage is an error.
+snapshot rewrites the file. If the last frame is torn, it was never acknowledged, so the next start removes it. A
+damaged frame that is followed by a valid frame is an error.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class SimStore:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     async def inspect(self) -> None:
-        """Return None, since reading could require the removal of a torn last frame, which changes the disk."""
+        """Return None: this method must not change the disk, but reading may have to remove a torn last frame."""
 
     async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
         await self._run(self._append, StoredEntry(position, data, writer, number), lease)
@@ -98,7 +98,7 @@ class SimStore:
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
 
-    # The methods below run as blocking calls, as the methods of a real store do on its thread
+    # `_run` calls the functions below as blocking calls. A real store calls such functions on its own thread.
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._call, function, args, lane=LANE)
@@ -220,9 +220,9 @@ def _encode_frame(payload: bytes) -> bytes:
 
 
 def _frames(content: bytes, path: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the payload and the end of each frame, up to a torn frame.
+    """Yield the payload and the end of each frame, up to the first invalid frame.
 
-    Raises StoreFailed if a valid frame follows an invalid frame.
+    Raises StoreFailed if a valid frame is at the position where the invalid frame ends according to its length field.
     """
     position = 0
     while (payload := _payload_at(content, position)) is not None:

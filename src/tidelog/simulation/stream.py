@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.network")
 
 COPY_BYTES = 65_536
-"""File regions are read in parts of this size, when they reach the front of the backlog."""
+"""When a file region reaches the front of the backlog, it is read in parts of at most this size."""
 
 LINGER_S = 1.0
+"""Longest time, in seconds, that a finished stream waits for the peer's END."""
 PROBE_S = 1.0
 """Time between two probes of a host without power, in seconds."""
 PROBES_MAX = 120
@@ -37,8 +38,8 @@ class Signal(enum.Enum):
 
 class State(enum.Enum):
     OPEN = enum.auto()
-    FINISHING = enum.auto()
-    LINGERING = enum.auto()
+    FINISHING = enum.auto()  # `finish` was called, and the backlog is still being sent
+    LINGERING = enum.auto()  # END was sent, and the peer's END is awaited
     CLOSED = enum.auto()
 
 
@@ -62,11 +63,11 @@ class SimStream:
         self._receiver: Receiver | None = None
         self._state = State.OPEN
         self._backlog: deque[_BacklogItem] = deque()
-        self._unread_bytes = 0  # bytes that were sent and that the peer has not read yet
+        self._unread_bytes = 0  # sent bytes that the peer has not acknowledged as read
         self._acknowledgements: deque[tuple[float, int]] = deque()
         """Numbers of bytes that the peer has read, with the times at which its acknowledgements arrive here, in
         order."""
-        self._acknowledgement_due = False  # whether an event is scheduled that processes the next acknowledgements
+        self._acknowledgement_due = False  # whether an event that processes acknowledgements is scheduled
         self._stalled = False
         self._on_wire: deque[tuple[float, bytes | Signal]] = deque()  # items with their times of arrival
         self._last_arrival = 0.0
@@ -93,14 +94,15 @@ class SimStream:
     def write(self, pieces: Sequence[Piece]) -> None:
         if self._state is not State.OPEN or self._sending_ended:
             return
+        backlog = self._backlog
         for piece in pieces:
             if isinstance(piece, FileRegion):
                 if piece.size:
                     piece.file.hold()
-                    self._backlog.append((piece.file, piece.position, piece.size))
+                    backlog.append((piece.file, piece.position, piece.size))
                     self.backlog_bytes += piece.size
-            elif len(piece):
-                self._backlog.append(bytes(piece))
+            elif piece:
+                backlog.append(bytes(piece))
                 self.backlog_bytes += len(piece)
         self._push()
 
@@ -135,8 +137,8 @@ class SimStream:
     # For the network
 
     def vanish(self, *, notify_peers: bool) -> None:
-        """End this side, since its process has ended. `notify_peers` says whether the kernel sends END or RESET to the
-        peer.
+        """End this side, since its process has ended. With `notify_peers`, the kernel sends RESET to the peer if unread
+        bytes have arrived here, otherwise END. Without it, the peer receives nothing.
         """
         unread = any(isinstance(item, bytes) for item in self._arrived)
         self._process_ended = True
@@ -158,7 +160,7 @@ class SimStream:
             side._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     def stall(self) -> None:
-        """Stop the delivery of bytes in both directions, until `break_both`."""
+        """Stop the delivery of bytes and signals in both directions, until `break_both` resets the connection."""
         self._network.trace.note(self._process.host, "net.stall", self._sent_name)
         self._stalled = self._other._stalled = True
 
@@ -173,10 +175,12 @@ class SimStream:
 
     def _push(self) -> None:
         """Send the part of the backlog for which the window has space."""
-        self._process_acknowledgements()
-        had_backlog = bool(self._backlog)
+        if self._acknowledgements:
+            self._process_acknowledgements()
+        backlog = self._backlog
+        had_backlog = bool(backlog)
         window = self._network.conditions.window_bytes
-        while self._backlog and self._unread_bytes < window:
+        while backlog and self._unread_bytes < window:
             try:
                 data = self._next_data(window - self._unread_bytes)
             except OSError as error:
@@ -187,8 +191,9 @@ class SimStream:
             self.backlog_bytes -= len(data)
             self._unread_bytes += len(data)
             self._send(data)
-        self._await_acknowledgement()
-        if had_backlog and not self._backlog:
+        if backlog:
+            self._await_acknowledgement()
+        elif had_backlog:
             if self._state is State.FINISHING:
                 self._linger()
             elif self._sending_ended:
@@ -204,6 +209,8 @@ class SimStream:
         """Remove up to `bytes_max` bytes from the front of the backlog, and return them."""
         head = self._backlog[0]
         if isinstance(head, bytes):
+            if len(head) <= bytes_max:
+                return self._backlog.popleft()  # type: ignore[return-value]
             data = head[:bytes_max]
             remainder: _BacklogItem = head[bytes_max:]
             remaining_bytes = len(remainder)
@@ -223,32 +230,34 @@ class SimStream:
         return data
 
     def _send(self, item: bytes | Signal) -> None:
-        rng = self._network.rng
-        if isinstance(item, bytes) and len(item) > 1 and rng.random() < self._network.conditions.split_chance:
-            cut = rng.randrange(1, len(item))
-            self._transmit(item[:cut])
-            self._transmit(item[cut:])
-        else:
-            self._transmit(item)
+        if isinstance(item, bytes) and len(item) > 1:
+            rng = self._network.rng
+            if rng.random() < self._network.conditions.split_chance:
+                cut = rng.randrange(1, len(item))
+                self._transmit(item[:cut])
+                self._transmit(item[cut:])
+                return
+        self._transmit(item)
 
     def _transmit(self, item: bytes | Signal) -> None:
         network = self._network
-        details = self._sent_name
         if isinstance(item, bytes):
-            network.trace.note_bytes(self._process.host, "net.send", details, item)
+            network.trace.note_bytes(self._process.host, "net.send", self._sent_name, item)
         else:
-            network.trace.note(self._process.host, f"net.send_{item.value}", details)
-        # An item must not arrive before the items that were sent earlier.
-        self._last_arrival = max(network.loop.time() + network.latency_s(*self.link), self._last_arrival)
+            network.trace.note(self._process.host, f"net.send_{item.value}", self._sent_name)
+        arrival = network.loop.time() + network.latency_s(self.link)
+        if arrival > self._last_arrival:  # an item must not arrive before the items that were sent earlier
+            self._last_arrival = arrival
         self._on_wire.append((self._last_arrival, item))
         network.loop.call_system_at(self._last_arrival, self._arrive)
 
     def _arrive(self) -> None:
-        """Deliver the items whose time of arrival has come, unless the link is blocked or the other host is without
-        power.
+        """Deliver the items whose time of arrival has come, unless the connection is stalled, the link is blocked or
+        the other host is without power.
         """
-        network = self._network
-        while self._on_wire and self._on_wire[0][0] <= network.loop.time():
+        network, on_wire = self._network, self._on_wire
+        now = network.loop.time()
+        while on_wire and on_wire[0][0] <= now:
             if self._stalled:
                 return
             if not network.passes(*self.link):
@@ -259,11 +268,11 @@ class SimStream:
                     self._probing = True
                     network.loop.call_system_later(PROBE_S, self._probe)
                 return
-            _, item = self._on_wire.popleft()
+            _, item = on_wire.popleft()
             if not self._other._process_ended:
                 self._other._process_arrival(item)
             elif isinstance(item, bytes):
-                # The process has ended or was replaced, so the host's kernel does not know this connection.
+                # The peer's process has ended or was replaced, so the kernel there does not know this connection.
                 self._reset_by_peer()
 
     def _probe(self) -> None:
@@ -285,21 +294,22 @@ class SimStream:
         self._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     def _process_acknowledgements(self) -> None:
-        now = self._network.loop.time()
-        while self._acknowledgements and self._acknowledgements[0][0] <= now:
-            self._unread_bytes -= self._acknowledgements.popleft()[1]
+        now, acknowledgements = self._network.loop.time(), self._acknowledgements
+        while acknowledgements and acknowledgements[0][0] <= now:
+            self._unread_bytes -= acknowledgements.popleft()[1]
 
     def _acknowledged_later(self, count: int) -> None:
-        """Add an acknowledgement of the peer that arrives after the network's latency.
+        """Add an acknowledgement of the peer. It arrives after the network's latency.
 
         An event for it is scheduled only if bytes wait for the window. Otherwise the next write processes it.
         """
-        latency_s = self._network.latency_s(self.remote_host, self._process.host)
-        arrival = self._network.loop.time() + latency_s
-        if self._acknowledgements:
-            arrival = max(arrival, self._acknowledgements[-1][0])
-        self._acknowledgements.append((arrival, count))
-        self._await_acknowledgement()
+        acknowledgements = self._acknowledgements
+        arrival = self._network.loop.time() + self._network.latency_s(self._other.link)
+        if acknowledgements and acknowledgements[-1][0] > arrival:
+            arrival = acknowledgements[-1][0]
+        acknowledgements.append((arrival, count))
+        if self._backlog:
+            self._await_acknowledgement()
 
     def _await_acknowledgement(self) -> None:
         if self._backlog and self._acknowledgements and not self._acknowledgement_due:
@@ -361,22 +371,27 @@ class SimStream:
             self._deliver_soon()
 
     def _deliver_bytes(self) -> None:
-        assert self._receiver is not None
-        arrived = b""
-        while self._arrived and isinstance(self._arrived[0], bytes):
-            arrived += self._arrived.popleft()  # type: ignore[operator]
-        buffer = self._receiver.get_buffer()
-        count = min(len(buffer), len(arrived))
-        buffer[:count] = arrived[:count]
-        if count < len(arrived):
-            self._arrived.appendleft(arrived[count:])
-        details = self._received_name
-        self._network.trace.note_bytes(self._process.host, "net.receive", details, arrived[:count])
+        receiver, items = self._receiver, self._arrived
+        assert receiver is not None
+        data = items.popleft()
+        assert isinstance(data, bytes)
+        while items and isinstance(items[0], bytes):
+            data += items.popleft()  # type: ignore[operator]
+        buffer = receiver.get_buffer()
+        count = len(data)
+        if count > len(buffer):
+            count = len(buffer)
+            items.appendleft(data[count:])
+            data = data[:count]
+        buffer[:count] = data
+        self._network.trace.note_bytes(self._process.host, "net.receive", self._received_name, data)
         self._acknowledge(count)
-        self._receiver.received(count)
+        receiver.received(count)
 
     def _end_of_input(self) -> None:
-        """Close the stream, unless the receiver still has something to send."""
+        """Report the end of the input to the receiver. Close the stream, unless the receiver still has something to
+        send.
+        """
         eof_received = getattr(self._receiver, "eof_received", None)
         if eof_received is None or not eof_received():
             self._send_end()

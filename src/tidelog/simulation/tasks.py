@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 
 class ProcessGone(BaseException):
-    """The simulated process was killed, so none of its code may have an effect. Never catch this exception."""
+    """The simulated process was killed, so none of its code may have an effect. Only the simulation may catch
+    this exception.
+    """
 
 
 class SimTasks:
@@ -81,8 +83,8 @@ class SimTasks:
         """Do nothing: the garbage collector belongs to the whole simulation and takes no virtual time."""
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """Run the function, and complete the future after a virtual delay. At random, the function runs at the
-        beginning or at the end of the delay.
+        """Run the function, and complete the returned future after a virtual delay. The function runs at the end of the
+        delay if its lane is busy, otherwise at random at the beginning or at the end.
 
         So a sync covers all bytes that were written before the call, and only sometimes the bytes that are written
         during the call.
@@ -180,7 +182,7 @@ class SimTasks:
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         del self._running[task]
-        if not task.cancelled():
+        if getattr(task, "_log_traceback", True):  # it has failed, and no other task has retrieved the exception yet
             self._loop.call_soon(self._report, task)
 
     def _report(self, task: "asyncio.Task[Any]") -> None:

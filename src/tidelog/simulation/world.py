@@ -107,7 +107,7 @@ class SimHost:
         return self._runtime
 
     def insert(self, disk: SimDisk) -> None:
-        """Replace the disk of a host without a process, for example by the result of `power_cut`."""
+        """Replace the disk of a host without a process, for example by the result of `SimDisk.power_cut`."""
         assert self._runtime is None, f"{self.name} is running"
         world = self._world
         rng = world.rng(f"{self.name}/inserted disk/{self.starts}")
@@ -179,7 +179,8 @@ class World:
         return self.hosts[name]
 
     def run(self, scenario: Coroutine[Any, Any, T], *, virtual_s: float = 3600.0) -> T:
-        """Run `scenario` to its end. Afterwards no process of the world runs until the next call of `run`.
+        """Run `scenario` to its end. Afterwards no code of the world's processes runs until the next call of
+        `run`.
 
         Raises the scenario's exceptions, and Deadlock, Livelock, TimeIsUp or EscapedError.
         """
@@ -195,7 +196,7 @@ class World:
         return result
 
     def close(self) -> None:
-        """End every process, without trace lines and effects."""
+        """Kill every process, let its tasks end without effect, and close the loop."""
         for host in self.hosts.values():
             if host.running:
                 host.kill()

@@ -48,8 +48,8 @@ class Broker(OwnedByProcess):
     the block ends.
 
     `with Broker() as broker:` and `async with Broker() as broker:` do the same; the asynchronous form does not block
-    the caller's event loop. Without `data`, the log is in a temporary directory. This directory is deleted at the
-    end, even if the program ends without stopping the broker. A directory that was passed as `data` is not deleted.
+    the caller's event loop. Without `data`, the records are in a temporary directory. This directory is deleted at
+    the end, even if the program ends without stopping the broker. A directory that was passed as `data` is not deleted.
     `settings` has Kafka's names (`{"num.partitions": 3}`). The environment's TIDELOG_ variables are ignored, so that
     a test gets the same broker everywhere.
 
@@ -148,8 +148,8 @@ class Broker(OwnedByProcess):
     def _config(self, data: Path) -> "BrokerConfig":
         """Check the settings, and return the configuration. Raises BrokerFailedError.
 
-        A broker process checks them again. They are also checked here, so that an error names `settings`, and not
-        the command line of the broker process, as their origin.
+        A broker process checks them again. They are also checked here, because an error of this check states that they
+        come from `settings`. The broker process would name its command line.
         """
         from tidelog.config.broker_config import BrokerConfig, ConfigError
 
@@ -279,7 +279,7 @@ async def run_in_thread(function: Callable[[], None]) -> None:
     """Run `function` in a new thread, and return when the thread has ended. (A thread of the loop's executor would
     not end.)
 
-    If the caller is cancelled, this function still waits for the thread, so that `function` is never interrupted.
+    If the caller is cancelled, this function still waits for the thread, so that `function` never runs after it.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

@@ -83,7 +83,7 @@ class BrokerProcess:
         self._release()
 
     def log(self) -> str:
-        # pread does not move the file position. The broker writes at this position.
+        # The broker writes at the position of the shared file description. pread does not move this position.
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 

@@ -23,8 +23,8 @@ __all__ = ["Cluster"]
 STORE_FILE = "cluster.sqlite"
 REPLICAS_MAX = 3
 SESSION_MS = 4000
-"""A broker that sends no heartbeat for this time, in milliseconds, is considered dead. The time is shorter than the
-default, because some tests pause brokers."""
+"""A broker that sends no heartbeat for this time, in milliseconds, is considered dead. The time is shorter than that of
+`tidelog start`, because some tests pause brokers."""
 POLL_S = 0.05
 
 
@@ -34,8 +34,8 @@ class Cluster(OwnedByProcess):
 
     The brokers have the numbers 1 to `brokers`. Each is a child process, so a test can kill, pause, stop and start
     it. A broker that is started again has the same data and the same port. `settings` has Kafka's names and is used
-    by all brokers. By default, topics have three replicas (fewer if there are fewer brokers) and
-    `min.insync.replicas` is 2.
+    by all brokers. By default, topics have three replicas (fewer if there are fewer brokers), and
+    `min.insync.replicas` is 2 (1 if there are fewer than three brokers).
     `racks` contains the `broker.rack` of each broker, so that a test can read from a follower (`client.rack`).
 
     Without `data`, all data is in a temporary directory. It is deleted at the end, even if the test fails or the
@@ -106,8 +106,8 @@ class Cluster(OwnedByProcess):
         """End the broker's process as kill -9 does. The other brokers elect new leaders immediately, because this
         method also ends the broker's lease.
 
-        (`tidelog start --brokers` also ends the lease of a dead broker. If no supervisor watches the process, the
-        other brokers wait for `broker.session.timeout.ms`. `pause` causes the same wait.)
+        (`tidelog start --brokers` watches its brokers' processes, and also ends the lease of a dead broker. If nothing
+        watches a process, the other brokers wait for `broker.session.timeout.ms`. `pause` causes the same wait.)
         """
         self._check_owner()
         self._broker(number).kill()
@@ -123,7 +123,7 @@ class Cluster(OwnedByProcess):
     def pause(self, number: int) -> None:
         """Pause the broker's process (SIGSTOP), like a machine that stops for a long time.
 
-        The other brokers notice it after `broker.session.timeout.ms`, which is 4 s by default.
+        The other brokers notice it after `broker.session.timeout.ms`, which is 4 s unless `settings` contains it.
         """
         self._check_owner()
         os.kill(self.pid(number), signal.SIGSTOP)
@@ -139,7 +139,7 @@ class Cluster(OwnedByProcess):
     def wait_until_in_sync(self, timeout_s: float = 30.0) -> None:
         """Wait until every broker is registered, and every partition has a leader and all its replicas in sync.
 
-        Raises TimeoutError. Its message says which brokers or replicas are missing.
+        Raises TimeoutError. Its message describes one of the remaining problems.
         """
         from tidelog.client.blocking import Client
         from tidelog.client.errors import ClientError
@@ -227,7 +227,7 @@ class Cluster(OwnedByProcess):
         return Broker(process=True, data=data / f"broker-{number}", settings=settings, host=self._host)
 
     def _end_leases(self, number: int) -> None:
-        """End the leases of a broker's process that is dead."""
+        """End the leases of a broker whose process is dead."""
         from tidelog.broker.dead_leases import BrokerLeases
         from tidelog.config.metadata_store import StoreAddress
         from tidelog.runtime.real import real_runtime
@@ -331,8 +331,8 @@ def _run_all(functions: "list[Callable[[], None]]") -> None:
 
 
 def _problem(client: "Client", brokers: int) -> str:
-    """Return a text about the brokers and replicas that are not in sync; empty if all are in sync. Raises
-    ClientError.
+    """Return a text about one problem: missing brokers, a partition without a leader, or a replica that is not in sync.
+    The text is empty if there is none. Raises ClientError.
     """
     from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 

@@ -37,8 +37,8 @@ class OwnedByProcess(ABC):
 
     @abstractmethod
     def _at_exit(self) -> None:
-        """Clean up an object that was not stopped. A program that is ending cannot start the threads that `stop`
-        needs.
+        """Clean up an object that was not stopped. This method is used instead of `stop`, because `stop` needs new
+        threads, which a program that is ending cannot start.
         """
 
     def _clean_up_at_exit(self, finalizer: Callable[[], None]) -> None:
@@ -52,8 +52,8 @@ class OwnedByProcess(ABC):
                 self._child_finalizer = util.Finalize(None, finalizer, exitpriority=AFTER_GRANDCHILDREN)
 
     def _remove_temporary(self) -> bool:
-        """Delete the directory if it is temporary, and return whether it was deleted. After that, no cleanup is
-        needed.
+        """If the directory is temporary, delete it and cancel the cleanup at the end of the process. Return whether a
+        directory was deleted.
         """
         if not self._temporary or self.data is None:
             return False

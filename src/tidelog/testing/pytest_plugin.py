@@ -1,7 +1,8 @@
-"""The fixtures `tidelog_broker`, an empty broker with its own port and data directory, and `tidelog_cluster`,
-several brokers that replicate. All their data is deleted after the test.
+"""Two fixtures: `tidelog_broker` is an empty broker with its own port and data directory, and `tidelog_cluster` is a
+cluster of several brokers that replicate. Their data is deleted at the end of the fixture's scope, usually the test.
 
-Every pytest run loads this module if Tidelog is installed. Therefore it imports the broker only when a test uses it.
+If Tidelog is installed, every pytest run loads this module. Therefore `tidelog.testing.broker` is imported only when a
+test uses a fixture.
 """
 
 from collections.abc import Iterator, Mapping
@@ -103,8 +104,8 @@ def tidelog_cluster(
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check, after the fixtures were created, that the broker was started with this test's own `tidelog_settings`.
 
-    They may differ, because pytest creates a fixture only once for its scope, for the first test that uses it.
-    Settings of later tests would then have no effect, without any message.
+    The broker may have other settings, because pytest creates a fixture only once for its scope, for the first test
+    that uses it. Without this check, the settings of later tests would have no effect, without any message.
     """
     arguments: Mapping[str, Any] = getattr(item, "funcargs", {})
     for fixture in FIXTURES:

@@ -172,10 +172,10 @@ def check_produced(
     """Check the header and the CRC of the batch that a client sent for one partition, and return the header.
 
     `buffer` must hold the whole batch. An incomplete second batch after it is ignored, and the caller must cut the
-    buffer at `size`. A complete second batch is refused. With `framing_only`, only size and format are checked. The
-    records are not read. `refused_kinds` are attribute bits: a request with a transactional id may have transactional
-    batches. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or ApiError, with the
-    error codes of Kafka 4.3.1.
+    buffer at the header's `size`. A complete second batch is refused. With `framing_only`, only size and format are
+    checked. The records are never decoded. `refused_kinds` are attribute bits: a request with a transactional id may
+    have transactional batches. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or
+    ApiError, with the error codes of Kafka 4.3.1.
     """
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])

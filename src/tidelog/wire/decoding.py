@@ -263,8 +263,8 @@ class _Source:
         if compact:
             self.long_form(length)
             if field.type == "string" and code == "h":
-                # As in Kafka, a compact string may not be longer than the largest two-byte length. Only lengths of
-                # several bytes are checked, because a length of one byte is always small enough.
+                # As in Kafka, a compact string may not be longer than the largest two-byte length. Only
+                # lengths that are encoded in several bytes are checked, because one byte cannot encode a larger length.
                 self.emit(f"    if {length} > {STRING_BYTES_MAX + 1}:")
                 self.emit(
                     f"        raise Malformed('{self.message.__name__} v{self.version}: {field.name} is too long')"

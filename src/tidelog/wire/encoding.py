@@ -1,8 +1,8 @@
 """Generate the encoders of one message in one version as straight-line Python source, compiled once.
 
 Neighbouring fields of fixed size, and a length that follows them, are written by one `struct` pack. All parts are
-joined once at the end. Record data is never copied here: a message with record data is encoded into pieces, and only
-the function for `encode` joins the pieces.
+joined once at the end. A message with record data is encoded into pieces, so that record data is not copied. Only the
+function for `encode` copies it, because it joins the pieces.
 """
 
 import struct
@@ -47,7 +47,7 @@ def _compile(source: "_Source") -> Any:
 
 
 def add_records(pieces: list[Any], before: Iterable[bytes], records: Any) -> None:
-    """Append two things to `pieces`: the joined bytes `before` the record data, and the record data."""
+    """Join the bytes in `before` and append them to `pieces`. Then append the record data."""
     pieces.append(b"".join(before))
     if isinstance(records, list):
         pieces += records
@@ -249,7 +249,9 @@ class _Source:
         self.indent -= 1
 
     def length(self, source: str, nullable: bool, compact: bool, code: str, size: str) -> None:
-        """Add the length of `source` to the pending values. If the field is nullable, None has the length of null."""
+        """Add a part with the pending values and the length of `source`. If `nullable`, the length of None is encoded
+        as -1, or as 0 if `compact`.
+        """
         length = f"{size} + 1" if compact else size
         if nullable:
             length = f"{0 if compact else -1} if {source} is None else {length}"
@@ -312,7 +314,9 @@ class _Source:
         self.indent -= 1
 
     def step(self) -> None:
-        """Write a yield after every STEP_ITEMS iterations, at the end of a loop's body, and join the parts so far."""
+        """Write a yield after every STEP_ITEMS iterations, at the end of a loop's body. Before the yield, the parts so
+        far are joined if they are more than PIECE_PARTS.
+        """
         self.emit("left -= 1")
         self.emit("if not left:")
         self.emit(f"    left = {STEP_ITEMS}")

@@ -192,7 +192,7 @@ RETRIABLE = frozenset(
 class ApiError(Exception):
     """The response to a request, or to one item of it, has the error `code`.
 
-    `message` is sent to the client if the response has a field for it. It names the thing, the place and the remedy.
+    `message` names the thing, the place and the remedy. It is sent to the client if the response has a field for it.
     """
 
     code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
@@ -212,7 +212,7 @@ class ApiError(Exception):
 
 
 class _CodedError(ApiError):
-    """Base class of exceptions with their own code. Defining a subclass adds it to the table."""
+    """Base class of exceptions with their own code. Defining a subclass adds it to `by_code`."""
 
     by_code: ClassVar[dict[ErrorCode, type[ApiError]]] = {}
 

@@ -144,8 +144,8 @@ def fields_from_lines(lines: str) -> list[Field]:
 
 
 def _default(type_name: str, is_array: bool, text: str | None) -> Default:
-    """Return the default as a Python value; None means null. Raises ValueError if the text is not a number of the
-    type.
+    """Return the default as a Python value; None means null. Raises ValueError if the type is a number and the text
+    is not.
 
     For an array or struct, the result is None or "". Here, "" only means that the default is not null.
     """

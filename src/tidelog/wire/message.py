@@ -16,7 +16,8 @@ NEVER_FLEXIBLE = 32767
 """`flexible_from` of a message without flexible versions."""
 
 UNSET: Any = object()
-"""Default value of constructor arguments that may be None. It means an empty list."""
+"""Default value of constructor arguments for which None means null. It means an empty list, or a struct with default
+values."""
 
 Decoder: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any], bytes]
@@ -40,8 +41,8 @@ def records_bytes(records: Any) -> int:
 class Struct:
     """A message or a part of a message. Its attributes are the fields of all versions, with Kafka's default values.
 
-    A tagged struct that is not nullable may be None, which means a struct with default values. It is then omitted on
-    the wire.
+    If a field is a tagged struct that is never null on the wire, its attribute may be None. None means a struct with
+    default values, which is omitted on the wire.
     """
 
     __slots__ = ()

@@ -1,7 +1,7 @@
 """Decode and encode record batches (magic 2) with their records. Source: KIP-98.
 
 The broker forwards batches unchanged and reads only their headers (`batches.py`). This module is for code that needs
-the records: internal topics, compaction, per-record queues, full validation, clients.
+the records: internal topics, full validation, look-ups by time, `tidelog log`, clients.
 """
 
 from collections.abc import Iterator, Sequence

@@ -24,7 +24,7 @@ class Partition:
         self.log = SimpleNamespace(
             log_start_offset=0,
             last_stable_offset_below=lambda high_watermark: high_watermark,
-            aborted_transactions=lambda start, end: aborted,
+            aborted_transactions=lambda start, end, batches: aborted,
         )
 
     def read(self, _start: int, _bytes_max: int, _isolation: int, _from_follower: bool) -> Any:

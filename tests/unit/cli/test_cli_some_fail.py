@@ -262,7 +262,7 @@ def test_an_internal_topic_is_deleted_or_changed_only_if_that_is_said() -> None:
         assert tidelog("topic", "list", "--internal", "--names", *where).text.split() == [offsets, "a"]
         assert tidelog("group", "lag", "billing", *where, "--json").json()[0]["committed"] == 0
         ran = tidelog("topic", "add-partitions", offsets, "5", *where, code=2)
-        assert "brokers would not find most of it; nothing was changed; --internal" in ran.errors
+        assert "brokers would not find most of this state; nothing was changed; --internal" in ran.errors
         assert len(tidelog("topic", "describe", offsets, "--json", *where).json()[0]["partitions"]) == 2
         ran = tidelog("topic", "add-partitions", offsets, "5", "--internal", *where)
         assert ran.text == "Topic __consumer_offsets now has 5 partitions (it had 2).\n"

@@ -28,6 +28,9 @@ supervisor.RESTART_MIN_S, supervisor.STOP_S = 0.05, {stop_s}
 programs = json.loads(sys.argv[1])
 
 class Leases:
+    async def prepare(self):
+        logging.getLogger("test").info("leases prepared")
+
     async def controller(self):
         return {controller}
     async def end(self, number, directories):
@@ -167,6 +170,8 @@ def test_a_broker_that_dies_starts_again_on_its_port_and_its_leases_end(supervis
     log = running.end(signal.SIGTERM)
     assert f"tidelog.supervisor broker ended node=2 pid={pids[2]} exit=SIGKILL restart_in_s=0.1\n" in log
     assert "leases ended number=2 directories=['/d/broker-2']\n" in log
+    assert log.count("leases prepared\n") == 1
+    assert log.index("leases prepared") < log.index("leases ended")
     assert running.process.returncode == 0, log
 
 

@@ -20,8 +20,9 @@ from tidelog.replication.partition import Partition
 from tidelog.runtime.tasks import LoopTasks
 from tidelog.runtime.turns import Turns
 from tidelog.simulation.loop import SimLoop
-from tidelog.wire.errors import NotCoordinator
+from tidelog.wire.errors import InvalidProducerEpoch, NotCoordinator
 from tidelog.wire.messages.group_records import OffsetCommitValue
+from tidelog.wire.records import Record, encode_batch
 
 
 class OneFlush:
@@ -163,3 +164,23 @@ def test_a_damaged_log_names_the_file() -> None:
     stage.open()
     failure = str(stage.partition.log.failure)
     assert f"{DIRECTORY}/{0:020d}.log at 0:" in failure
+
+
+def test_offsets_of_a_fenced_producer_are_refused_and_the_coordinator_continues() -> None:
+    stage = RealStage()
+    stage.commit(1)
+    for epoch in (5, 4):
+        record = OffsetRecord("g", "t", 0, OffsetCommitValue(offset=epoch))
+        key, value = record.encode()
+        decision = Decision()
+        decision.records.append(record)
+        decision.batch = encode_batch(
+            [Record(key=key, value=value)], producer_id=7, producer_epoch=epoch, is_transactional=True
+        )
+        decision.producer_id = 7
+        decision.reply(stage.answers.append, epoch)
+        stage.led.apply(decision)
+    assert stage.answers[:2] == [1, 5]
+    assert isinstance(stage.answers[2], InvalidProducerEpoch)
+    assert stage.led.is_loaded
+    assert stage.committed() == 1

@@ -250,7 +250,7 @@ def test_segments_that_overlap_are_damage() -> None:
     on.log.close(clean=False)
     copy = on.disk.open(on.path(3), create=True)
     copy.pwrite(on.disk.read(on.path(0))[3 * BATCH_BYTES :], 0)
-    with pytest.raises(CorruptLog, match="the segment before it ends at offset 5"):
+    with pytest.raises(CorruptLog, match="but the previous one ends at offset 5"):
         on.open(clean=False)
 
 

@@ -285,7 +285,11 @@ def damages() -> Iterator[tuple[str, bytes, str]]:
     sound = batch(5, 3)
     flipped = bytearray(sound)
     flipped[-2] ^= 1
-    yield "value byte", bytes(flipped), r"orders-3 is damaged at offset 5: offsets 5 to 7: the CRC-32C is not 0x"
+    yield (
+        "value byte",
+        bytes(flipped),
+        r"orders-3 is damaged at offset 5: offsets 5 to 7: the CRC-32C is not the stated 0x",
+    )
     old = bytearray(sound)
     old[16] = 1
     yield "magic", bytes(old), "orders-3 is damaged at offset 5: message format 1 is not supported"

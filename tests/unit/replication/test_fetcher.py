@@ -171,6 +171,32 @@ def test_a_refused_partition_pauses_alone_and_is_logged_once(code: int, caplog: 
     assert len(lines) == 6
 
 
+@pytest.mark.parametrize("delay_s", [0.01, 0.1, 2.0])
+def test_a_partition_is_fetched_soon_after_its_leader_knows_the_new_epoch(
+    delay_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The follower learns of the election before the leader. All partitions are named in the same requests again. No
+    line is logged if the leader learns of it soon.
+    """
+    caplog.set_level(logging.INFO)
+    count = 50
+
+    async def scenario(scene: FollowerScene) -> None:
+        logs = scene.leader.logs
+        for index in range(count):
+            scene.follow(index, epoch=1)
+        await asyncio.sleep(delay_s)
+        for log in logs:
+            log.begin_epoch(1)
+            log.append(b"x")
+        caught_up = await scene.until(lambda: all(scene.has_caught_up(index) for index in range(count)), 1.5)
+        assert caught_up < max(0.15, 1.5 * delay_s)
+        assert len(scene.leader.fetches) < 20
+
+    run(scenario, partitions=count, settings=SETTINGS._replace(backoff_ms=1_000))
+    assert any(record.name == "tidelog.fetcher" for record in caplog.records) == (delay_s > 1)
+
+
 def test_a_fenced_partition_ends_until_it_is_followed_in_a_new_epoch() -> None:
     async def scenario(scene: FollowerScene) -> None:
         scene.leader.logs[0].begin_epoch(4)

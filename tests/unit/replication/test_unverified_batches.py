@@ -173,11 +173,37 @@ def test_a_marker_between_question_and_append() -> None:
     async def scenario() -> None:
         bench = Bench()
         await bench.send(b"0", 0)
-        bench.mark(is_commit=False)
+        bench.mark(epoch=1, is_commit=False)
         await bench.answer()
         assert bench.results == {b"0": ErrorCode.INVALID_TXN_STATE}
         assert bench.log.log_end_offset == 1, "the marker"
         assert bench.log.last_stable_offset == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_marker_of_the_transaction_before_does_not_matter() -> None:
+    """With version 2 it has the epoch of the next transaction, whose first batch may wait for its answer already."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"0", 0, epoch=1)
+        bench.mark(epoch=1)
+        await bench.answer()
+        assert bench.results == {b"0": 1}
+
+    asyncio.run(scenario())
+
+
+def test_the_handler_of_markers_ends_the_questions_of_version_1() -> None:
+    """With version 1 a marker has the epoch of the records that it ends."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"0", 0, epoch=1)
+        bench.log.producers.invalidate_verifications(7, 2)
+        await bench.answer()
+        assert bench.results == {b"0": ErrorCode.INVALID_TXN_STATE}
 
     asyncio.run(scenario())
 

@@ -32,8 +32,8 @@ Assignor = Callable[[Members, Counts], dict[str, Target]]
 def assign_uniform(members: Members, counts: Counts) -> dict[str, Target]:
     """Assign partitions so that the members' numbers of partitions differ by at most one.
 
-    That may be impossible if the members subscribe to different topics. In this case, the result is an assignment that
-    no move of a single partition between two members can make more even.
+    That may be impossible if the members subscribe to different topics. In this case, moving any
+    single partition of the result to another member would not make the assignment more even.
     """
     if not members:
         return {}
@@ -47,8 +47,8 @@ def assign_range(members: Members, counts: Counts) -> dict[str, Target]:
     """Split each topic's partitions among its subscribers. If no subscriber had partitions of the topic before, each
     one gets one range of partitions.
 
-    Topics with the same subscribers and the same number of partitions are split in the same way. Therefore one
-    member gets the partitions with the same number in all these topics.
+    Topics with the same subscribers and the same number of partitions are split in the same way. Therefore a
+    member gets the same partition indexes in all these topics.
     """
     subscribers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
     for member_id in _sorted_member_ids(members):
@@ -75,8 +75,8 @@ def _sorted_member_ids(members: Members) -> list[str]:
 
 
 def _reuse_if_equal(target: Target, before: Target) -> Target:
-    """Return `before` instead of an equal `target`. The caller writes no record for a member whose target is the
-    same object.
+    """Return `before` instead of an equal `target`. The caller of the assignor writes no record for a member whose
+    target is the same object as before.
     """
     return before if target == before else target
 
@@ -84,8 +84,8 @@ def _reuse_if_equal(target: Target, before: Target) -> Target:
 def _quotas(current_counts: Sequence[int], count: int) -> list[int]:
     """Return how many of the `count` partitions each member gets. `current_counts` says how many each member has now.
 
-    If `count` is not divisible by the number of members, some members get one partition more. Members that have more
-    than the minimum now are preferred.
+    If `count` is not divisible by the number of members, some members get one partition more than the others. Members
+    that now have more partitions than the smaller quota are preferred for the larger one.
     """
     minimum, remainder = divmod(count, len(current_counts))
     quotas = [minimum] * len(current_counts)

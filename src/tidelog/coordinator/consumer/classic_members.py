@@ -2,8 +2,8 @@
 Heartbeat and LeaveGroup.
 
 The responses have the form of the classic protocol, but no member is the leader, because the broker computes the
-assignment. SyncGroup returns a member's current assignment: its target assignment without the partitions that other
-members have not given up yet.
+assignment. SyncGroup returns the partitions that the member has now. A partition of its target assignment can be
+missing, because another member has not given it up yet, or because this member must first give up other partitions.
 """
 
 from tidelog.coordinator.consumer.embedded import (
@@ -114,7 +114,8 @@ def _set_timers_after_join(step: Step, member: Member) -> None:
 
 
 def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protocols) -> None:
-    """Raise ApiError unless one of `protocols` is supported by all classic members of the group.
+    """Raise ApiError unless the protocol type is PROTOCOL_TYPE and at least one of `protocols` is supported by all
+    classic members of the group.
 
     The members need a common protocol because the group may later be converted into a classic group.
     """
@@ -135,8 +136,8 @@ def _subscription(protocols: Protocols) -> ConsumerProtocolSubscription:
 def _current_member(
     step: Step, member_id: str, instance_id: str | None, *, is_new: bool
 ) -> tuple[Member, Member | None]:
-    """Return two values: the current state of the member, or a new member; and the static member that the new member
-    replaces, or None.
+    """Return two values. The first one is the current state of the member, or a new member. The second one is the
+    static member that the new member replaces, or None.
     """
     group = step.group
     if instance_id is None:
@@ -279,8 +280,8 @@ def _expect_join(context: GroupContext, group: ConsumerGroup, member: Member, no
 
 
 def _waits_for_other_members(group: ConsumerGroup, member: Member) -> bool:
-    """Return whether another member still has a partition of this member's target assignment. Until the other member
-    has given it up, this member would gain nothing by joining again.
+    """Return whether another member still has a partition of this member's target assignment. If so, the
+    heartbeat of an UNRELEASED member does not ask it to join again, even if other missing partitions have become free.
     """
     for topic_id, partitions in group.targets.get(member.member_id, NO_TARGET).items():
         owned = member.owned.get(topic_id, {})

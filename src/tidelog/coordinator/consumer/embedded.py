@@ -1,4 +1,4 @@
-"""Messages that members of the classic protocol embed in their requests: subscriptions and assignments."""
+"""Messages that the classic protocol embeds in its requests and responses: subscriptions and assignments."""
 
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ VERSION_BYTES = 2
 
 
 def embedded_version(data: bytes) -> int:
-    """Return the version in which to decode an embedded message: the version that the message states, or the newest
-    known version if that is lower. Raises MalformedMessage.
+    """Return the version in which to decode an embedded message. It is the version that the message states, but at most
+    the newest known version. Raises MalformedMessage.
     """
     if len(data) < VERSION_BYTES:
         raise MalformedMessage("an embedded message has no version")

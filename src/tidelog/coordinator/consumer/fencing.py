@@ -24,7 +24,7 @@ def remove(step: Step, member_ids: list[str]) -> None:
     leaving = [group.members[member_id] for member_id in member_ids]
     for member_id in member_ids:
         step.out.records += member_tombstones(group.group_id, member_id)
-    names = _names_without(step, group, leaving)
+    names = _unsubscribe(step, group, leaving)
     step.out.records.append(group.epoch_record(group.epoch + 1, metadata_hash(context.image_now(), names)))
     step.on_finish(lambda: _forget_timers(context, group.group_id, member_ids))
 
@@ -34,7 +34,10 @@ def _forget_timers(context: GroupContext, group_id: str, member_ids: list[str]) 
         context.timers.forget(group_id, member_id)
 
 
-def _names_without(step: Step, group: ConsumerGroup, leaving: list[Member]) -> dict[str, None]:
+def _unsubscribe(step: Step, group: ConsumerGroup, leaving: list[Member]) -> dict[str, None]:
+    """Write tombstones for the regular expressions that only members in `leaving` have. Return the names of the topics
+    that the other members subscribe to.
+    """
     topics = dict(group.topics)
     patterns = dict(group.patterns)
     for member in leaving:

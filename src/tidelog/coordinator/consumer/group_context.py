@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class GroupContext:
-    """The shared state. A new coordinator restores only `durable`; all other state is lost with the old coordinator."""
+    """The shared state. A new coordinator reads only `durable` from the log. The classic groups, the timers and
+    `groups_with_current_epoch` are soft state: a new coordinator builds them anew.
+    """
 
     __slots__ = (
         "classic_groups",

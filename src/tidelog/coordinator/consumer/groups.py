@@ -62,8 +62,8 @@ class ConsumerGroups:
     # Events of the coordinator
 
     def loaded(self, now: Moment) -> None:
-        """Start timers after a load: a new session for every member, and a new rebalance timeout for every member that
-        must give up partitions.
+        """Start timers after a load: a new session for every member, and a new rebalance timeout for every member of
+        the consumer protocol that must give up partitions. Also schedule searches for regular expressions.
         """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
@@ -82,7 +82,8 @@ class ConsumerGroups:
     def topics_changed(self, changed: dict[str, None], now: Moment) -> None:
         """React to topics that were created, deleted, recreated or got more partitions.
 
-        A group that subscribes to such a topic computes a new assignment at its next heartbeat.
+        When a group subscribes to such a topic, the next heartbeat of one of its members begins a new epoch,
+        for which a new assignment is computed.
         """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
@@ -124,7 +125,7 @@ class ConsumerGroups:
         return classic_members.leave(self.context, group, request, reply, now)
 
     def forget(self, group_id: str) -> None:
-        """Remove the soft state of a group that is being deleted or converted."""
+        """Remove the soft state of a group that is being deleted or replaced by a classic group."""
         self.context.timers.forget_group(group_id)
         self.context.groups_with_current_epoch.pop(group_id, None)
 
@@ -141,8 +142,8 @@ class ConsumerGroups:
     def check_commit(self, group: ConsumerGroup, commit: "OffsetCommit") -> None:
         """Raise ApiError unless the sender may commit these offsets now.
 
-        A member may commit a partition with an epoch that is older than its current epoch, if it already had the
-        partition in the older epoch (KIP-1251).
+        If a member already had a partition in an older epoch, it may still commit the partition's offset with that
+        epoch (KIP-1251).
         """
         if commit.generation < 0 and not group.members:
             return  # an administrator, or a consumer that assigns its partitions itself

@@ -179,10 +179,10 @@ def check_instance(member: Member, member_id: str) -> None:
 
 
 def check_epoch(member: Member, epoch: int, reported: ReportedPartitions | None) -> None:
-    """Raise ApiError unless the epoch is the member's current epoch or JOINING_EPOCH.
+    """Raise ApiError unless the epoch is the member's current epoch, its previous epoch or JOINING_EPOCH.
 
-    The previous epoch is accepted, too, because the member may have missed the last response. In this case, the
-    member must report its partitions, and may report only partitions that it has in its current epoch.
+    The previous epoch is accepted because the member may have missed the last response. In this case, the member must
+    report its partitions, and may report only partitions that it has in its current epoch.
     """
     if epoch == JOINING_EPOCH or epoch == member.epoch:
         return
@@ -199,8 +199,8 @@ def _is_subset(reported: ReportedPartitions, owned: Owned) -> bool:
 
 
 def replace_static(step: Step, member: Member, member_id: str) -> Member:
-    """Replace a static member that joins again with a new member id. The new member has the subscription and the
-    partitions of the old member.
+    """Replace the static member `member`, which joins again under the new id `member_id`. The new member has the
+    subscription and the partitions of the old member.
     """
     group = step.group
     replacement = member._replace(member_id=member_id, epoch=0, previous_epoch=0)
@@ -235,10 +235,11 @@ def _with_changes(current: Member, beat: HeartbeatCall) -> Member:
 
 
 def update_pattern(step: Step, current: Member, updated: Member) -> tuple[bool, bool]:
-    """Update the member's regular expression.
+    """Process a change of the member's regular expression. If no other member has the old one, write its tombstone. If
+    no member had the new one before, schedule a search for its topics.
 
-    Return two values: whether the member has another expression now, and whether the topics that match the new
-    expression are already known. Raises ApiError for an invalid expression.
+    Return two values. The first one is whether the expression has changed. The second one is whether it has changed and
+    the topics that match the new expression are already known. Raises ApiError for an invalid expression.
     """
     old, new = current.pattern, updated.pattern
     if old == new:

@@ -1,8 +1,8 @@
-"""Convert a group that has members between the classic and the consumer protocol (KIP-848).
+"""Convert a group with members from the classic to the consumer protocol, or back (KIP-848).
 
 If `group.consumer.migration.policy` permits it, a group is upgraded when the first member of the consumer protocol
-joins, and downgraded when the last such member leaves. Between these two events, the group is a consumer group with
-members of both protocols.
+joins, and downgraded when the last such member leaves. Between these two events, the group is a consumer group that
+may have members of both protocols.
 """
 
 from typing import TYPE_CHECKING
@@ -32,8 +32,8 @@ def open_group(context: GroupContext, group_id: str, now: Moment, *, create: boo
     """Begin the step of a request to the group. With `create`, a missing group is created, and a classic group is
     upgraded, or replaced if it has no members.
 
-    Raises GroupIdNotFound if no consumer group exists and `create` is false, and if a classic group cannot be
-    upgraded. Raises CoordinatorNotAvailable if a new group would exceed GROUPS_MAX.
+    Raises GroupIdNotFound if `create` is false and the group is not a consumer group, or if `create` is true and a
+    classic group cannot be upgraded. Raises CoordinatorNotAvailable if a new group would exceed GROUPS_MAX.
     """
     durable = context.durable.by_id.get(group_id)
     if durable is not None and durable.consumer is not None:
@@ -95,8 +95,8 @@ def _finish_upgrade(step: Step, classic: ClassicGroup, upgraded: ConsumerGroup) 
 
 
 def _forget_classic(context: GroupContext, classic: ClassicGroup, step: Step) -> None:
-    """Remove the classic group. Its parked requests are answered with REBALANCE_IN_PROGRESS, so that the members
-    join the consumer group.
+    """Remove the classic group. Its parked requests (JoinGroup and SyncGroup) are answered with
+    REBALANCE_IN_PROGRESS, so that the members join the consumer group.
     """
     classic.dissolve(ErrorCode.REBALANCE_IN_PROGRESS, step.out)
     context.classic_groups.pop(classic.group_id, None)

@@ -22,7 +22,8 @@ TEXT_LENGTH_MAX = 1 << 16
 """Maximum length of a translated expression. It may be longer than the original, because one repetition may become
 several."""
 MATCHES_NOTHING = r"[^\x00-\x{10FFFF}]"
-"""An expression that matches no text. It replaces a repetition that only texts longer than a topic's name can match."""
+"""An expression that matches no text. It is written instead of a repetition operator if the repetition can only match
+texts that are too long for a topic's name."""
 _COUNT = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")
 _COUNT_DIGITS_MAX = 8
 _GROUP = re.compile(r"\(\?P?<([^>]*)>")
@@ -65,7 +66,7 @@ class _Atom(NamedTuple):
     length_min: int
     """Length of the shortest text that the atom matches. The length is limited to NAME_LENGTH_MAX + 1."""
     nullable: bool
-    """Whether the atom matches the empty text at any position."""
+    """Whether the atom matches the empty text at every position, unlike `^` or `\\b`."""
     nested_count: int
     """The largest product of nested counts in the atom."""
 
@@ -123,7 +124,8 @@ class _Translation:
         self._length = 0
         self._groups = [_Group(0)]
         self._last_atom: _Atom | None = None
-        """The last atom, if it is not part of a group yet. A repetition operator that follows repeats this atom."""
+        """The last atom, if it has not been added to the open group yet. A repetition operator that follows repeats
+        this atom."""
         self._names: set[str] = set()
 
     def text(self) -> str:
@@ -196,12 +198,13 @@ class _Translation:
         if match[1] is not None and match[1].removeprefix("^") in _NEWER_SCRIPTS:
             raise InvalidPattern(f"invalid character class range: {match[0]}")
         if match[1] is not None and match[1].removeprefix("^") == "Unknown":
-            # RE2 knows the category Co instead. Neither contains a character that may occur in a topic's name.
+            # RE2 does not know the script Unknown. The category Co can replace it, because neither contains a character
+            # that may occur in a topic's name.
             return match[0].replace("Unknown", "Co")
         return match[0][1:] if match[0][1] > "\x7f" else match[0]
 
     def _quoted(self) -> None:
-        r"""Translate \Q...\E, between which every character is literal. \E may be missing at the end."""
+        r"""Translate \Q...\E. All characters between them are literal. \E may be missing at the end."""
         begin = self._position + len("\\Q")
         end = self._pattern.find("\\E", begin)
         quoted = self._pattern[begin:] if end < 0 else self._pattern[begin:end]
@@ -258,7 +261,7 @@ class _Translation:
         match = named or flags
         if match is None:
             raise _NotTranslatable
-        # Flags without a group, like (?i), do not end the last atom: a repetition operator after the flags repeats it.
+        # Flags without a group, like (?i), do not end the last atom: a repetition operator after them repeats the atom.
         if flags is None or flags[1] == ":":
             self._add_last_atom()
             self._groups.append(_Group(len(self._pieces)))
@@ -314,7 +317,7 @@ class _Translation:
         return minimum, maximum
 
     def _repeat(self, atom: _Atom, minimum: int, maximum: int | None, lazy_suffix: str) -> None:
-        """Write the repetition of `atom`, the last one. The counts in the output may differ from the input, but the
+        """Write the repetition of the last atom, `atom`. The counts in the output may differ from the input, but the
         output matches the same topic names.
         """
         length_min = min(atom.length_min * minimum, NAME_LENGTH_MAX + 1)
@@ -323,8 +326,8 @@ class _Translation:
             self._write(MATCHES_NOTHING)  # after the atom, so that RE2 still checks the atom
             self._last_atom = atom._replace(length_min=length_min, nullable=False)
             return
-        # A name has room for at most this many repetitions that match a text that is not empty. Repetitions that match
-        # the empty text may be added or omitted.
+        # At most this many repetitions that match non-empty texts fit into a name. Repetitions that match the empty
+        # text can be added or omitted without effect.
         parts_max = NAME_LENGTH_MAX // atom.length_min if atom.length_min else NAME_LENGTH_MAX
         if atom.nullable:
             minimum = 0
@@ -350,7 +353,9 @@ class _Translation:
 
 
 def _split_counts(minimum: int, maximum: int | None, count_max: int) -> list[tuple[int, int | None]]:
-    """Return pairs of counts whose sums are `minimum` and `maximum`. No count is larger than `count_max`."""
+    """Split one repetition into several, so that no count is larger than `count_max`. Return their minimums, whose sum
+    is `minimum`, and maximums, whose sum is `maximum`. If `maximum` is None, only the last pair has no maximum.
+    """
     parts: list[tuple[int, int | None]] = []
     while max(minimum, maximum or 0) > count_max:
         part_minimum = min(minimum, count_max)

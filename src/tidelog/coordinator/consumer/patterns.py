@@ -24,7 +24,7 @@ PROGRAM_BYTES_MAX = 1 << 19
 """Upper bound on the memory of one expression, in bytes: its compiled program and the states that RE2 caches."""
 WORK_PER_TURN = 20_000
 """Upper bound on the work in one turn of the event loop: the number of instructions of all programs, times the number
-of names that are matched."""
+of names that are matched. A turn matches at least one name, even if this exceeds the bound."""
 COMPILED_PATTERNS_MAX = 64
 """Upper bound on the cached compiled expressions."""
 TURN_INTERVAL_MS = 1
@@ -105,7 +105,9 @@ class Resolver:
         topics."""
 
     def wake(self, group_id: str, now_ms: int) -> None:
-        """Schedule a search for the group's expressions that have no matches yet."""
+        """Schedule a turn at `now_ms`, if none is scheduled for the group. The turn begins the search that is needed
+        then, for example for expressions whose topics have never been searched.
+        """
         search = self._searches.get(group_id)
         if search is None:
             search = self._searches[group_id] = _PatternSearch(Deadline(self._run_turn, group_id))

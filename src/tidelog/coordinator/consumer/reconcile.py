@@ -35,7 +35,7 @@ class Reconciliation:
         """None if the heartbeat does not report the member's partitions."""
 
     def step(self, member: Member, *, subscription_changed: bool) -> Member:
-        """Return the member after the step. If the member cannot advance, return the same object.
+        """Return the member after the step. If nothing changes, the result is equal to `member`.
 
         Raises ApiError if the member has to join again.
         """

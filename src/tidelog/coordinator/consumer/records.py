@@ -38,7 +38,7 @@ _TYPE = Struct(">h")
 
 
 class Kind(NamedTuple):
-    """The messages of one kind of record."""
+    """The message classes for one kind of record."""
 
     key: Any
     value: Any

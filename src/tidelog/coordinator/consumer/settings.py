@@ -15,7 +15,7 @@ PATTERNS_MAX = 1000
 
 
 class MigrationPolicy(Enum):
-    """The allowed conversions of a group with members between the classic and the consumer protocol."""
+    """The allowed conversions of groups that have members: from the classic to the consumer protocol, or back."""
 
     DISABLED = "disabled"
     UPGRADE = "upgrade"

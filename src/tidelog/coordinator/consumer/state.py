@@ -26,9 +26,9 @@ PROTOCOL_TYPE = "consumer"
 FIRST_EPOCH = 1
 """The epoch of a group for which no record states an epoch."""
 MEMBER_OVERHEAD_BYTES = 1000
-"""Estimated memory of one member without its topics, in bytes."""
+"""Estimated memory of one member apart from its subscription, in bytes."""
 TOPIC_OVERHEAD_BYTES = 60
-"""Estimated memory of one subscribed topic of a member without the topic's name, in bytes."""
+"""Estimated memory of one topic in a member's subscription, apart from the topic's name, in bytes."""
 
 
 class ConsumerGroupState(Enum):
@@ -39,21 +39,21 @@ class ConsumerGroupState(Enum):
 
 
 class MatchedTopics(NamedTuple):
-    """The topics that a regular expression matched when they were searched."""
+    """The result of a search: the topics that match a regular expression."""
 
     topics: tuple[str, ...]
     """Topic names, sorted."""
     version: int
-    """The position of the metadata image that was searched."""
+    """The position of the metadata image at the end of the search."""
     time_ms: int
-    """Wall-clock time of the search, in milliseconds."""
+    """Wall-clock time of the end of the search, in milliseconds."""
 
 
 class ConsumerGroup:
     """One consumer group. The time to replay a record does not depend on the number of members.
 
-    Records with different keys may be replayed in any order, because a load does not replay them in the order in
-    which they were written.
+    Records with different keys can be replayed in any order. This is necessary because a load does not replay them in
+    the order in which they were written.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class ConsumerGroup:
         """Hash of the subscribed topics when the epoch began; see the function `metadata_hash` in the module
         `topics`."""
         self.target_epoch = 0
-        """The epoch in which `targets` was computed; 0 if it was never computed."""
+        """The epoch in which `targets` was computed; 0 if `targets` was never computed."""
         self.target_time_ms = 0
         """Wall-clock time at which `targets` was computed, in milliseconds."""
         self.members: dict[str, Member] = {}
@@ -96,8 +96,8 @@ class ConsumerGroup:
         self.resolved: dict[str, MatchedTopics] = {}
         """Topics that match each regular expression. An expression is missing until its topics have been searched."""
         self.has_partition_metadata = False
-        """Whether the log has a record of the kind PARTITION_METADATA. Old versions of Kafka wrote such records. The
-        record needs a tombstone."""
+        """Whether the log has a record of the kind PARTITION_METADATA. Old versions of Kafka wrote such records. If
+        there is one, this broker writes a tombstone for it."""
         self.static_ids: dict[str, str] = {}
         """Member id by group instance id."""
         self.owners: dict[bytes, dict[int, str]] = {}
@@ -201,9 +201,8 @@ class ConsumerGroup:
         """Return tombstones for all records of the group except its offsets, in Kafka's order."""
         group_id = self.group_id
         by_member = [member_tombstones(group_id, member_id) for member_id in self.members]
-        # When Kafka deletes a group, which is always without members, it always writes the tombstone of
-        # PARTITION_METADATA. When Kafka converts a group with members, it writes this tombstone only if the record
-        # exists.
+        # Kafka deletes only groups without members, and then always writes the tombstone of PARTITION_METADATA. When
+        # Kafka converts a group with members, it writes this tombstone only if such a record exists.
         includes_partition_metadata = self.has_partition_metadata or not self.members
         kinds = [PARTITION_METADATA, GROUP_METADATA] if includes_partition_metadata else [GROUP_METADATA]
         return [
@@ -275,7 +274,9 @@ class ConsumerGroup:
             self._add_derived(old, new)
 
     def _remove_derived(self, old: Member, new: Member | None) -> None:
-        """Remove the instance id, the subscription and the partitions of `old` that `new` does not share."""
+        """Remove the instance id, the subscription and the partitions of `old` from the maps and counts, each one
+        only if it is not the same in `new`.
+        """
         instance_id = old.instance_id
         keeps_instance_id = new is not None and new.instance_id == instance_id
         if instance_id is not None and not keeps_instance_id and self.static_ids.get(instance_id) == old.member_id:
@@ -288,7 +289,9 @@ class ConsumerGroup:
                     self._release(topic_id, partitions, old.member_id)
 
     def _add_derived(self, old: Member | None, new: Member) -> None:
-        """Add the instance id, the subscription and the partitions of `new` that `old` does not share."""
+        """Add the instance id, the subscription and the partitions of `new` to the maps and counts, each one only if
+        it is not the same in `old`.
+        """
         if new.instance_id is not None:
             self.static_ids[new.instance_id] = new.member_id
         if old is None or not _same_subscription(old, new):

@@ -19,7 +19,7 @@ from tidelog.model.ids import TopicId
 
 
 class Step:
-    """One step. `group` is the group before the step, or the new group if the step creates or converts it."""
+    """One step. `group` is the group before the step, or the new group if the step creates or upgrades one."""
 
     __slots__ = ("_soft_changes", "context", "epoch", "group", "now", "out")
 
@@ -45,8 +45,8 @@ class Step:
     # The member and the group's epoch
 
     def update_member(self, current: Member, updated: Member, *, pattern_is_ready: bool, pattern_changed: bool) -> bool:
-        """Write the changes of a member, and begin a new group epoch if the subscription or the subscribed topics
-        changed.
+        """Write the changes of a member. Begin a new group epoch if the member's topic names changed, if
+        `pattern_is_ready`, or if the hash of the group's subscribed topics changed.
 
         See `update_pattern` for `pattern_changed` and `pattern_is_ready`. Returns whether the member subscribes to
         other topics than before.
@@ -170,10 +170,10 @@ class Step:
         if not subscription_changed and updated.is_settled(target_epoch):
             return updated
         group = self.group
-        own_ids = (None, updated.member_id, replaced)
+        allowed_owners = (None, updated.member_id, replaced)
         subscribed = topic_ids(self.context.image_now(), subscribed_names(group, updated))
         reconciliation = Reconciliation(
-            target_epoch, target, subscribed, lambda topic_id, p: group.owner(topic_id, p) in own_ids, reported
+            target_epoch, target, subscribed, lambda topic_id, p: group.owner(topic_id, p) in allowed_owners, reported
         )
         after = reconciliation.step(updated, subscription_changed=subscription_changed)
         if after != updated:

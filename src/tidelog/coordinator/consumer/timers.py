@@ -1,4 +1,6 @@
-"""The timers of members of consumer groups. They are soft state: a new coordinator starts them again."""
+"""The timers of members of consumer groups. They are soft state: a new coordinator starts new session and
+rebalance timers.
+"""
 
 from collections.abc import Callable
 from enum import Enum
@@ -41,7 +43,7 @@ class Timers:
         deadline = timers.get(timer)
         if deadline is None:
             deadline = timers[timer] = Deadline(self._on_expiry)
-        # Only the epoch in the subject can change, and a session timer does not use the epoch.
+        # Only the epoch in the subject can change. A session timer does not use the epoch, so it retains its subject.
         if timer is not Timer.SESSION or deadline.subject is None:
             deadline.subject = TimerSubject(timer, group_id, member_id, epoch)
         self._deadlines.set(deadline, now.monotonic_ms + after_ms)

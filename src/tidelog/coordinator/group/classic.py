@@ -50,7 +50,7 @@ class JoinCall(NamedTuple):
     fresh_uuid: str
     """A new random UUID as hexadecimal text, for a member that has no id yet."""
     fresh_id: str = ""
-    """The same UUID in the form of the consumer protocol, for a group of that protocol."""
+    """The same UUID as base64 text, for a new member of a group of the consumer protocol."""
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -213,8 +213,8 @@ class ClassicGroup(RebalancingGroup):
     def _replace_static(
         self, member: ClassicMember, member_id: str, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment
     ) -> None:
-        """Change the id of a static member that restarted, without removing the member. Requests with the old id are
-        refused with FENCED_INSTANCE_ID.
+        """Change the id of a static member that restarted, without removing the member. Requests with its instance id
+        and its old member id are refused with FENCED_INSTANCE_ID.
         """
         old_leader_id = self.members.leader_id
         self._answer_parked(member, ErrorCode.FENCED_INSTANCE_ID, member.member_id, out)
@@ -235,8 +235,8 @@ class ClassicGroup(RebalancingGroup):
             if joining.version >= SKIP_ASSIGNMENT_VERSION:
                 out.reply(joining.reply, self._join_response(member, with_members=is_leader, skip_assignment=is_leader))
             else:
-                # The response contains the old leader's id. Thus the member does not consider itself the leader, and
-                # assigns no partitions.
+                # The response contains the leader's id from before the change of ids. Thus the member does not consider
+                # itself the leader, and assigns no partitions.
                 answer = self._join_response(member)
                 answer.leader = old_leader_id or ""
                 out.reply(joining.reply, answer)
@@ -260,7 +260,8 @@ class ClassicGroup(RebalancingGroup):
         return member_id in members or len(members) < self._settings.group_max_size
 
     def _supports(self, joining: JoinCall, protocols: Protocols) -> bool:
-        """Return whether this member and all other members have a common protocol.
+        """Return whether all current members support at least one of the member's protocols. A member that joins again
+        is also compared with its own previous protocols, as in Kafka.
 
         A protocol that the member names more than once does not count. If the only member of a group names every
         protocol more than once, Kafka never answers the join, and Tidelog refuses it.
@@ -398,8 +399,8 @@ class ClassicGroup(RebalancingGroup):
         self._renew_session(member, now)
 
     def member(self, member_id: str, instance_id: str | None) -> ClassicMember:
-        """Return the member. Raises FencedInstanceId if another member has the instance id, and UnknownMemberId if
-        the member does not exist.
+        """Return the member. Raises FencedInstanceId if another member has the instance id, and UnknownMemberId if no
+        member has the instance id, or none has the member id.
         """
         if instance_id is not None:
             current_member_id = self.members.static_ids.get(instance_id)

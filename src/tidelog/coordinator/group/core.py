@@ -43,9 +43,10 @@ GROUP_MUST_EXIST_VERSION = 9
 """From this version of OffsetCommit on, a commit with a generation gets GROUP_ID_NOT_FOUND if the group does not
 exist."""
 SWEEP_RECORDS_MAX = 500
-"""Upper bound on the tombstones in one batch of a sweep."""
+"""Upper bound on the tombstones of offsets in one batch of a sweep or of `forget_topics`."""
 DELETE_RECORDS_MAX = 200
-"""Upper bound on the tombstones in one batch of a deletion. Other requests are handled between two batches."""
+"""Upper bound on the tombstones of offsets in one batch of a deletion. Other requests are handled between two
+batches."""
 
 
 CLASSIC = "classic"
@@ -279,10 +280,11 @@ class GroupCore:
     def group_for_fetch(
         self, group_id: str, member_id: str | None = None, member_epoch: int = -1
     ) -> tuple[DurableGroup | None, int]:
-        """Return the group's state, and the exclusive end of the log that the state reflects. The caller must read the
-        state before the next step changes it.
+        """Return the group's state, and the offset up to which the state reflects the log (exclusive end). The caller
+        must read the state before the next step changes it.
 
-        Raises ApiError if a member of the consumer protocol sends an epoch that is not its current epoch.
+        For a group of the consumer protocol, raises ApiError if the client names a member that does not exist, or an
+        epoch that is not the member's current epoch.
         """
         consumer = self.consumers.find(group_id)
         if consumer is not None:
@@ -334,7 +336,7 @@ class GroupCore:
     # Time
 
     def next_deadline_ms(self) -> int | None:
-        """Return a monotonic time in ms before which no deadline is due; None if no deadline is set."""
+        """Return a monotonic time in ms before which no deadline is due; None only if no deadline is set."""
         return self.deadlines.next_ms()
 
     def expire(self, now: Moment) -> Iterator[Decision]:
@@ -373,8 +375,8 @@ class GroupCore:
                 yield decision
 
     def forget_topics(self, topics: dict[str, None], now: Moment) -> Iterator[Decision]:
-        """Yield tombstones of all offsets in deleted topics, in batches. A batch may contain offsets of several
-        groups.
+        """Yield tombstones of all offsets in deleted topics, in batches. A batch may contain tombstones of
+        several groups.
 
         The caller must apply each decision before it requests the next one. Other steps may run between two
         decisions.

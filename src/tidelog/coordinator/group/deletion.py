@@ -8,7 +8,7 @@ from tidelog.wire.errors import GroupIdNotFound, NonEmptyGroup
 
 
 def check_deletable(group_id: str, durable: DurableGroup | None, group: ClassicGroup | None) -> None:
-    """Raise GroupIdNotFound, or NonEmptyGroup if the group has members."""
+    """Raise GroupIdNotFound if the group does not exist, and NonEmptyGroup if it has members."""
     _check_exists(group_id, durable, group)
     if not is_empty(durable, group):
         raise NonEmptyGroup(f"group {group_id!r} has members")
@@ -24,9 +24,8 @@ def is_empty(durable: DurableGroup | None, group: ClassicGroup | None) -> bool:
 
 
 def check_offsets_deletable(group_id: str, durable: DurableGroup | None, group: ClassicGroup | None) -> None:
-    """Raise GroupIdNotFound, or NonEmptyGroup if the group has members whose subscriptions are unknown.
-
-    Only members of the protocol type "consumer" state their topics.
+    """Raise GroupIdNotFound if the group does not exist, and NonEmptyGroup if it is a classic group with members of a
+    protocol type other than "consumer". Such members do not state their topics.
     """
     _check_exists(group_id, durable, group)
     if group is None or group.state is GroupState.EMPTY:
@@ -36,8 +35,8 @@ def check_offsets_deletable(group_id: str, durable: DurableGroup | None, group: 
 
 
 def is_subscribed(topic: str, durable: DurableGroup | None, group: ClassicGroup | None) -> bool:
-    """Return whether a member subscribes to the topic. A consumer whose subscription cannot be decoded is assumed to
-    subscribe to every topic.
+    """Return whether a member subscribes to the topic. If the subscriptions of a group of consumers are not known yet
+    or cannot be decoded, a member is assumed to subscribe to every topic.
     """
     if durable is not None and durable.consumer is not None:
         return topic in durable.consumer.subscribed_topics()

@@ -17,15 +17,15 @@ class DurableGroup:
 
     def __init__(self) -> None:
         self.metadata: GroupMetadataValue | None = None
-        """The metadata of a classic group. None for a simple consumer: a group that has never had members and has only
-        committed offsets."""
+        """The metadata of a classic group. None for a group of the consumer protocol, and for a simple consumer: a
+        group that has never had members and has only committed offsets."""
         self.consumer: ConsumerGroup | None = None
         """The state of a group of the consumer protocol; else None. At most one of `consumer` and `metadata` is set,
         except while the records that convert the group are being replayed."""
         self.offsets: dict[str, dict[int, OffsetCommitValue]] = {}
-        """Committed offsets by topic and partition. Never empty for a topic."""
+        """Committed offsets by topic and partition. A topic without committed offsets has no entry."""
         self.next_offset = 0
-        """Exclusive end of the log that this state reflects."""
+        """This state reflects the log up to this offset (exclusive end)."""
 
     @property
     def offset_count(self) -> int:
@@ -120,8 +120,8 @@ class DurableGroups:
             self._last_removal_offset = next_offset
 
     def next_offset(self, group_id: str) -> int:
-        """Return the exclusive end of the log that the group's state reflects. For a group that does not exist, this
-        is the end of the last batch that removed a group.
+        """Return the offset up to which the group's state reflects the log (exclusive end). For a group that does not
+        exist, this is the end of the last batch that removed a group.
         """
         group = self.by_id.get(group_id)
         return self._last_removal_offset if group is None else group.next_offset

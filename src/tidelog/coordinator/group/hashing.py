@@ -7,7 +7,7 @@ _NATIVE_UTF16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 
 
 def string_hash(text: str) -> int:
-    """Return Java's `String.hashCode`: computed from UTF-16 code units, a signed 32-bit number."""
+    """Return Java's `String.hashCode`. It is a signed 32-bit number, computed from UTF-16 code units."""
     value = 0
     for unit in memoryview(text.encode(_NATIVE_UTF16, "surrogatepass")).cast("H"):
         value = (31 * value + unit) & _MASK
@@ -23,8 +23,8 @@ def partition_of(group_id: str, count: int) -> int:
 
 
 def hash_map_bucket(text: str) -> int:
-    """Return the number of a string's bucket in a Java hash map of the initial size, which holds at most 12 entries.
-    Java iterates over the entries in the order of their buckets.
+    """Return the number of a string's bucket in a Java hash map of the initial size: 16 buckets, for at most 12
+    entries. Java iterates over the entries in the order of their buckets.
     """
     value = string_hash(text) & _MASK
     return (value ^ value >> 16) & 15

@@ -13,7 +13,8 @@ from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
 from tidelog.wire.primitives import MalformedMessage
 
 PROTOCOL_OVERHEAD_BYTES = 200
-"""Estimated memory of one protocol that a member names, in bytes: its objects and the member's vote for it."""
+"""Estimated memory that one protocol of a member needs in addition to its name and metadata, in bytes: for Python's
+objects and the member's vote."""
 
 Protocols = list[tuple[str, bytes]]
 """Pairs of name and metadata, in the member's order of preference. They are stored as the member sent them, so a name
@@ -74,8 +75,8 @@ class ClassicMember:
         self.sync_reply: Reply | None = None
         """The reply of the member's parked SyncGroup request, if there is one."""
         self.is_new = False
-        """Whether the member's first join is not answered yet. The member then does not know its id and cannot send
-        heartbeats."""
+        """Whether the member's first join is not answered yet. Until the answer, the member sends no heartbeats: it may
+        not even know its id."""
 
     def metadata_for(self, protocol: str | None) -> bytes:
         """Return the metadata that the member sent for the protocol; empty if the member does not support it."""
@@ -93,7 +94,8 @@ def metadata_bytes(protocols: Protocols) -> int:
 class ClassicMembers:
     """Members in the order in which they joined, with the counts that a rebalance depends on.
 
-    Only steps that occur once in a rebalance take time proportional to the number of members.
+    Only steps that occur once in a rebalance, or once for each restart of a static member, take time proportional to
+    the number of members.
     """
 
     __slots__ = (
@@ -112,8 +114,7 @@ class ClassicMembers:
         self.static_ids: dict[str, str] = {}
         """Member id by group instance id (KIP-345)."""
         self.pending: dict[str, Deadline] = {}
-        """The session deadline of each member id that was sent to a client before the client has joined with it
-        (KIP-394)."""
+        """Session deadlines of the member ids that clients have received but have not joined with yet (KIP-394)."""
         self.unsynced: dict[str, None] = {}
         """Ids of the members of this generation that have not sent SyncGroup yet."""
         self.parked_join_count = 0
@@ -144,7 +145,7 @@ class ClassicMembers:
         return max((member.rebalance_timeout_ms for member in self.by_id.values()), default=0)
 
     def add(self, member: ClassicMember) -> None:
-        """Add a member. The first member is the leader until it leaves."""
+        """Add a member. The first member becomes the leader."""
         assert member.member_id not in self.by_id
         self.by_id[member.member_id] = member
         if member.instance_id is not None:
@@ -206,7 +207,7 @@ class ClassicMembers:
         return reply
 
     def supports(self, protocols: Protocols) -> bool:
-        """Return whether all members support at least one of `protocols`, so that this protocol can be selected."""
+        """Return whether at least one of `protocols` is supported by all members, so that it can be selected."""
         member_count = len(self.by_id)
         return any(self._votes.get(name, 0) == member_count for name in protocols_to_vote_for(protocols))
 

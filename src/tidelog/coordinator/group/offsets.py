@@ -22,13 +22,13 @@ CONSUMER_PROTOCOL_TYPE = "consumer"
 BATCH_OVERHEAD_BYTES = 128
 RECORD_OVERHEAD_BYTES = 96
 """Upper bounds on the overhead of a batch and of a record, in bytes. With them, the estimated size of a batch is
-never smaller than its encoded size."""
+not smaller than its encoded size, unless the group id contains many characters outside ASCII."""
 TIME_MAX = (1 << 63) - 1
 """The largest time that fits into a record, in milliseconds."""
 
 
 class OffsetToCommit(NamedTuple):
-    """The offset of one partition in a commit. The partition exists."""
+    """The offset of one partition in a commit. The caller has checked that the partition exists."""
 
     topic: str
     topic_id: bytes
@@ -128,8 +128,8 @@ def prepare_commit(
 
 
 def _utf16_units(text: str, limit: int) -> int:
-    """Return the text's length in UTF-16 code units, which Java counts. If the length is far from `limit`, the
-    result is only an estimate on the same side of `limit`.
+    """Return the text's length in UTF-16 code units, which Java counts. If the number of characters already shows
+    whether the length exceeds `limit`, return that number instead, without encoding the text.
     """
     if len(text) > limit or len(text) * 2 <= limit:
         return len(text)

@@ -66,11 +66,11 @@ class RebalancingGroup:
         self._join_end = Deadline(self._end_join_phase)
         self._sync_end = Deadline(self._end_sync_phase)
         self._is_first_rebalance = False
-        """Whether the group was empty before the current rebalance, which therefore waits for more members."""
+        """Whether the current rebalance is a first rebalance: it began in an empty group and waits for more members."""
         self._joined_during_delay = False
-        """Whether a member joined during the current delay of such a rebalance."""
+        """Whether another member joined during the current delay of a first rebalance."""
         self._delay_ms = 0
-        """Length of the current delay of such a rebalance, in milliseconds."""
+        """Length of the current delay of a first rebalance, in milliseconds."""
         self._remaining_delay_ms = 0
         """Upper bound on the next delay, in milliseconds; 0 if no further delay is allowed."""
         self._subscriptions: list[bytes] | None = None
@@ -98,7 +98,9 @@ class RebalancingGroup:
             self._prepare_rebalance(out, now)
 
     def begin_rebalance(self, out: Decision, now: Moment) -> None:
-        """Rebalance a group that a downgrade has just created, because its assignment is already out of date."""
+        """Rebalance a classic group that a downgrade of a consumer group has just created. The new group's assignment
+        is already out of date.
+        """
         self._prepare_rebalance(out, now)
 
     def renew_sessions(self, now: Moment) -> None:
@@ -124,7 +126,9 @@ class RebalancingGroup:
             self._prepare_rebalance(out, now)
 
     def _members_changed(self, out: Decision, now: Moment) -> None:
-        """Rebalance the remaining members after a member left."""
+        """Rebalance the remaining members after the removal of a member, or of an id with which its client has not
+        joined yet.
+        """
         if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
             self._prepare_rebalance(out, now)
         elif self.state is GroupState.PREPARING_REBALANCE:
@@ -170,7 +174,7 @@ class RebalancingGroup:
         for member in [m for m in self.members if m.join_reply is None and m.instance_id is None]:
             self._remove_timed_out(member, Timer.JOIN.value, out)
         if self.members and not self.members.elect_joined_leader():
-            # Only static members remain, and none has joined: wait until a member joins or its session ends.
+            # Only static members remain, and none has joined: wait until a member joins, or all these sessions end.
             self._deadlines.set(self._join_end, now.monotonic_ms + self.members.rebalance_timeout_ms)
             return
         self.generation += 1
@@ -218,7 +222,7 @@ class RebalancingGroup:
     def _expire_session(self, member_id: str, out: Decision, now: Moment) -> None:
         member = self.members.by_id[member_id]
         if not member.is_new and (member.join_reply is not None or member.sync_reply is not None):
-            return  # the member waits for a parked request, whose answer renews the session
+            return  # the member waits for the answer to a parked request, and this answer renews the session
         self._remove_timed_out(member, NEW_MEMBER_TIMED_OUT if member.is_new else Timer.SESSION.value, out)
         self._members_changed(out, now)
 
@@ -325,7 +329,9 @@ class RebalancingGroup:
         return GroupRecord(self.group_id, value)
 
     def _record_bytes(self) -> int:
-        """Return an upper bound on the size of the batch with the group's record, in bytes."""
+        """Return an upper bound on the size of the batch with the group's record, in bytes. It may be too low if the
+        protocol's name or type has hundreds of characters.
+        """
         size = RECORD_OVERHEAD_BYTES + 3 * len(self.group_id)
         for member in self.members:
             names = len(member.member_id) + len(member.client_id) + len(member.instance_id or "")

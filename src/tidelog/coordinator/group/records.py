@@ -1,6 +1,7 @@
 """The records of classic groups and of offsets in `__consumer_offsets`, as Kafka 4.3 writes them.
 
-A key is a 2-byte type and the message in version 0; a value is a 2-byte version and the message.
+A key consists of a 2-byte type and a message in version 0. A value consists of a 2-byte version and a message in this
+version.
 """
 
 from struct import Struct
@@ -65,7 +66,7 @@ AnyRecord: TypeAlias = OffsetRecord | GroupRecord | ConsumerRecord
 
 
 def decode_record(key: bytes, value: bytes | None) -> AnyRecord | None:
-    """Decode a record. Returns None for a type that is not supported, such as the records of share and streams
+    """Decode a record. Returns None if the type is not supported, for example for the records of share and streams
     groups. Callers ignore such records.
 
     Raises MalformedMessage.

@@ -8,11 +8,10 @@ with COORDINATOR_NOT_AVAILABLE. The client retries, and succeeds when a sweep ha
 PENDING_MEMBERS_MAX = 10_000
 """Upper bound on the member ids of one group that clients have received but have not joined with yet (KIP-394)."""
 METADATA_BYTES_MAX = 64 << 20
-"""Upper bound on the protocol metadata of all members of one group, in bytes. The broker stores the metadata in
-memory."""
+"""Upper bound on the estimated memory that the protocols of all members of one group need, in bytes."""
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 """Upper bound on the time for which a member's first join is parked, in milliseconds. The session timeout cannot
-limit this time, because the member does not know its id yet and therefore sends no heartbeats."""
+limit this time, because the member sends no heartbeats before its first join is answered."""
 
 
 class GroupSettings:

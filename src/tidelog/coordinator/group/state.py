@@ -16,7 +16,7 @@ class GroupEvent(Enum):
     MEMBERS_JOINED = "the join phase ended with members"
     NOBODY_JOINED = "the join phase ended without members"
     ASSIGNED = "the leader's assignment was accepted"
-    DELETED = "the group has neither members nor offsets"
+    DELETED = "the group was deleted"
 
 
 NEXT_STATE: dict[tuple[GroupState, GroupEvent], GroupState] = {
@@ -28,4 +28,4 @@ NEXT_STATE: dict[tuple[GroupState, GroupEvent], GroupState] = {
     (GroupState.COMPLETING_REBALANCE, GroupEvent.ASSIGNED): GroupState.STABLE,
     (GroupState.EMPTY, GroupEvent.DELETED): GroupState.DEAD,
 }
-"""The next state, by current state and event. A pair that is not listed never occurs unless Tidelog has a bug."""
+"""The next state, by current state and event. Other pairs occur only if Tidelog has a bug."""

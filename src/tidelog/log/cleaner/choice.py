@@ -1,7 +1,7 @@
 """Decide by Kafka's rules which part of a log a compaction pass would clean, and whether a pass is worthwhile.
 
-The dirty part of a log begins at the offset at which the last pass ended. Some records are never cleaned: those in
-the active segment, those that consumers must not see yet, those that are not durable, and those that are younger
+The dirty part of a log begins at the offset at which the last pass ended. Some records must not be cleaned yet: those
+in the active segment, those that consumers must not see yet, those that are not durable, and those that are younger
 than `min.compaction.lag.ms`.
 """
 

@@ -1,4 +1,4 @@
-"""Group closed segments that a compaction pass rewrites into one segment. Pure.
+"""Group closed segments. A compaction pass rewrites each group as one segment. Pure.
 
 Neighbours are grouped as long as their sizes before compaction fit into one segment and its indexes.
 """
@@ -20,8 +20,8 @@ class SegmentSizes(NamedTuple):
 def group_segments(
     segments: list[SegmentSizes], *, end_offset: int, segment_bytes: int, index_bytes: int
 ) -> list[list[SegmentSizes]]:
-    """Group `segments`, which are in the order of their offsets. The last segment ends at `end_offset`. A group has
-    at least one segment.
+    """Group `segments`, which are in the order of their offsets. The last segment ends at or before `end_offset`. A
+    group has at least one segment.
 
     `segment_bytes` and `index_bytes` are the size limits of a log file and of an index.
     """

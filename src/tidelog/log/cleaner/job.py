@@ -18,8 +18,8 @@ class SegmentFacts(NamedTuple):
 
 
 class CleanerLimits(NamedTuple):
-    """Limits of a pass: the memory for the map of keys in bytes and its `load_factor`, the bytes read and written
-    per second, and the size of one write.
+    """Limits of a pass: the memory for the offset map, in bytes, and the share of it that may be used (`load_factor`);
+    the sum of the bytes read and written per second; and the number of bytes that are collected for one write.
     """
 
     map_bytes: int
@@ -40,7 +40,7 @@ class CleanJob(NamedTuple):
     """Base offsets of the segments, closed or not, that have a transaction index."""
     producers: dict[int, tuple[int, int]]
     """For each producer id, the last offset of its last batch with records (-1: no such batch), and the producer's
-    epoch."""
+    epoch. Producers whose last batch ends at or after `end_offset` are omitted."""
     now_ms: int
     delete_retention_ms: int
     segment_bytes: int

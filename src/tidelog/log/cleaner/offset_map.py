@@ -6,8 +6,8 @@ DIGEST_BYTES = 16
 """Keys of this length (in bytes) or more are stored as digests of this length. If two keys had the same digest, a
 record would be lost. The probability for a pair of keys is 2^-128."""
 ENTRY_BYTES = 192
-"""Upper bound on the memory of an entry, in bytes: a key or digest, the offset, and the entry's share of two hash
-tables while the table grows."""
+"""Upper bound on the memory of an entry, in bytes: a key or digest, the offset, and the entry's share of the old and
+the new hash table, which exist together while the map grows."""
 
 
 class OffsetMap:

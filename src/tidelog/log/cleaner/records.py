@@ -1,9 +1,9 @@
 """Split a batch into records without decoding them fully, and rebuild it with some of its records. Pure.
 
-Offsets, sequences, epochs, codec and flags are not changed: a rebuilt batch only lacks records, and its header
-states the number of the remaining ones. The base timestamp of a batch may be its delete horizon, which is the time
-until which its tombstones are kept. In this case, a flag in the attributes is set (KIP-534). The timestamps of
-records are always relative to the base timestamp.
+A rebuilt batch lacks records, and its header states the number of the remaining ones. Its offsets, sequences and
+epochs are not changed. If records remain, its codec is not changed either. The base timestamp of a batch may be its
+delete horizon, which is the time until which its tombstones are kept. In this case, a flag in the attributes is set
+(KIP-534). The other flags are not changed. The timestamps of records are always relative to the base timestamp.
 """
 
 from collections.abc import Iterator, Sequence
@@ -77,10 +77,10 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
     """Yield each of the `count` records in `data`.
 
     Raises MalformedMessage unless `data` contains exactly these records, with ascending offset deltas up to
-    `last_offset_delta`. A record with another offset would replace records that were written after it.
+    `last_offset_delta`. If a record had a higher offset, the offset map would prefer it to records of later batches.
 
-    Values and headers are skipped. Varints of one and two bytes are decoded inline, because nearly all varints are
-    so short.
+    Values and headers are skipped. Short varints are decoded inline, because nearly all varints have one byte (an
+    offset delta has one or two).
     """
     size = len(data)
     position = 0

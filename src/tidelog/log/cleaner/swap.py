@@ -22,7 +22,7 @@ class Swap:
     """The swap of one group of segments.
 
     The steps are, in order: `begin` (loop), `announce` (blocks), `install` (loop), `finish` (blocks), `end` (loop).
-    The blocking steps raise OSError.
+    Those marked `loop` run on the event loop. Those marked `blocks` run on a thread and raise OSError.
     """
 
     __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old", "_old_renamed")
@@ -39,10 +39,10 @@ class Swap:
         )
 
     def begin(self) -> bool:
-        """Begin the swap. Returns False if the segments are no longer in the log, if another swap of the log is
-        running, or if the log is offline. In these cases, the caller must call `discard`.
+        """Begin the swap. Returns False if the segments are no longer closed segments of the log, if another swap of
+        the log is running, or if the log is offline. In these cases, the caller must call `discard`.
 
-        After True, retention does not run on the log until `end` or `give_up`.
+        If True is returned, retention does not run on the log until `end` or `give_up` is called.
         """
         base_offsets = self._group.base_offsets
         segments = self._log.segments
@@ -103,7 +103,7 @@ class Swap:
         self._log.segments.swapping = False
 
     def give_up(self) -> None:
-        """End the swap after `announce` failed and its files were discarded."""
+        """End the swap after `announce` failed and `discard` removed the new files."""
         self._log.segments.swapping = False
 
     def discard(self) -> None:

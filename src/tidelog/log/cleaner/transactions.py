@@ -1,7 +1,7 @@
 """Find the batches of aborted transactions, and the markers that are no longer needed. Pure.
 
-Batches must be passed in the order of their offsets. A marker may be removed only if the pass has read no record of
-its transaction, because then an earlier pass has removed all of them.
+Batches must be passed in the order of their offsets. If the pass has read no record of a transaction, an earlier pass
+has removed all of its records. Only then may the transaction's marker be removed.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class Transactions:
     """Tracks the open transactions while a log is read.
 
     `aborted` are all aborted transactions of the log, in any order. `on_marker_kept` is called with each aborted
-    transaction whose marker is kept.
+    transaction whose marker must be kept because records of the transaction were read.
     """
 
     def __init__(

@@ -5,8 +5,8 @@ The pass runs in a separate process. It reads the segments that the job names, a
 changes no other files of the log. While the pass writes a group, the broker swaps in the group that was reported
 before.
 
-A lock allows only one pass at a time in a data directory. If a broker is killed, its pass may continue for a while,
-and a pass of the next broker would use the same file names.
+A lock allows only one pass at a time in a data directory. It is needed because the pass of a killed broker may continue
+for a while. A pass that the restarted broker begins would use the same file names.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,13 +1,13 @@
 """The five codecs of record batches, in the formats that Kafka's clients read and write.
 
 Each codec has one module for both directions. Every part of Tidelog that needs the records of a compressed batch
-calls `decompress`: validation of produced batches, recompression, look-ups by time, compaction, `tidelog log`, the
-Spark source. `decompress` accepts and refuses the same streams as the readers of Kafka 4.3.1:
+(validation of produced batches, recompression, look-ups by time, compaction, `tidelog log`, the Spark source) calls
+`decompress`. `decompress` accepts and refuses the same streams as the readers of Kafka 4.3.1:
 
     gzip     one or several members; bytes after a member that do not begin another member are ignored
     snappy   bare, or xerial's framing, whose header may repeat; up to three bytes after the last chunk are ignored
     lz4      one frame of independent blocks; bytes after the frame are ignored; content checksums are not compared
-    zstd     one or several frames, skippable or not; an incomplete last frame is ignored if it yields no bytes
+    zstd     one or several frames, skippable or not; the last one may be cut short after a complete one (zstd_stream)
 
 Decompression stops at a size limit in bytes, because a few KB may decompress to gigabytes. The size that the stream
 states is not trusted.

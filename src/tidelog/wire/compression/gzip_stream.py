@@ -21,7 +21,7 @@ _IGNORED_REST_BYTES = 18
 """Java's reader ignores up to this many bytes after a member if it has already read them. They are too few to
 contain another member."""
 
-_MAGIC = b"\x1f\x8b\x08"  # followed by the only compression method
+_MAGIC = b"\x1f\x8b\x08"  # the magic number, and 8 for the only compression method
 _FLAGS_AT = 3
 _HEADER_BYTES = 10
 # Flags of a header: the optional fields that it contains.

@@ -3,8 +3,8 @@
 from tidelog.wire.primitives import TooLargeDecompressed
 
 BYTES_PER_PIECE = 256
-"""A stream may have one piece for each of this many bytes of its size limit. The number of pieces is limited because
-millions of empty pieces would cost time, although they add no bytes."""
+"""The size limit of a stream, divided by this, is the limit of its pieces (members, frames, chunks or blocks). Their
+number is limited because millions of empty pieces would cost time, although they add no bytes."""
 PIECES_MIN = 64
 """Lower bound on the limit of pieces."""
 

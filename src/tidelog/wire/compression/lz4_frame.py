@@ -170,7 +170,7 @@ def _check_block(
     """Check the block from `start` to `end` against its checksum, which follows the block. Raises BrokenStream if
     the checksum is wrong.
 
-    The library checks blocks only in whole frames. Therefore it decompresses a frame that contains only this block.
+    The library checks blocks only in whole frames. Therefore this function decompresses a frame with only this block.
     `before` contains the decompressed bytes of the earlier blocks.
     """
     descriptor = bytes((_VERSION | _INDEPENDENT | _BLOCK_CHECKSUMS, block_size_code))

@@ -1,7 +1,8 @@
 """Zstandard (RFC 8878): one or several frames. Some of them may be skippable frames.
 
 The reader behaves like `ZstdInputStream` of zstd-jni, which Kafka uses. The data may end inside a frame that follows
-complete frames. If the incomplete frame has not produced any bytes yet, the stream is accepted as complete.
+complete frames. If the reader has read this frame together with the end of the last complete frame (see
+`_READ_BYTES`), it accepts the stream as complete, with the bytes that the incomplete frame has produced.
 """
 
 from contextlib import suppress
@@ -26,8 +27,8 @@ _ERROR_NUMBERS = 120
 """Java's reader interprets this many of the highest 32-bit numbers as error codes. If the number of missing
 bytes of an incomplete skippable frame is one of these numbers, the reader raises an error."""
 _READ_BYTES = (128 << 10) + 3
-"""Number of compressed bytes that Java's reader reads at a time. When the reader reads again, it expects a complete
-frame."""
+"""Number of compressed bytes that Java's reader reads at a time. The data may end inside a frame only if the last read
+also contains the end of a complete frame."""
 
 _MAGIC = 0xFD2FB528
 _SKIPPABLE_MASK, _SKIPPABLE_MAGIC = 0xFFFFFFF0, 0x184D2A50

@@ -1,0 +1,279 @@
+"""The transactions of a simulated cluster as their clients know them, and the checks of everything that read_committed
+consumers receive. Each invariant has a name.
+
+- `NoAbortedRead`: a consumer never receives a record of a transaction whose commit was not requested, or whose commit
+  was refused (G1a of Adya's anomalies).
+- `Atomicity`: at the end, consumers find all records of a transaction that was acknowledged as committed, and all or
+  none if the outcome is unknown (G1b: also no part of a transaction).
+- `ExactlyOnce`: no record of a transaction is at two offsets of a partition.
+- `InTransactionOrder`: the records of one producer are in its order in each partition.
+- `StableReads`: two read_committed consumers never find different records in one range of offsets.
+- `NotAboveLastStableOffset`: no read_committed answer has a record at or above the last stable offset of this answer,
+  which is not above the high watermark.
+- `OldProducersAreFenced`: no commit of a producer is acknowledged that was requested after another producer with the
+  same transactional id has been initialized.
+- `OffsetsOfTransactions`: the committed offset of a group is the one that the last committed transaction says.
+- `G1c`: no two transactions have read each other, see `list_append`.
+- `ExactlyOnceChain`: the output of a consume-transform-produce chain has one record for each input record below the
+  group's committed offset, and no other record.
+
+Version 1 cannot keep all of this: a request EndTxn or TxnOffsetCommit, or a marker, that arrives late counts for a
+later transaction of the same producer epoch (the anomalies that KIP-890 removes). `is_exposed` says for which
+transactions this is possible. Their anomalies are counted, and are no violations.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+
+from simulation_harness.cluster_ledger import Ledger, Violation
+from simulation_harness.list_append import History, dependencies, find_cycle
+from tidelog.model.ids import TopicPartition
+
+
+class State(enum.Enum):
+    """What a client knows about its transaction."""
+
+    OPEN = "its commit was not requested"
+    REQUESTED = "its commit was requested, and the outcome is unknown"
+    COMMITTED = "it was acknowledged as committed"
+    ABORTED = "its commit was refused"
+
+
+class Attempt:
+    """One transaction of a client."""
+
+    def __init__(self, producer: str, number: int, version: int, began_s: float) -> None:
+        self.producer = producer
+        self.number = number
+        self.version = version
+        self.began_s = began_s
+        self.state = State.OPEN
+        self.records: dict[TopicPartition, list[bytes]] = {}
+        """The values of its records. When the commit is requested, all of them were acknowledged."""
+        self.offsets: dict[tuple[str, TopicPartition], int] = {}
+        """Offsets that the transaction commits, by group and partition."""
+        self.reads: dict[TopicPartition, int] = {}
+        """The exclusive end of the records that the transaction has read, for the checks of lists."""
+        self.next_record = 0
+        self.producer_id = self.epoch = -1
+        self.may_be_hit_by_strays = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.producer}.{self.number}"
+
+    def value(self, partition: TopicPartition, payload: str = "") -> bytes:
+        """Return the value of the next record, which is written into `partition`."""
+        value = f"{self.name}:{self.next_record}:{payload}".encode()
+        self.next_record += 1
+        self.records.setdefault(partition, []).append(value)
+        return value
+
+
+def attempt_of(value: bytes) -> tuple[str, int, str]:
+    """Return the name of the transaction, the record's number in it, and the payload."""
+    name, number, payload = value.decode().split(":", 2)
+    return name, int(number), payload
+
+
+class TransactionLedger:
+    def __init__(self, ledger: Ledger, note: Callable[[str, str, str], None]) -> None:
+        self.coverage = ledger.coverage
+        self._repeated_markers = ledger.repeated_markers
+        self._call_listener = ledger.call_listener
+        self._note = note
+        self._anomalies: dict[tuple[str, str], None] = {}
+        """The transactions that were hit by late requests, and what was wrong."""
+        self._attempts: dict[str, Attempt] = {}
+        self._initialized_s: dict[str, dict[str, tuple[float, float]]] = {}
+        """When each producer of a transactional id began to be initialized, and when this was confirmed."""
+        self._values: dict[TopicPartition, dict[int, bytes]] = {}
+        """Everything that read_committed consumers have found, by offset."""
+        self._offsets: dict[TopicPartition, dict[bytes, int]] = {}
+        self._read_before: dict[TopicPartition, int] = {}
+        """The offset up to which some consumer has read the whole partition."""
+        self._group_offsets: dict[tuple[str, TopicPartition], list[Attempt]] = {}
+        """The transactions that have requested to commit an offset, in order."""
+
+    def begin(self, attempt: Attempt) -> None:
+        self._attempts[attempt.name] = attempt
+        self.coverage[f"transactions of version {attempt.version}"] += 1
+
+    def initialized(self, transactional_id: str, producer: str, began_s: float, now_s: float) -> None:
+        self._initialized_s.setdefault(transactional_id, {})[producer] = began_s, now_s
+
+    def request_commit(self, attempt: Attempt) -> None:
+        attempt.state = State.REQUESTED
+        for key in attempt.offsets:
+            self._group_offsets.setdefault(key, []).append(attempt)
+        self._note("client", "ends", f"commit {attempt.name} {', '.join(map(str, attempt.records))}")
+
+    def committed(self, attempt: Attempt, transactional_id: str, requested_s: float) -> None:
+        attempt.state = State.COMMITTED
+        self.coverage["transactions committed"] += 1
+        self._note("client", "committed", f"{attempt.name} {', '.join(map(str, attempt.records))}")
+        producers = self._initialized_s.get(transactional_id, {})
+        _, own_confirmed_s = producers[attempt.producer]
+        for producer, (began_s, confirmed_s) in producers.items():
+            if own_confirmed_s < began_s and confirmed_s < requested_s:
+                text = f"{attempt.name} was committed, requested at {requested_s}, {producer} began at {began_s}"
+                raise Violation("OldProducersAreFenced", text)
+        self._call_listener("commit")
+
+    def refused(self, attempt: Attempt) -> None:
+        """The commit was refused, and no earlier request may have succeeded."""
+        attempt.state = State.ABORTED
+        self.coverage["commits refused"] += 1
+        self._note("client", "refused", f"{attempt.name} {', '.join(map(str, attempt.records))}")
+
+    def is_exposed(self, attempt: Attempt) -> bool:
+        """Whether a late request or marker may hit the transaction, because its version does not fence them."""
+        return attempt.version == 1 and (
+            attempt.may_be_hit_by_strays or (attempt.producer_id, attempt.epoch) in self._repeated_markers
+        )
+
+    # Reading
+
+    def read(
+        self,
+        reader: str,
+        partition: TopicPartition,
+        start: int,
+        next_offset: int,
+        records: Sequence[tuple[int, bytes]],
+    ) -> None:
+        """Add the committed records that a consumer has found from `start` on, before `next_offset`."""
+        values = self._values.setdefault(partition, {})
+        read_before = self._read_before.get(partition, 0)
+        known = {offset for offset in values if start <= offset < min(next_offset, read_before)} if values else set()
+        for offset, value in records:
+            if offset < read_before and offset not in known:
+                raise Violation("StableReads", f"{partition} at {offset}: {reader} finds {value!r}", partition)
+            known.discard(offset)
+            if values.setdefault(offset, value) != value:
+                text = f"{partition} at {offset} was {values[offset]!r}, and is {value!r}"
+                raise Violation("StableReads", text, partition)
+            self._check_value(partition, offset, value)
+        if known:
+            raise Violation("StableReads", f"{partition} at {min(known)}: {reader} finds no record", partition)
+        if start <= read_before < next_offset:
+            self._read_before[partition] = next_offset
+        self.coverage["records of transactions read"] += len(records)
+
+    def _check_value(self, partition: TopicPartition, offset: int, value: bytes) -> None:
+        name, _, _ = attempt_of(value)
+        attempt = self._attempts[name]
+        if attempt.state in (State.OPEN, State.ABORTED):
+            self._violate(
+                attempt, "NoAbortedRead", f"{partition} at {offset}: {value!r}, {attempt.state.value}", partition
+            )
+        known = self._offsets.setdefault(partition, {}).setdefault(value, offset)
+        if known != offset:
+            self._violate(attempt, "ExactlyOnce", f"{partition} has {value!r} at {known} and {offset}", partition)
+
+    def _violate(self, attempt: Attempt, invariant: str, text: str, partition: TopicPartition | None) -> None:
+        if not self.is_exposed(attempt):
+            raise Violation(invariant, f"{text} (version {attempt.version})", partition)
+        if (attempt.name, invariant) not in self._anomalies:
+            self._anomalies[attempt.name, invariant] = None
+            self.coverage["anomalies of version 1"] += 1
+            self._note("client", "anomaly", f"{invariant}: {text}")
+
+    def check_offset(self, group: str, partition: TopicPartition, offset: int) -> None:
+        """Check a committed offset (-1: none) that was read while no transaction of the group was in progress."""
+        possible: list[int] = [-1]
+        exposed = any(self.is_exposed(attempt) for attempt in self._attempts_of(group))
+        for attempt in self._group_offsets.get((group, partition), []):
+            if attempt.state is State.COMMITTED:
+                possible = [attempt.offsets[group, partition]]
+            elif attempt.state is State.REQUESTED:
+                possible.append(attempt.offsets[group, partition])
+        if offset not in possible:
+            text = f"{group} is at {offset} of {partition}, transactions say {possible}"
+            if not exposed:
+                raise Violation("OffsetsOfTransactions", text, partition)
+            self.coverage["anomalies of version 1"] += 1
+        self.coverage["offsets of transactions read"] += 1
+
+    def _attempts_of(self, group: str) -> list[Attempt]:
+        """Return the transactions of a chain, whose producers are named after its group."""
+        return [attempt for attempt in self._attempts.values() if attempt.producer.startswith(f"{group}.")]
+
+    def check_everything(self, read: dict[TopicPartition, list[tuple[int, bytes]]]) -> None:
+        """Check all records at the end, when no transaction is open any more."""
+        places: dict[bytes, TopicPartition] = {}
+        for partition, records in read.items():
+            last: dict[str, tuple[int, int]] = {}
+            for offset, value in records:
+                places[value] = partition
+                name, number, _ = attempt_of(value)
+                attempt = self._attempts[name]
+                order = attempt.number, number
+                if order <= last.get(attempt.producer, (-1, -1)):
+                    text = f"{partition} at {offset} has {value!r} after {last[attempt.producer]}"
+                    self._violate(attempt, "InTransactionOrder", text, partition)
+                last[attempt.producer] = order
+        for attempt in self._attempts.values():
+            expected = [(value, partition) for partition, values in attempt.records.items() for value in values]
+            missing = [(value, partition) for value, partition in expected if places.get(value) != partition]
+            if not missing or not expected:
+                continue
+            is_whole = len(missing) == len(expected) and attempt.state is not State.COMMITTED
+            if not is_whole and attempt.state is not State.OPEN:
+                value, partition = missing[0]
+                text = (
+                    f"{attempt.name}: {attempt.state.value}, {len(missing)} of {len(expected)} are missing: {value!r}"
+                )
+                self._violate(attempt, "Atomicity", f"{text} in {partition}", partition)
+        unknown = [attempt for attempt in self._attempts.values() if attempt.state is State.REQUESTED]
+        self.coverage["transactions of unknown outcome"] += len(unknown)
+        self.coverage["transactions exposed to late requests"] += sum(
+            self.is_exposed(attempt) for attempt in self._attempts.values()
+        )
+
+    def check_lists(self, read: dict[TopicPartition, list[tuple[int, bytes]]]) -> None:
+        """Look for cycles among the transactions that have appended to lists, see `list_append`."""
+        lists = {
+            partition: [(offset, attempt_of(value)[0]) for offset, value in records]
+            for partition, records in read.items()
+        }
+        names = {name: None for records in lists.values() for _, name in records}
+        history = History(lists, {name: self._attempts[name].reads for name in names})
+        self.coverage["transactions of lists"] += len(names)
+        if find_cycle(dependencies(history, with_writes=True)):
+            self.coverage["cycles of writes and reads"] += 1
+        cycle = find_cycle(dependencies(history, with_writes=False))
+        if not cycle:
+            return
+        if any(self.is_exposed(self._attempts[name]) for name in cycle):
+            self.coverage["anomalies of version 1"] += 1
+        else:
+            raise Violation("G1c", f"transactions have read each other: {', '.join(cycle)}")
+
+    def check_chain(
+        self,
+        group: str,
+        committed: dict[TopicPartition, int],
+        read: dict[TopicPartition, list[tuple[int, bytes]]],
+        output_topic: str,
+    ) -> None:
+        """Compare the output of a chain with its input, as far as the group's offsets say that it was processed."""
+        outputs: dict[str, int] = {}
+        for partition, records in read.items():
+            if partition.topic == output_topic:
+                for _, value in records:
+                    payload = attempt_of(value)[2]
+                    outputs[payload] = outputs.get(payload, 0) + 1
+        expected = [
+            f"{partition}@{offset}"
+            for partition, end in committed.items()
+            for offset, _ in read[partition]
+            if offset < end
+        ]
+        exposed = any(self.is_exposed(attempt) for attempt in self._attempts_of(group))
+        wrong = [f"{source}: {outputs.get(source, 0)} times" for source in expected if outputs.get(source) != 1]
+        wrong += [f"{source} is above the committed offset" for source in outputs.keys() - set(expected)]
+        self.coverage["records of chains"] += len(expected)
+        if wrong and not exposed:
+            raise Violation("ExactlyOnceChain", f"{output_topic}: {', '.join(sorted(wrong)[:5])}")
+        self.coverage["anomalies of version 1"] += len(wrong)

@@ -1,0 +1,107 @@
+"""The markers of a core that was replaced are not written any more."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from tidelog.coordinator.marker_writer import RETRY_DELAY_S, MarkerWriter
+from tidelog.coordinator.transaction.markers import MarkersToWrite
+from tidelog.runtime.tasks import LoopTasks
+from tidelog.simulation.loop import SimLoop
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.write_txn_markers import (
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+NODE_ID = 1
+MARKERS = MarkersToWrite("mover", 7, 0, True, (("orders", 0),), 0)
+
+
+class Core:
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+
+    def markers_written(self, markers: MarkersToWrite, partitions: Any, _now: Any) -> None:
+        self.written += partitions
+
+
+class Coordinator:
+    is_open = is_loaded = True
+    leader_epoch = 3
+
+    def __init__(self) -> None:
+        self.core = Core()
+
+    def now(self) -> None: ...
+
+    def apply(self, _decision: None) -> None: ...
+
+
+class Stage:
+    """A marker writer, one coordinator, and the answers of this broker to the requests for markers."""
+
+    def __init__(self) -> None:
+        self.loop = SimLoop()
+        state = SimpleNamespace(leader=NODE_ID)
+        broker = SimpleNamespace(fenced=False)
+        image = SimpleNamespace(topics={"orders": SimpleNamespace(partitions=[state])}, brokers={NODE_ID: broker})
+        self.codes = [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+        self.requests = 0
+        self.coordinator: Any = Coordinator()
+        runtime: Any = SimpleNamespace(tasks=LoopTasks(self.loop))
+        metadata: Any = SimpleNamespace(image=image)
+        self.writer = MarkerWriter(runtime, NODE_ID, metadata, self._write, None)
+
+    async def _write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        self.requests += 1
+        code = self.codes.pop(0) if self.codes else ErrorCode.NONE
+        partition = WritableTxnMarkerPartitionResult(0, code)
+        topics = [WritableTxnMarkerTopicResult("orders", [partition])]
+        return WriteTxnMarkersResponse(
+            [WritableTxnMarkerResult(marker.producer_id, topics) for marker in request.markers]
+        )
+
+    def begin(self) -> None:
+        self.loop.call_soon(self.writer.begin, self.coordinator, MARKERS)
+        self.run(0.01)
+
+    def run(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+
+def test_a_marker_is_sent_again_until_it_is_written() -> None:
+    stage = Stage()
+    stage.begin()
+    assert stage.coordinator.core.written == []
+    stage.run(RETRY_DELAY_S * 2)
+    assert stage.coordinator.core.written == [("orders", 0)]
+
+
+def test_a_marker_is_not_sent_again_for_a_core_that_was_replaced() -> None:
+    """The new core has written it. With version 1 it would end the producer's next transaction."""
+    stage = Stage()
+    stage.begin()
+    stage.coordinator.core = Core()
+    stage.run(RETRY_DELAY_S * 2)
+    assert stage.requests == 1
+    assert stage.coordinator.core.written == []
+
+
+def test_an_answer_does_not_count_for_another_core() -> None:
+    stage = Stage()
+    stage.codes = []
+    stage.loop.call_soon(stage.writer.begin, stage.coordinator, MARKERS)
+    stage.loop.call_soon(setattr, stage.coordinator, "core", Core())
+    stage.run(RETRY_DELAY_S * 2)
+    assert stage.coordinator.core.written == []
+
+
+def test_a_coordinator_whose_log_has_failed_begins_nothing() -> None:
+    stage = Stage()
+    stage.coordinator.is_loaded = False
+    stage.begin()
+    assert stage.requests == 0
