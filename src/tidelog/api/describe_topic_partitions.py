@@ -6,8 +6,9 @@ Topics are sorted by name. The cursor of a response says where the next page beg
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
+from tidelog.api.encoded_partitions import VERSION, EncodedPartitions, encode_partitions, encode_topic, join_topics
 from tidelog.api.operations import TOPIC_OPERATIONS
-from tidelog.api.services import RequestContext, Services
+from tidelog.api.services import Encoded, RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
 from tidelog.metadata.image import MetadataImage, TopicImage
 from tidelog.metadata.topic_names import name_refusal
@@ -26,7 +27,7 @@ NAMES_PER_STEP = 500
 
 def handle(
     services: Services, context: RequestContext, request: DescribeTopicPartitionsRequest
-) -> Steps[DescribeTopicPartitionsResponse]:
+) -> Steps[DescribeTopicPartitionsResponse | Encoded]:
     image = services.metadata.image
     requested_names: dict[str, None] = {}
     for topic in request.topics:
@@ -39,7 +40,12 @@ def handle(
         return (yield from _refuse_all(request))
     names = yield from _sorted_names(requested_names or image.topics, "" if cursor is None else cursor.topic_name)
     limit = min(max(request.response_partition_limit, 1), services.config.max_request_partition_size_limit)
-    return (yield from _page(services, image, names, cursor, limit))
+    # A client with a quota gets a throttle time in its response, which is therefore encoded later.
+    if context.meter is not None:
+        return (yield from _page(services, image, names, cursor, limit))
+    encoded_topics: list[bytes] = []
+    response = yield from _page(services, image, names, cursor, limit, encoded_topics)
+    return Encoded([b"", join_topics(response, encoded_topics)])
 
 
 def _refuse_all(request: DescribeTopicPartitionsRequest) -> Steps[DescribeTopicPartitionsResponse]:
@@ -72,10 +78,18 @@ def _sorted_names(names: Iterable[str], first_name: str) -> Steps[Iterator[str]]
 
 
 def _page(
-    services: Services, image: MetadataImage, names: Iterator[str], cursor: Cursor | None, limit: int
+    services: Services,
+    image: MetadataImage,
+    names: Iterator[str],
+    cursor: Cursor | None,
+    limit: int,
+    encoded_topics: list[bytes] | None = None,
 ) -> Steps[DescribeTopicPartitionsResponse]:
-    """Return at most `limit` partitions of these topics, beginning at the cursor."""
+    """Return at most `limit` partitions of these topics, beginning at the cursor. If `encoded_topics` is given, the
+    topics are added there, and the response has no topics.
+    """
     response = DescribeTopicPartitionsResponse()
+    stored = services.encoded_partitions.of(image, VERSION, TOPIC_OPERATIONS)
     for name in names:
         if limit == 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=0)
@@ -85,15 +99,32 @@ def _page(
         if topic is None:
             illegal = name_refusal(name) is not None
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if illegal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            response.topics.append(
-                DescribeTopicPartitionsResponseTopic(
-                    error_code=error, name=name, topic_authorized_operations=TOPIC_OPERATIONS
-                )
+            unknown_topic = DescribeTopicPartitionsResponseTopic(
+                error_code=error, name=name, topic_authorized_operations=TOPIC_OPERATIONS
             )
+            if encoded_topics is None:
+                response.topics.append(unknown_topic)
+            else:
+                encoded_topics.append(encode_topic(unknown_topic))
             continue
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         stop = min(first + limit, len(topic.partitions))
-        response.topics.append((yield from _topic(services, topic, range(first, stop), image)))
+        indexes = range(first, stop)
+        if encoded_topics is None:
+            description = _description(topic)
+            description.partitions = yield from _partitions(services, topic, indexes, image)
+            response.topics.append(description)
+        else:
+            partitions: EncodedPartitions | None = None
+            may_be_offline = services.partitions.may_be_offline(name)
+            if not may_be_offline:
+                partitions = stored.find(topic)
+            if partitions is None:
+                every_index = range(len(topic.partitions))
+                partitions = yield from encode_partitions((yield from _partitions(services, topic, every_index, image)))
+                if not may_be_offline and not services.partitions.may_be_offline(name):
+                    stored.store(topic, partitions)
+            encoded_topics.append(encode_topic(_description(topic), partitions, indexes))
         limit -= max(stop - first, 0)
         if stop < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=stop)
@@ -101,9 +132,19 @@ def _page(
     return response
 
 
-def _topic(
+def _description(topic: TopicImage) -> DescribeTopicPartitionsResponseTopic:
+    """Return the description of a topic, without its partitions."""
+    return DescribeTopicPartitionsResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.internal,
+        topic_authorized_operations=TOPIC_OPERATIONS,
+    )
+
+
+def _partitions(
     services: Services, topic: TopicImage, indexes: range, image: MetadataImage
-) -> Steps[DescribeTopicPartitionsResponseTopic]:
+) -> Steps[list[DescribeTopicPartitionsResponsePartition]]:
     partitions = yield from partitions_of(
         topic, indexes, image, services.partitions, DescribeTopicPartitionsResponsePartition
     )
@@ -117,10 +158,4 @@ def _topic(
         partition.eligible_leader_replicas, partition.last_known_elr = list(elr), list(last_known_elr)
         # As in Kafka, this API returns no error for a partition without a leader. (Metadata returns an error.)
         partition.error_code = ErrorCode.NONE
-    return DescribeTopicPartitionsResponseTopic(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic.internal,
-        partitions=partitions,
-        topic_authorized_operations=TOPIC_OPERATIONS,
-    )
+    return partitions

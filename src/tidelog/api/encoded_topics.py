@@ -1,11 +1,13 @@
 """Encoded topics for Metadata responses, so that only topics that have changed are described and encoded again.
+`encoded_partitions` uses EncodedTopics for the partitions of DescribeTopicPartitions responses.
 
 A `TopicImage` never changes: a changed topic has a new object. The description of a topic also depends on the brokers
 that are online, and on the logs that are offline on this broker. Topics with an offline log are not stored.
 """
 
+from collections.abc import Sized
 from functools import cache
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from tidelog.metadata.image import MetadataImage, TopicImage
 from tidelog.model.steps import Steps
@@ -13,6 +15,8 @@ from tidelog.wire.message import StepwiseEncoder
 from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseTopic
 from tidelog.wire.primitives import uvarint
 
+S = TypeVar("S", bound=Sized)
+"""The form in which a topic is stored. Its length is the memory that it uses, in bytes."""
 BYTES_MAX: Final = 16 << 20
 """Upper bound on all stored topics, in bytes. It is enough for about 300,000 partitions in one version of the API."""
 ENTRY_BYTES: Final = 200
@@ -21,7 +25,7 @@ FLEXIBLE_FROM: Final = 9
 """The first version of Metadata in which the number of topics is a varint."""
 
 
-class EncodedTopics:
+class EncodedTopics(Generic[S]):
     """The stored topics, by API version, authorized operations and name."""
 
     __slots__ = ("_bytes", "_bytes_max", "_online", "_topics")
@@ -30,9 +34,9 @@ class EncodedTopics:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._online: frozenset[int] = frozenset()
-        self._topics: dict[tuple[int, int], dict[str, tuple[TopicImage, bytes]]] = {}
+        self._topics: dict[tuple[int, int], dict[str, tuple[TopicImage, S]]] = {}
 
-    def of(self, image: MetadataImage, version: int, operations: int) -> "TopicsOfVersion":
+    def of(self, image: MetadataImage, version: int, operations: int) -> "TopicsOfVersion[S]":
         """Return the topics that are valid for this image, for one version of the API."""
         online = frozenset(broker_id for broker_id in image.brokers if image.is_online(broker_id))
         if online != self._online:
@@ -56,27 +60,27 @@ class EncodedTopics:
         self.clear()
         return False
 
-    def is_valid(self, topics: dict[str, tuple[TopicImage, bytes]], online: frozenset[int]) -> bool:
+    def is_valid(self, topics: dict[str, tuple[TopicImage, S]], online: frozenset[int]) -> bool:
         return online == self._online and any(known is topics for known in self._topics.values())
 
 
-class TopicsOfVersion:
+class TopicsOfVersion(Generic[S]):
     """The stored topics of one API version, during one request."""
 
     __slots__ = ("_online", "_owner", "_topics")
 
     def __init__(
-        self, owner: EncodedTopics, topics: dict[str, tuple[TopicImage, bytes]], online: frozenset[int]
+        self, owner: EncodedTopics[S], topics: dict[str, tuple[TopicImage, S]], online: frozenset[int]
     ) -> None:
         self._owner = owner
         self._topics = topics
         self._online = online
 
-    def find(self, topic: TopicImage) -> bytes | None:
+    def find(self, topic: TopicImage) -> S | None:
         entry = self._topics.get(topic.name)
         return entry[1] if entry is not None and entry[0] is topic else None
 
-    def store(self, topic: TopicImage, encoded: bytes) -> None:
+    def store(self, topic: TopicImage, encoded: S) -> None:
         """Store a topic, unless all entries were removed after this object was created, for example because the online
         brokers have changed.
         """

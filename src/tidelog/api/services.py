@@ -7,6 +7,7 @@ from tidelog.api.encoded_topics import EncodedTopics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tidelog.api.encoded_partitions import EncodedPartitions
     from tidelog.api.fetch_sessions import FetchSessions
     from tidelog.api.follower_fetch import Followers
     from tidelog.api.metering import Meter
@@ -32,6 +33,7 @@ class Services:
         "config",
         "connection_quotas",
         "controller",
+        "encoded_partitions",
         "encoded_topics",
         "fetch_sessions",
         "followers",
@@ -74,7 +76,10 @@ class Services:
         self._transaction_guard = transaction_guard
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
-        self.encoded_topics = EncodedTopics()
+        self.encoded_topics: EncodedTopics[bytes] = EncodedTopics()
+        """For Metadata."""
+        self.encoded_partitions: EncodedTopics[EncodedPartitions] = EncodedTopics()
+        """For DescribeTopicPartitions."""
         self.followers: Followers | None = None
         """The followers of this broker's partitions. If None, the broker has no followers and refuses fetches of
         followers."""

@@ -7,6 +7,7 @@ of this broker, dynamic settings of all brokers, flags, environment variables, t
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import cache
 from typing import Any, NamedTuple
 
 from tidelog.config.coordinator_keys import CONSUMER_ASSIGNORS
@@ -213,7 +214,7 @@ class BrokerConfig:
                     continue
         if name in self._static_values:
             return self._static_values[name]
-        return default_value(key)
+        return _default_value(name)
 
     def apply_dynamic(self, cluster: Mapping[str, str], broker_settings: Mapping[str, str]) -> None:
         """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`broker_settings`). The settings
@@ -376,6 +377,12 @@ class BrokerConfig:
             raise InvalidValue(
                 "authorizer.class.name", self.get("authorizer.class.name"), "access control is not supported yet"
             )
+
+
+@cache
+def _default_value(name: str) -> Value:
+    """Return the default of a setting. Some settings are read once for each partition of a topic."""
+    return default_value(BROKER_KEYS[name])
 
 
 def _from_file(path: str, content: bytes) -> tuple[dict[str, Setting], list[IgnoredName]]:
