@@ -86,7 +86,7 @@ def only(*faults: str, name: str, **settings: str) -> Profile:
         (
             grow_the_isr_before_the_epochs_start,
             # A follower that catches up in small steps is often between the two offsets.
-            only("isolated broker", "kill", "slow network", name="replicated", replica_fetch_max_bytes="300"),
+            only("isolated broker", "kill", "slow network", name="replicated", replica_fetch_max_bytes="100"),
             "InSyncReplicasHaveAll",
         ),
         (forget_the_checkpoint_of_a_cut, only("isolated broker", "pause", name="replicated"), "StoredEpochs"),

@@ -63,6 +63,8 @@ FIRST_PAUSE_S: Final = 0.02
 """Pause before a partition is fetched again after the first of these errors in a row, in seconds. It doubles with each
 further error, up to `replica.fetch.backoff.ms`. Pauses below this limit have no jitter, so that all partitions of an
 election are in the same request."""
+EARLY_PAUSE_S: Final = 0.05
+"""Longest pause after an early answer without news, unless the answer before was early, too; in seconds."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -130,6 +132,8 @@ class Fetcher:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._wake_signal: asyncio.Future[None] | None = None
         self._stopping = False
+        self._was_early = False
+        """Whether the last answer had no news and arrived before the time limit of its request."""
         self._has_failed = False
         """Whether the last request failed. Only the first of consecutive failures is logged."""
 
@@ -234,11 +238,27 @@ class Fetcher:
         if self._has_failed:
             self._has_failed = False
             logger.info("fetching from leader again leader=%d", self._leader_id)
-        if not any(has_news(answer.data) for answer in answers):
-            # A leader without new records usually waits before it answers. If it did not wait, wait here instead.
-            wait_end_s = began_s + max(settings.wait_max_ms, response.throttle_time_ms) / 1000
-            await self._pause(wait_end_s - clock.monotonic())
+        if any(has_news(answer.data) for answer in answers):
+            self._was_early = False
+        else:
+            await self._pause_after_early_answer(began_s, response.throttle_time_ms / 1000)
         await self._apply(answers)
+
+    async def _pause_after_early_answer(self, began_s: float, throttle_s: float) -> None:
+        """Pause if the leader has answered without news before the time limit of the request.
+
+        A leader answers early if it leads more partitions. This broker may process the metadata of this change a little
+        later than the leader, and the pause ends when it does. If the leader answers early again, the pause lasts as
+        long as the leader should have waited.
+        """
+        now_s = self._runtime.clock.monotonic()
+        remaining_s = began_s + self._settings.wait_max_ms / 1000 - now_s
+        was_early, self._was_early = self._was_early, remaining_s > PAUSE_S_MIN
+        if self._session.has_changes:
+            remaining_s = 0.0
+        elif not was_early:
+            remaining_s = min(remaining_s, EARLY_PAUSE_S)
+        await self._pause(max(remaining_s, began_s + throttle_s - now_s))
 
     async def _request_failed(self, error: ApiError | ClientError) -> None:
         """Pause after a request without a usable answer. The next request names all partitions again."""

@@ -73,6 +73,11 @@ class FollowerSession:
         if key in self._positions_at_leader:
             self._forgotten[key] = None
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether the next request names partitions that the last request did not name with the same position."""
+        return bool(self._changed)
+
     def begin_anew(self) -> None:
         """Make the next request a full one, which also ends the session at the leader."""
         self._epoch = INITIAL_EPOCH

@@ -7,7 +7,7 @@ syncs, retention, and the checkpoint files.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -79,6 +79,7 @@ class Partitions(PartitionTable):
         event loop."""
         self._to_wake: deque[ParkedFetch] = deque()
         self._followers_to_wake: list[ParkedFetch] = []
+        self._must_answer_followers = False
         self._wake_budget = WAKE_BUDGET_PER_TURN
         """Remaining work until the budget is renewed. When half of the budget is used, its renewal is scheduled for the
         loop's next turn."""
@@ -150,6 +151,22 @@ class Partitions(PartitionTable):
         self._to_wake.extend(self._followers_to_wake)
         self._followers_to_wake.clear()
         self._wake()
+
+    def answer_followers_soon(self) -> None:
+        """Respond to the waiting fetches of followers in the loop's next turn, since this broker leads more partitions.
+
+        A follower can name these partitions only in its next fetch, and would wait for this response until the time
+        limit of its fetch (`replica.fetch.wait.max.ms`). In this time the partitions could acknowledge no record.
+        """
+        if self.shared.end_watchers and not self._must_answer_followers:
+            self._must_answer_followers = True
+            self._runtime.tasks.call_soon(self._answer_followers)
+
+    def _answer_followers(self) -> None:
+        self._must_answer_followers = False
+        watchers: Container[object] = self.shared.end_watchers
+        for fetch in [fetch for fetch in self._parked if fetch in watchers]:
+            fetch.finish()
 
     def wake_fetches(self) -> None:
         """Wake the queued parked fetches, in order. Fetches that exceed the budget are woken in later turns of the

@@ -81,6 +81,7 @@ class Reconciler:
             for partition in self._partitions:
                 if not partition.replica.is_alone:
                     partition.step(BrokersChanged(self._eligible))
+        leads_more = False
         for name, topic in new.topics.items():
             previous = old.topics.get(name)
             if previous is None or previous is topic or previous.topic_id != topic.topic_id:
@@ -90,6 +91,9 @@ class Reconciler:
                     changed = self._partitions.find(name, index)
                     if changed is not None and changed.topic_id == topic.topic_id:
                         self._apply_role(changed, state)
+                        leads_more |= state.leader == self._node_id != before.leader
+        if leads_more:
+            self._partitions.answer_followers_soon()
 
     def apply_roles_again(self) -> None:
         """Set the role of every open partition from the newest image again. Called if the broker has stopped leading
@@ -209,6 +213,7 @@ class Reconciler:
                     partitions.fail_soon(directory.path, str(result))
                 continue
             self._add(opening, result)
+        partitions.answer_followers_soon()
 
     async def _withdraw_synced_mark(self, configs: Iterable["LogConfig"]) -> None:
         """If partitions with these settings may acknowledge records that are not synced, withdraw the synced mark."""
