@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tidelog.wire.message import Message
 from tidelog.wire.messages import (
+    add_partitions_to_txn,
     alter_client_quotas,
     alter_configs,
     alter_replica_log_dirs,
@@ -19,6 +20,7 @@ from tidelog.wire.messages import (
     describe_groups,
     describe_log_dirs,
     describe_topic_partitions,
+    describe_transactions,
     fetch,
     find_coordinator,
     incremental_alter_configs,
@@ -26,6 +28,7 @@ from tidelog.wire.messages import (
     leave_group,
     list_groups,
     list_offsets,
+    list_transactions,
     metadata,
     offset_commit,
     offset_delete,
@@ -33,6 +36,8 @@ from tidelog.wire.messages import (
     offset_for_leader_epoch,
     produce,
     sync_group,
+    txn_offset_commit,
+    write_txn_markers,
 )
 from tidelog.wire.records import Record, encode_batch
 from wire_harness import encode_request
@@ -301,6 +306,43 @@ def _describe_log_dirs(topic: str) -> Message:
     return describe_log_dirs.DescribeLogDirsRequest(topics=topics)
 
 
+def _add_partitions_to_txn(topic: str) -> Message:
+    topics = [add_partitions_to_txn.AddPartitionsToTxnTopic(topic, list(range(COUNT)))]
+    return add_partitions_to_txn.AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id="wide", v3_and_below_producer_id=1, v3_and_below_topics=topics
+    )
+
+
+def _add_partitions_of_several(topic: str) -> Message:
+    topics = [add_partitions_to_txn.AddPartitionsToTxnTopic(topic, [0])]
+    entry = add_partitions_to_txn.AddPartitionsToTxnTransaction
+    return add_partitions_to_txn.AddPartitionsToTxnRequest([entry(f"w{i}", 1, 0, True, topics) for i in range(COUNT)])
+
+
+def _write_txn_markers(topic: str) -> Message:
+    topics = [write_txn_markers.WritableTxnMarkerTopic(topic, list(range(COUNT)))]
+    return write_txn_markers.WriteTxnMarkersRequest([write_txn_markers.WritableTxnMarker(1, 0, False, topics, 0)])
+
+
+def _repeated_write_txn_markers(topic: str) -> Message:
+    topics = [write_txn_markers.WritableTxnMarkerTopic(topic, [0] * COUNT)]
+    return write_txn_markers.WriteTxnMarkersRequest([write_txn_markers.WritableTxnMarker(1, 0, False, topics, 0)])
+
+
+def _txn_offset_commit(topic: str) -> Message:
+    partitions = [txn_offset_commit.TxnOffsetCommitRequestPartition(i, 1) for i in range(COUNT)]
+    topics = [txn_offset_commit.TxnOffsetCommitRequestTopic(topic, partitions)]
+    return txn_offset_commit.TxnOffsetCommitRequest("wide", GROUP, 1, 0, topics=topics)
+
+
+def _repeated_describe_transactions(topic: str) -> Message:
+    return describe_transactions.DescribeTransactionsRequest(["wide"] * COUNT)
+
+
+def _list_transactions(topic: str) -> Message:
+    return list_transactions.ListTransactionsRequest([f"State{i}" for i in range(COUNT)], list(range(COUNT)))
+
+
 WIDE: dict[str, tuple[Callable[[str], Message], int]] = {
     "produce": (_produce, 11),
     "produce-topics": (_produce_topics, 11),
@@ -328,6 +370,13 @@ WIDE: dict[str, tuple[Callable[[str], Message], int]] = {
     "sync-group": (_sync_group, 5),
     "join-group": (_join_group, 7),
     "describe-log-dirs": (_describe_log_dirs, 4),
+    "add-partitions-to-txn": (_add_partitions_to_txn, 3),
+    "add-partitions-of-several": (_add_partitions_of_several, 5),
+    "write-txn-markers": (_write_txn_markers, 1),
+    "txn-offset-commit": (_txn_offset_commit, 3),
+    "list-transactions": (_list_transactions, 2),
+    "repeated-write-txn-markers": (_repeated_write_txn_markers, 1),
+    "repeated-describe-transactions": (_repeated_describe_transactions, 0),
     "repeated-produce": (_repeated_produce, 11),
     "repeated-fetch": (_repeated_fetch, 12),
     "repeated-list-offsets": (_repeated_list_offsets, 8),

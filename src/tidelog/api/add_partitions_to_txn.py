@@ -6,7 +6,6 @@ version 2, and otherwise to verify that it was added.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
@@ -34,7 +33,7 @@ _Codes = dict[Partition, ErrorCode]
 
 def handle(
     services: Services, context: RequestContext, request: AddPartitionsToTxnRequest
-) -> Steps[Pending[AddPartitionsToTxnResponse]]:
+) -> Steps[Pending[Steps[AddPartitionsToTxnResponse]]]:
     """Add partitions to transactions, or verify that they belong to them. If one partition of a transaction
     does not exist or is forbidden, no partition of it is added, and the others get OPERATION_NOT_ATTEMPTED.
     """
@@ -43,22 +42,16 @@ def handle(
     if version < SEVERAL_SINCE:
         topics = request.v3_and_below_topics
         producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
-        answer: Gathering[_Codes] = Gathering(
-            lambda codes: AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_results(topics, codes[0], version))
-        )
+        answer: Gathering[_Codes] = Gathering(lambda codes: _response(topics, codes[0], version))
         codes = yield from _check(image, topics, allow_internal=False)
         transaction = _Change(services, request.v3_and_below_transactional_id, producer, codes, answer.reply())
         transaction.add(0)
         return answer.finish()
-    answers: Gathering[AddPartitionsToTxnResult] = Gathering(
-        lambda results: AddPartitionsToTxnResponse(results_by_transaction=results)
-    )
+    answers: Gathering[_Codes] = Gathering(lambda codes: _response_of_several(request.transactions, codes, version))
     for entry in request.transactions:
         codes = yield from _check(image, entry.topics, allow_internal=True)
         producer = Producer(entry.producer_id, entry.producer_epoch)
-        transaction = _Change(
-            services, entry.transactional_id, producer, codes, partial(_answer_one, answers.reply(), entry, version)
-        )
+        transaction = _Change(services, entry.transactional_id, producer, codes, answers.reply())
         if entry.verify_only:
             transaction.verify()
         else:
@@ -67,17 +60,8 @@ def handle(
     return answers.finish()
 
 
-def _answer_one(
-    reply: Callable[[AddPartitionsToTxnResult], None],
-    entry: AddPartitionsToTxnTransaction,
-    version: int,
-    codes: _Codes,
-) -> None:
-    reply(AddPartitionsToTxnResult(entry.transactional_id, _results(entry.topics, codes, version)))
-
-
 def _check(image: MetadataImage, topics: list[AddPartitionsToTxnTopic], *, allow_internal: bool) -> Steps[_Codes]:
-    """Return the error code of each partition. Only brokers may add partitions of internal topics (`allow_internal`)."""
+    """Return the error code of each partition. With `allow_internal`, partitions of internal topics may be added."""
     codes: _Codes = {}
     for entry in topics:
         topic = image.topics.get(entry.name)
@@ -146,16 +130,32 @@ class _Change:
         self._reply(self._codes)
 
 
-def _results(topics: list[AddPartitionsToTxnTopic], codes: _Codes, version: int) -> list[AddPartitionsToTxnTopicResult]:
-    return [
-        AddPartitionsToTxnTopicResult(
-            topic.name,
-            [
-                AddPartitionsToTxnPartitionResult(
-                    index, code_for_version(codes[topic.name, index], version, FENCED_SINCE)
-                )
-                for index in topic.partitions
-            ],
-        )
-        for topic in topics
-    ]
+def _response(topics: list[AddPartitionsToTxnTopic], codes: _Codes, version: int) -> Steps[AddPartitionsToTxnResponse]:
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=(yield from _results(topics, codes, version)))
+
+
+def _response_of_several(
+    transactions: list[AddPartitionsToTxnTransaction], codes: list[_Codes], version: int
+) -> Steps[AddPartitionsToTxnResponse]:
+    results = []
+    for entry, entry_codes in zip(transactions, codes, strict=True):
+        topics = yield from _results(entry.topics, entry_codes, version)
+        results.append(AddPartitionsToTxnResult(entry.transactional_id, topics))
+        yield
+    return AddPartitionsToTxnResponse(results_by_transaction=results)
+
+
+def _results(
+    topics: list[AddPartitionsToTxnTopic], codes: _Codes, version: int
+) -> Steps[list[AddPartitionsToTxnTopicResult]]:
+    results = []
+    for topic in topics:
+        partitions = []
+        for position, index in enumerate(topic.partitions):
+            code = code_for_version(codes[topic.name, index], version, FENCED_SINCE)
+            partitions.append(AddPartitionsToTxnPartitionResult(index, code))
+            if not position % PARTITIONS_PER_STEP:
+                yield
+        results.append(AddPartitionsToTxnTopicResult(topic.name, partitions))
+        yield
+    return results

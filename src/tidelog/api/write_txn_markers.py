@@ -24,22 +24,25 @@ from tidelog.wire.messages.write_txn_markers import (
 )
 
 PARTITIONS_PER_STEP = 50
+_Codes = dict[Partition, ErrorCode]
 
 
 def handle(
     services: Services, context: RequestContext, request: WriteTxnMarkersRequest
-) -> Steps[Pending[WriteTxnMarkersResponse]]:
+) -> Steps[Pending[Steps[WriteTxnMarkersResponse]]]:
     return write_markers(services, request)
 
 
-def write_markers(services: Services, request: WriteTxnMarkersRequest) -> Steps[Pending[WriteTxnMarkersResponse]]:
+def write_markers(
+    services: Services, request: WriteTxnMarkersRequest
+) -> Steps[Pending[Steps[WriteTxnMarkersResponse]]]:
     """Append the markers. The response is sent when each marker is committed or refused. If a marker names a
     partition more than once, the partition gets the marker once.
     """
-    answers: Gathering[WritableTxnMarkerResult] = Gathering(lambda results: WriteTxnMarkersResponse(markers=results))
+    answers: Gathering[_Codes] = Gathering(partial(_response, request.markers))
     for marker in request.markers:
         partitions: dict[Partition, None] = {}
-        codes: Gathering[ErrorCode] = Gathering(partial(_result, marker, partitions))
+        codes: Gathering[ErrorCode] = Gathering(partial(_by_partition, partitions))
         for topic in marker.topics:
             for position, index in enumerate(topic.partition_indexes):
                 if (topic.name, index) not in partitions:
@@ -52,23 +55,25 @@ def write_markers(services: Services, request: WriteTxnMarkersRequest) -> Steps[
     return answers.finish()
 
 
-def _result(
-    marker: WritableTxnMarker, partitions: dict[Partition, None], codes: list[ErrorCode]
-) -> WritableTxnMarkerResult:
-    code_by_partition = dict(zip(partitions, codes, strict=True))
-    return WritableTxnMarkerResult(
-        marker.producer_id,
-        [
-            WritableTxnMarkerTopicResult(
-                topic.name,
-                [
-                    WritableTxnMarkerPartitionResult(index, code_by_partition[topic.name, index])
-                    for index in topic.partition_indexes
-                ],
-            )
-            for topic in marker.topics
-        ],
-    )
+def _by_partition(partitions: dict[Partition, None], codes: list[ErrorCode]) -> _Codes:
+    return dict(zip(partitions, codes, strict=True))
+
+
+def _response(markers: list[WritableTxnMarker], codes: list[_Codes]) -> Steps[WriteTxnMarkersResponse]:
+    """Build the response. `codes` has the error codes of each marker."""
+    results = []
+    for marker, code_by_partition in zip(markers, codes, strict=True):
+        topics = []
+        for topic in marker.topics:
+            partitions = []
+            for position, index in enumerate(topic.partition_indexes):
+                partitions.append(WritableTxnMarkerPartitionResult(index, code_by_partition[topic.name, index]))
+                if not position % PARTITIONS_PER_STEP:
+                    yield
+            topics.append(WritableTxnMarkerTopicResult(topic.name, partitions))
+            yield
+        results.append(WritableTxnMarkerResult(marker.producer_id, topics))
+    return WriteTxnMarkersResponse(markers=results)
 
 
 def _write(

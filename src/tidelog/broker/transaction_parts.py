@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidelog.metadata.peer_connections import PeerConnections
     from tidelog.metadata.producer_ids import ProducerIds
     from tidelog.metadata.publisher import MetadataCache
+    from tidelog.model.steps import Steps
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
     from tidelog.wire.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
@@ -115,6 +116,6 @@ class TransactionParts:
         from tidelog.api.write_txn_markers import write_markers
 
         pending = await self._runtime.turns.run(write_markers(self._services(), request))
-        written: asyncio.Future[WriteTxnMarkersResponse] = self._runtime.tasks.future()
+        written: asyncio.Future[Steps[WriteTxnMarkersResponse]] = self._runtime.tasks.future()
         pending.listen(written.set_result)
-        return await written
+        return await self._runtime.turns.run(await written)

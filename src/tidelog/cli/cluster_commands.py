@@ -264,9 +264,8 @@ def reassign(
         if not makes_plan:
             return cluster_moves.show_moves(cluster_client, names, json, watch=watch)
         moves = cluster_moves.make_plan(cluster_client, cluster_moves.broker_numbers(to_brokers), names, replicas, plan)
-        return cluster_moves.show_or_execute(
-            cluster_client, moves, cluster_moves.Execution(execute, watch, throttle, undo, json)
-        )
+        execution = cluster_moves.Execution(execute, watch, throttle, undo, json)
+        return cluster_moves.show_or_execute(cluster_client, moves, execution)
 
 
 @app.command()

@@ -60,7 +60,7 @@ def find_hanging_transactions(
         typer.Option(
             "--max-transaction-timeout",
             metavar="DURATION",
-            help="The brokers' transaction.max.timeout.ms, e.g. 15m or 90s.",
+            help="The longest timeout of a transaction, e.g. 15m.",
         ),
     ] = "15m",
     json: AsJson = False,
@@ -155,11 +155,14 @@ def abort(
         typer.Option("--topic", "-t", metavar="TOPIC", show_default=False, help="The topic of a hanging transaction."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", metavar="N", min=0, show_default=False, help="Its partition.")
+        int | None,
+        typer.Option(
+            "--partition", "-p", metavar="N", min=0, show_default=False, help="The partition in which it hangs."
+        ),
     ] = None,
     start_offset: Annotated[
         int | None,
-        typer.Option("--start-offset", metavar="OFFSET", min=0, show_default=False, help="Its first offset."),
+        typer.Option("--start-offset", metavar="OFFSET", min=0, show_default=False, help="Its first offset there."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Abort in the partition even if a coordinator can still end it.")

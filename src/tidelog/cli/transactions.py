@@ -9,6 +9,7 @@ from tidelog.cli.connection import client_error
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.groups import state_text
 from tidelog.cli.offline import find_offline_partitions, warn
+from tidelog.cli.own_client import broker_address, broker_addresses
 from tidelog.cli.tables import is_terminal, name_text, ranges
 from tidelog.cli.when import duration_text, iso_time
 
@@ -170,10 +171,13 @@ def partitions_of_topics(
     """Return the wanted partitions (None: all partitions of the topic), or those of all topics if `wanted` is empty.
     With `broker`, return only partitions that have a replica on this broker.
 
-    Raises CommandError for a topic or a partition that does not exist.
+    Raises CommandError for a topic, a partition or a broker that does not exist, and if the broker has no replica of
+    the wanted topics.
     """
     from tidelog.model.ids import TopicPartition
 
+    if broker is not None:
+        broker_address(broker_addresses(client), broker)
     partitions = []
     for topic in cluster.describe(client, list(wanted) or cluster.topic_names(client), skip_missing=not wanted):
         numbers = wanted.get(topic.name)
@@ -187,6 +191,8 @@ def partitions_of_topics(
             for part in topic.partitions
             if (numbers is None or part.partition in numbers) and (broker is None or broker in part.replicas)
         ]
+    if wanted and broker is not None and not partitions:
+        raise CommandError(f"broker {broker} has no replica of these partitions of {', '.join(wanted)}")
     return partitions
 
 

@@ -59,21 +59,20 @@ class Stage:
             COMMIT_TIMEOUT_MS,
         )
         self.answers: list[Any] = []
-        self.timers: list[asyncio.TimerHandle] = []
-        """Every one that was ever set."""
+        self.timers: list[tuple[float, Any]] = []
+        """Every timer that was ever set, with the time at which it is due."""
         call_later = self.tasks.call_later
 
-        def noted(delay_s: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        def noted(delay_s: float, callback: Callable[..., object], *args: object) -> Any:
             timer = call_later(delay_s, callback, *args)
-            assert isinstance(timer, asyncio.TimerHandle)
-            self.timers.append(timer)
+            self.timers.append((self.loop.time() + delay_s, timer))
             return timer
 
         self.tasks.call_later = noted
 
     def armed(self) -> int:
         """Timers that will still come up."""
-        return sum(not timer.cancelled() and timer.when() > self.loop.time() for timer in self.timers)
+        return sum(not timer.cancelled() and due_s > self.loop.time() for due_s, timer in self.timers)
 
     def run(self, seconds: float = 0.0) -> None:
         self.loop.run_until_complete(asyncio.sleep(seconds))

@@ -296,7 +296,9 @@ class TransactionCore:
                 yield out
 
     def remove_expired(self, transactional_ids: Iterable[str], now: Moment) -> Decision:
-        """Forget those of these ids that have no open transaction and were not used for transactional.id.expiration.ms."""
+        """Forget those of these ids that have no open transaction and were not used for
+        transactional.id.expiration.ms.
+        """
         out = Decision()
         for transactional_id in transactional_ids:
             state = self._state(transactional_id)

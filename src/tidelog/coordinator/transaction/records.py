@@ -88,7 +88,7 @@ class Transaction(NamedTuple):
 
     @property
     def is_epoch_exhausted(self) -> bool:
-        """Whether the client must continue with another producer id. The last epoch is reserved for fencing the client."""
+        """Whether the client must continue with another producer id. The last epoch is reserved for fencing."""
         return is_epoch_exhausted(self.producer_epoch)
 
 
