@@ -427,8 +427,8 @@ class CoordinatorPartition(Generic[C]):
             self._replace_failed_core([], error)
 
     def _replace_failed_core(self, unsent_replies: list[tuple[Reply, Any]], error: Exception) -> None:
-        """Replace the core after an unexpected exception. Its state may differ from the log, and its deadlines may
-        no longer be processed.
+        """Replace the core after an unexpected exception. The state of the old core may differ from the log, and its
+        deadlines may no longer be processed.
         """
         logger.error("step failed, loading again partition=%s", self.name, exc_info=error)
         self._unload(NotCoordinator(f"{self.name} is being loaded again"), unsent_replies)
@@ -461,8 +461,8 @@ class CoordinatorPartition(Generic[C]):
 
     def _is_current(self, log: "PartitionLogView") -> bool:
         """Return whether `log` is still the log to load. The log may have been replaced because the partition moved to
-        another directory, or it may have been deleted. After the end of the leader epoch, this broker may truncate the
-        log while a thread reads it.
+        another directory, or it may have been deleted. After the end of the leader epoch, no log is loaded, because
+        this broker may truncate it while a thread reads it.
         """
         return self.partition.log is log and not self.partition.deleted and not self._is_closed
 

@@ -117,7 +117,7 @@ class TransactionCoordinators:
     ) -> None:
         """Add partitions to the producer's transaction, and begin one if it has none. The reply is None.
 
-        `version` is the transaction version that the client uses.
+        `version` is the transaction version that the client uses: V2, or 0 for every older version.
         """
         _check_id(transactional_id)
         coordinator = self.host.coordinator(transactional_id)
