@@ -1,6 +1,7 @@
 """AddOffsetsToTxn (key 25), v0-4. v2: PRODUCER_FENCED.
 
-Add the group's partition of `__consumer_offsets` to a transaction. Producers with transaction version 2 do not send it.
+Add the group's partition of `__consumer_offsets` to a transaction. Producers with transaction version 2 do not send
+this request.
 """
 
 from tidelog.api.coordinator_reply import CoordinatorReply

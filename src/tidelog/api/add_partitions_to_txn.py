@@ -1,7 +1,8 @@
 """AddPartitionsToTxn (key 24), v0-5. v2: PRODUCER_FENCED; v4: several transactions, and verification (KIP-890).
 
-Producers send v0-3 before they write to a partition. With transaction version 2 they do not: the leader of the
-partition sends v4-5 when the first batch of a transaction arrives.
+Before producers with transaction version 1 write to a partition, they send v0-3. The leader of a partition sends v4-5
+when the first batch or the offsets of a transaction arrive: to add the partition if the producer has transaction
+version 2, and otherwise to verify that it was added.
 """
 
 from collections.abc import Callable
@@ -33,8 +34,8 @@ _Codes = dict[Partition, ErrorCode]
 def handle(
     services: Services, context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> Steps[Pending[Steps[AddPartitionsToTxnResponse]]]:
-    """Add partitions to transactions, or verify that they belong to them. If a partition of a transaction cannot be
-    added, none is, and the others get OPERATION_NOT_ATTEMPTED.
+    """Add partitions to transactions, or verify that they belong to them. If one partition of a transaction
+    does not exist or is forbidden, no partition of it is added, and the others get OPERATION_NOT_ATTEMPTED.
     """
     version = context.api_version
     image = services.metadata.image
@@ -60,7 +61,7 @@ def handle(
 
 
 def _check(image: MetadataImage, topics: list[AddPartitionsToTxnTopic], *, allow_internal: bool) -> Steps[_Codes]:
-    """Return the error code of each partition. Clients may not add partitions of internal topics."""
+    """Return the error code of each partition. With `allow_internal`, partitions of internal topics may be added."""
     codes: _Codes = {}
     for entry in topics:
         topic = image.topics.get(entry.name)

@@ -9,7 +9,7 @@ R = TypeVar("R")
 
 
 class CoordinatorReply(Generic[R]):
-    """The `Reply` of one request. `build` returns the response for the coordinator's answer or its ApiError."""
+    """The `Reply` of one request. `build` converts the coordinator's answer or its ApiError into the response."""
 
     __slots__ = ("_build", "_pending", "_response")
 

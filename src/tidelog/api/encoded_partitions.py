@@ -1,8 +1,8 @@
 """Encoded partitions for DescribeTopicPartitions responses, so that only topics that have changed are described and
 encoded again.
 
-All partitions of a topic are encoded together. A page contains any range of them, so the end of each partition is
-stored, too. `encoded_topics` says when stored topics are valid.
+All partitions of a topic are encoded together. The end of each partition is stored, too, because a page of a response
+may contain any range of them. The docstring of `encoded_topics` says when stored topics are valid.
 """
 
 from array import array
@@ -22,11 +22,11 @@ VERSION: Final = 0
 TOPICS_FROM: Final = 4
 """Position of the number of topics in a response: `throttle_time_ms` precedes it."""
 AFTER_TOPICS: Final = 2
-"""Bytes after the last topic of a response without a cursor: null, and the number of tagged fields."""
+"""Bytes after the last topic of a response without a cursor: the null cursor, and the number of tagged fields."""
 AFTER_PARTITIONS: Final = 5
 """Bytes after the last partition of a topic: `topic_authorized_operations`, and the number of tagged fields."""
 FIXED_PARTITION_BYTES: Final = 15
-"""Bytes of a partition without its five arrays: an int16, three int32, and the number of tagged fields."""
+"""Bytes of a partition besides its five arrays: an int16, three int32, and the number of tagged fields."""
 PARTITIONS_PER_STEP: Final = 500
 
 _encoder: StepwiseEncoder = DescribeTopicPartitionsResponse.stepwise_encoder(VERSION)

@@ -30,7 +30,7 @@ def handle(
     try:
         pattern = compile_pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
         for transactional_id, state in services.transactions.listing():
-            # A transactional id without a transaction has the start time -1, so it passes, as in Kafka.
+            # A transactional id without a transaction has the start time -1, so it passes this filter, as in Kafka.
             is_too_young = request.duration_filter >= 0 and now_ms - state.started_ms <= request.duration_filter
             is_listed = (
                 (not producer_ids or state.producer_id in producer_ids)

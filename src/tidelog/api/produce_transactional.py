@@ -1,4 +1,6 @@
-"""Produce requests of transactions: the coordinator must know of a partition before it has records (KIP-890)."""
+"""Produce requests of transactions: before a partition gets records of a transaction, the coordinator must know that
+the partition belongs to the transaction (KIP-890).
+"""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,8 @@ if TYPE_CHECKING:
     from tidelog.wire.batches import BatchHeader
 
 V2_SINCE = 12
-"""From this version of Produce on, the leader adds the partition to the transaction. The clients before that do it."""
+"""From this version of Produce on, the leader adds the partition to the transaction. With older versions, the client
+adds it."""
 ABORTABLE_SINCE = 11
 """The first version with the error TRANSACTION_ABORTABLE."""
 PASSING = (
@@ -20,8 +23,8 @@ PASSING = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
 )
-"""Errors of the coordinator that end soon. Producers get NOT_ENOUGH_REPLICAS instead, as in Kafka, which all of them
-retry."""
+"""Temporary errors of the coordinator. As in Kafka, producers get NOT_ENOUGH_REPLICAS instead, because after this error
+all producers send the batch again."""
 
 
 def verify_first(

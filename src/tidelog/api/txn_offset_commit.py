@@ -38,13 +38,15 @@ V2_SINCE = 5
 ABORTABLE_SINCE = 4
 """The first version with the error TRANSACTION_ABORTABLE."""
 NAMES_VERSION = 9
-"""The version of OffsetCommit whose entries have the same fields: topics are named, not given by their ids."""
+"""A version of OffsetCommit whose entries have the same fields: it has the names of topics, not their ids."""
 
 
 def handle(
     services: Services, context: RequestContext, request: TxnOffsetCommitRequest
 ) -> "Steps[Outcome[TxnOffsetCommitResponse]]":
-    """As OffsetCommit, after the group's partition of `__consumer_offsets` is known to belong to the transaction."""
+    """Commit offsets like OffsetCommit, when it is known that the group's partition of `__consumer_offsets` belongs to
+    the transaction.
+    """
     topics = []
     for topic in request.topics:
         partitions = [
@@ -80,7 +82,9 @@ def handle(
 async def _verify(
     services: Services, transactional_id: str, commit: OffsetCommit, entries: Entries, version: int
 ) -> "Outcome[TxnOffsetCommitResponse]":
-    """Ask the coordinator of the transaction, and commit the offsets if it confirms them."""
+    """Ask the transaction's coordinator about the group's partition, and commit the offsets if it confirms the
+    partition.
+    """
     try:
         index = services.groups.host.partition_index(commit.group_id)
         services.groups.host.coordinator(commit.group_id)  # only the group's coordinator may ask

@@ -1,7 +1,7 @@
 """WriteTxnMarkers (key 27), v1-2. v2: the transaction version of each marker (KIP-1228).
 
-The transaction coordinator sends it to the leaders of a transaction's partitions. Clients may send it, too: an
-administrator ends a hanging transaction with it.
+The transaction coordinator sends this request to the leaders of a transaction's partitions. Clients may send it, too:
+administrators use it to end a hanging transaction.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ def handle(
 def write_markers(
     services: Services, request: WriteTxnMarkersRequest
 ) -> Steps[Pending[Steps[WriteTxnMarkersResponse]]]:
-    """Append the markers. The response is sent when each of them is committed or refused. A partition that a marker
-    names more than once gets it once.
+    """Append the markers. The response is sent when each marker is committed or refused. If a marker names a
+    partition more than once, the partition gets the marker once.
     """
     answers: Gathering[_Codes] = Gathering(partial(_response, request.markers))
     for marker in request.markers:
@@ -79,7 +79,9 @@ def _response(markers: list[WritableTxnMarker], codes: list[_Codes]) -> Steps[Wr
 def _write(
     services: Services, marker: WritableTxnMarker, topic: str, index: int, reply: Callable[[ErrorCode], None]
 ) -> None:
-    """Append the marker to one partition. `reply` is called with the error code when the marker is committed."""
+    """Append the marker to one partition. `reply` is called with the error code when the marker is committed or
+    refused.
+    """
 
     def settle(error: ApiError | None) -> None:
         reply(ErrorCode.NONE if error is None else error.code)
@@ -93,8 +95,8 @@ def _write(
         if marker.transaction_version >= V2:
             producers.check_epoch_of_v2_marker(marker.producer_id, marker.producer_epoch)
         else:
-            # The records of the transaction have the epoch of its marker. With version 2 they have a lower epoch, and
-            # this is the epoch of the producer's next transaction, whose first batches may wait for their verification.
+            # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. With version
+            # 2, the marker's epoch is that of the next transaction, whose first batches may wait for verification now.
             producers.invalidate_verifications(marker.producer_id, marker.producer_epoch + 1)
         batch = marker_batch(
             marker.producer_id,

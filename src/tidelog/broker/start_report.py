@@ -1,4 +1,4 @@
-"""Log the results of a broker's start, which operators read first after a crash."""
+"""Log the results of a broker's start. After a crash, operators read these lines first."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ def log_start(
 
 
 def warn_of_settings(config: "BrokerConfig") -> None:
-    """Warn of settings that were set and have no effect."""
+    """Write a line for each setting or listener that was configured and has no effect."""
     for text in config.controller_listeners:
         logger.info("controller listener not opened listener=%s", text)
     for name, place, reason in config.ignored:

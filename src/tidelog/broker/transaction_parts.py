@@ -1,6 +1,6 @@
 """The broker's parts for transactions: coordinators, the writer of markers, and the guard of partitions.
 
-The last two are created, and their modules imported, when the first transaction needs them.
+The writer and the guard are created, and their modules are imported, when the first transaction needs them.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 class TransactionParts:
-    """What handlers use of transactions (`coordinators`, `guard`), and what carries out the coordinators' decisions."""
+    """The parts that handlers use (`coordinators`, `guard`), and the writer that carries out the coordinators'
+    decisions.
+    """
 
     def __init__(
         self,
@@ -45,7 +47,9 @@ class TransactionParts:
         incarnation: str | None,
         services: "Callable[[], Services]",
     ) -> None:
-        """`connections` lead to other brokers; None if this broker is alone. `services` is called later."""
+        """`connections` lead to other brokers; None if this broker is alone. `services` is called when the first
+        markers are written, since the services do not exist yet.
+        """
         self._runtime = runtime
         self._config = config
         self._metadata = metadata
@@ -86,7 +90,7 @@ class TransactionParts:
         return self._marker_writer
 
     def close(self) -> None:
-        """Answer all waiting requests, and stop. Other brokers write the markers that are missing."""
+        """Answer all waiting requests, and stop. The next coordinators write the markers that are missing."""
         self._is_closed = True
         self.coordinators.close()
         if self._marker_writer is not None:

@@ -1,4 +1,4 @@
-"""Send plain protocol messages to brokers, for requests for which Tidelog's own client has no method.
+"""Send protocol messages to brokers directly, when Tidelog's own client has no method for the request.
 
 The client is imported inside the functions, because most commands do not need it.
 """
@@ -22,8 +22,8 @@ M = TypeVar("M", bound="Message")
 def connected(bootstrap: str) -> "Iterator[Client]":
     """Open a client, after a check that one of the addresses accepts connections.
 
-    Raises NoAnswerError immediately if no address accepts a connection. Errors of the client in the block become
-    CommandError.
+    Raises NoAnswerError if no address accepts a connection within a few seconds. Errors of the client in the block
+    become CommandError.
     """
     check_reachable(bootstrap)
     with ConnectionOptions(bootstrap, {}).open() as client:
@@ -40,7 +40,7 @@ def ask_any(client: "Client", request: "Message", kind: type[M]) -> M:
 def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M]:
     """Return one response for each request, in the order of the requests.
 
-    Raises CommandError when a broker cannot be reached.
+    Raises CommandError if a request gets no response.
     """
     answers = []
     for answer in ask_each(client, requests, kind):

@@ -96,7 +96,8 @@ def list_quotas(
 ) -> None:
     """List all quotas, or only those of a user, a client id or an address.
 
-    --user also lists the quotas of this user's client ids.
+    --user also lists the quotas of this user's client ids, and --client-id
+    those that users have for this client id.
 
     Examples:
 
@@ -212,7 +213,8 @@ def require_entity(entity: "Entity") -> "Entity":
     """Return the entity. Raises UsageError if it is empty."""
     if not entity:
         raise UsageError(
-            "no user, client id or address: add --client-id, --user, both, --ip, or a --default-... option (see --help)"
+            "no user, client id or address: add --client-id or --user (or both), or --ip, or a --default-... option "
+            "(see --help)"
         )
     return entity
 
@@ -243,8 +245,8 @@ def parse_quota(text: str) -> tuple[str, float]:
 def describe_quotas(client: "Client", wanted: "Entity", *, strict: bool) -> list[Quota]:
     """Request the quotas of the entity and return them, sorted.
 
-    Without `strict`, the quotas of entities that have more parts are also returned: for a user, the quotas of the
-    user's client ids.
+    Without `strict`, entities that have further parts besides those of `wanted` are also returned: for a user, also
+    the user's client ids.
     """
     from tidelog.wire.messages.describe_client_quotas import (
         ComponentData,

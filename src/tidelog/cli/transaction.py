@@ -55,11 +55,12 @@ def transaction() -> None:
     """Show transactions; find those that hang, and abort them.
 
     A producer that uses transactions names itself with a transactional id
-    (transactional.id). One broker, its coordinator, ends its transactions.
+    (transactional.id). One broker, the coordinator of this id, ends the
+    producer's transactions.
 
     A consumer with isolation.level=read_committed waits at the first open
-    transaction of a partition. describe-producers shows which producer it
-    is, and find-hanging shows those that nobody will end.
+    transaction of a partition. describe-producers shows the producer of this
+    transaction. find-hanging shows the transactions that nobody will end.
 
     Examples:
 
@@ -86,7 +87,7 @@ def list_all(
     ] = None,
     pattern: Annotated[
         str | None,
-        typer.Option("--pattern", metavar="REGEX", help="Only transactional ids that match it as a whole."),
+        typer.Option("--pattern", metavar="REGEX", help="Only transactional ids that match REGEX as a whole."),
     ] = None,
     names: Annotated[bool, typer.Option("--names", help="Print transactional ids only, one per line.")] = False,
     json: AsJson = False,
@@ -111,7 +112,8 @@ def list_all(
     states, duration_ms = parse_states(state), -1
     if longer_than is not None:
         duration_ms = parse_duration_option("--longer-than", longer_than)
-        # A broker compares the time since the last start, also if that transaction has ended, or if there was none.
+        # A broker filters by the time since the start of the last transaction, even if this transaction has ended, or
+        # if there was none. So only open transactions are requested.
         states = states or list(OPEN_STATES)
     wanted = TransactionFilter(states, producer_id, duration_ms, pattern)
     with connect(bootstrap, client).open() as cluster_client:
@@ -155,12 +157,12 @@ def describe(
 ) -> None:
     """Show a transactional id: its state, its producer and its partitions.
 
-    The partitions are those of the open transaction. While its end is being
-    written (prepare commit, prepare abort), they are the partitions that do
-    not have the marker of the end yet.
+    The partitions are those of the open transaction. While the end of the
+    transaction is being written (prepare commit, prepare abort), only the
+    partitions that do not have the marker of the end yet are shown.
 
-    The coordinator aborts a transaction that is open for longer than the
-    timeout, which the producer sets (transaction.timeout.ms).
+    A transaction that is open for longer than the timeout is aborted. The
+    producer sets this timeout (transaction.timeout.ms).
 
     Examples:
 
@@ -212,13 +214,13 @@ def describe_producers(
 ) -> None:
     """Show the producers that a partition remembers, and where their open transactions begin.
 
-    Start offset is that of the open transaction, or - if the
-    producer has none. Consumers with isolation.level=read_committed wait at
+    Start offset is the first offset of the producer's open transaction, or -
+    if none is open. Consumers with isolation.level=read_committed wait at
     the lowest of these offsets. tidelog transaction list --producer-id ID
     shows the transactional id.
 
-    The leaders of the partitions are asked, or with --broker-id the replicas
-    on this broker.
+    The leaders of the partitions are asked. With --broker-id, the replicas
+    on this broker are asked instead.
 
     Examples:
 

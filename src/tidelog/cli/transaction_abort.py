@@ -70,9 +70,10 @@ def find_hanging_transactions(
     """Find transactions that are open in a partition although no coordinator will ever end them.
 
     Consumers with isolation.level=read_committed wait at such a transaction
-    forever. It hangs if its producer has not written for longer than
-    --max-transaction-timeout, and if no coordinator knows the producer, or
-    the producer's transaction does not contain the partition.
+    forever. An open transaction hangs if its producer has not written for
+    longer than --max-transaction-timeout, and no coordinator will end it:
+    either no coordinator knows the producer, or the producer's transaction
+    does not contain the partition.
 
     Without --topic and --broker-id, all partitions are searched.
 
@@ -96,7 +97,9 @@ def find_hanging_transactions(
 
 
 def show_hanging(found: HangingTransactions, *, json: bool) -> None:
-    """Print the hanging transactions, notes about what is not known, and the command that ends the first one."""
+    """Print the hanging transactions, notes about what could not be decided, and the command that ends the first
+    hanging transaction.
+    """
     if json:
         print_json(
             [
@@ -172,8 +175,8 @@ def abort(
     """Abort an open transaction.
 
     With a transactional id: its coordinator aborts the open transaction in
-    all partitions, and fences the producer. Its next request fails, and the
-    application must be started again.
+    all partitions, and fences the producer. The producer's next request
+    fails, and the application must be started again.
 
     With --topic, --partition and --start-offset: an abort marker is written
     to this partition only. This is for hanging transactions, which no
@@ -212,8 +215,8 @@ def abort_transaction(client: "Client", name: str, yes: bool) -> None:
     if transaction.state in DECIDED:
         raise CommandError(
             f"the end of the transaction of {name_text(name)} is decided already (state {state}): its markers are still"
-            f" missing in {partitions_text(transaction.partitions) or 'no partition'}; the coordinator repeats them"
-            " until the leaders of these partitions answer"
+            f" missing in {partitions_text(transaction.partitions) or 'no partition'}; the coordinator sends them"
+            " again until the leaders of these partitions answer"
         )
     if transaction.state != "Ongoing":
         raise CommandError(f"transactional id {name_text(name)} has no open transaction (state {state})")
@@ -272,7 +275,7 @@ def abort_in_partition(
 
 
 def not_hanging_text(candidate: OpenTransaction, problems: list[str]) -> str:
-    """Return why a transaction is not aborted in one partition alone."""
+    """Return the reason why a transaction is not aborted in only one partition."""
     if problems:
         return f"it is not known whether the transaction hangs; --force aborts it anyway: {'; '.join(problems)}"
     return (

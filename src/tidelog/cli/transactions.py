@@ -58,7 +58,7 @@ class OpenTransaction(NamedTuple):
 class HangingTransactions(NamedTuple):
     hanging: list[OpenTransaction]
     problems: list[str]
-    """Lines about brokers and transactions about which nothing could be decided."""
+    """Lines about brokers that did not answer, and about transactions that may or may not hang."""
     failures: "dict[TopicPartition, CommandError]"
     """Partitions whose producers could not be read."""
 
@@ -91,7 +91,9 @@ def _letters(text: str) -> str:
 
 
 def list_transactions(client: "Client", wanted: "TransactionFilter") -> "TransactionListing":
-    """Request the transactional ids of every broker. Raises CommandError if every broker refuses."""
+    """Request the transactional ids of every broker. Raises CommandError if every broker refuses, or if a broker cannot
+    read the regular expression.
+    """
     from tidelog.wire.errors import ApiError, ErrorCode
 
     listing = client.list_transactions(wanted)
@@ -119,8 +121,8 @@ def _broker_text(client: "Client", number: int) -> str:
 
 
 def warn_of_hidden_transactions(client: "Client") -> bool:
-    """Warn about transactional ids that no list shows, because their partition has no leader. Return whether there may
-    be such ids.
+    """Warn about partitions of TRANSACTIONS_TOPIC without a leader: no list shows the transactional ids in them. Return
+    whether there are such partitions.
     """
     offline = find_offline_partitions(client, [TRANSACTIONS_TOPIC])
     warn(offline, "Transactional ids that are stored there are not shown.")
@@ -128,7 +130,7 @@ def warn_of_hidden_transactions(client: "Client") -> bool:
 
 
 def describe_transactions(client: "Client", names: Sequence[str]) -> DescribedTransactions:
-    """Describe the transactional ids, without duplicates. The error for an unknown id suggests the most similar one."""
+    """Describe the transactional ids, each of them once. The error for an unknown id suggests the most similar one."""
     import difflib
 
     from tidelog.client.transactions import TransactionFilter
@@ -166,8 +168,8 @@ def transaction_error(failure: "Failure", name: str) -> CommandError:
 def partitions_of_topics(
     client: "Client", wanted: Mapping[str, Sequence[int] | None], broker: int | None
 ) -> "list[TopicPartition]":
-    """Return the partitions of these topics, or of all topics if `wanted` is empty; with `broker`, only those that
-    have a replica there.
+    """Return the wanted partitions (None: all partitions of the topic), or those of all topics if `wanted` is empty.
+    With `broker`, return only partitions that have a replica on this broker.
 
     Raises CommandError for a topic, a partition or a broker that does not exist, and if the broker has no replica of
     the wanted topics.
@@ -242,7 +244,7 @@ def find_hanging(
 
 
 def filter_hanging(client: "Client", candidates: Sequence[OpenTransaction]) -> tuple[list[OpenTransaction], list[str]]:
-    """Return the open transactions that their coordinators do not have, and lines about those that are undecided."""
+    """Return the open transactions that no coordinator has with this partition, and lines about undecided ones."""
     from tidelog.client.transactions import TransactionFilter
 
     if not candidates:
@@ -289,7 +291,7 @@ def age_ms(then_ms: int) -> int:
 
 
 def time_text(then_ms: int) -> str:
-    """Return a time for a table: how long ago it was at a terminal, ISO 8601 in a pipe, - for no time."""
+    """Return a time for a table: at a terminal `5 s ago`, in a pipe ISO 8601; - for no time."""
     if then_ms < 0:
         return "-"
     return f"{duration_text(age_ms(then_ms) // 1000)} ago" if is_terminal() else iso_time(then_ms)

@@ -55,9 +55,9 @@ COMMIT_MARKER = 1
 class Loader:
     """One load of a partition.
 
-    The topic is compacted, so only the last record of each key is decoded and replayed. The records of a transaction
-    count when the transaction is committed (KIP-98), unless a later record of the same key is committed before. The
-    records of transactions that are still open come last.
+    The topic is compacted, so only the last committed record of each key is decoded and replayed. The
+    last record is the one furthest along the log: the position of the marker that commits it (KIP-98) does not matter.
+    The records of transactions that are still open at the end of the log are replayed after all others.
     """
 
     def __init__(self, name: str, log: "LogView", core: "ReplayCore", tasks: "Tasks") -> None:
@@ -69,9 +69,10 @@ class Loader:
         self._open_transactions: dict[int, list[StoredRecord]] = {}
         """Records of the transactions whose end has not been read yet, by producer id."""
         self._latest_beside_open: dict[bytes, StoredRecord] = {}
-        """The latest committed record of each key that has one since the oldest open transaction began."""
+        """The last record of each key, among the records that were committed since there was last no open
+        transaction."""
         self._deleted_beside_open: dict[bytes, int] = {}
-        """The offset of the latest tombstone of each key that has one since then."""
+        """The offset of the last tombstone of each key, among the same records."""
         self._records_in_turn = 0
         self.records = 0
         """Number of records read so far."""
@@ -206,7 +207,7 @@ class Loader:
 
 
 class StoredRecord(NamedTuple):
-    """A record in the log, with the file and the position of its batch."""
+    """A record in the log. `path` and `position` are the file and the position of its batch."""
 
     key: bytes
     value: bytes | None

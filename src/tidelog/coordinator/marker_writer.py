@@ -3,10 +3,10 @@
 A decided end is never given up: markers that cannot be written are tried again until the coordinator's leader epoch
 ends. The next coordinator then finds the decision in its log, and begins again.
 
-A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. It counts
-as written there: the transaction cannot be open in such a partition, unless another coordinator has taken over. In that
-case this coordinator cannot commit the end of the transaction. In Kafka the transaction would remain in its
-PREPARE state until another broker became the coordinator.
+A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. The marker
+then counts as written. Either the transaction is no longer open in the partition, or another coordinator has taken
+over. In the second case, this coordinator cannot commit the end of the transaction, so the count has no effect. In
+Kafka, the transaction would remain in its PREPARE state until another broker became the coordinator.
 """
 
 import logging
@@ -38,35 +38,37 @@ logger = logging.getLogger("tidelog.coordinator")
 
 RETRY_DELAY_S = 0.1
 PARTITIONS_PER_REQUEST_MAX = 2_000
-"""Upper bound on the partitions in one request. A transaction with more of them has a request of its own."""
+"""Upper bound on the partitions in one request. A transaction with more partitions gets a request of its own."""
 NO_LEADER = -1
 SUPERSEDED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
-"""Errors after which markers are not sent again, see above."""
+"""Errors with which a partition refuses a marker permanently. See the docstring of this module."""
 WRITTEN = (ErrorCode.NONE, *SUPERSEDED)
 
 WriteLocally = Callable[[WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]]
 
 
 class _Work(NamedTuple):
-    """One transaction whose markers are being written, for the coordinator that has decided its end."""
+    """The markers of one transaction that are being written for its coordinator."""
 
     coordinator: "CoordinatorPartition[Any]"
     core: object
-    """The core that has decided it, or that has found the decision in the log."""
+    """The core that has decided the transaction's end, or that has found the decision in the log."""
     markers: MarkersToWrite
 
     @property
     def is_current(self) -> bool:
-        """Whether the core is still in use. A core that was loaded after it begins again with its own work. An older
-        work must not continue: with version 1, the producer's next transaction has the same epoch, so a marker that is
-        sent after the transaction is complete would end the next one.
+        """Whether the core is still in use. If another core was loaded since, it has begun to write the same markers,
+        and this work must not continue: with version 1, the producer's next transaction has the same epoch, so a marker
+        that is sent after the transaction is complete would end the next one.
         """
         coordinator = self.coordinator
         return coordinator.is_open and coordinator.is_loaded and coordinator.core is self.core
 
 
 class MarkerWriter:
-    """Writes markers. One request at a time is sent to each broker, with the markers that wait for it."""
+    """Writes markers. Each broker gets one request at a time. It contains the markers that wait for this broker, up to
+    PARTITIONS_PER_REQUEST_MAX.
+    """
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class MarkerWriter:
         self._is_closed = False
 
     def begin(self, coordinator: "CoordinatorPartition[Any]", markers: MarkersToWrite) -> None:
-        """Begin to write the markers. The coordinator's core is informed of each that is written."""
+        """Begin to write the markers. The coordinator's core is informed of each written marker."""
         if not coordinator.is_loaded:
             return  # its log has failed; the next coordinator begins again
         work = _Work(coordinator, coordinator.core, markers)
@@ -109,8 +111,8 @@ class MarkerWriter:
             self._channels.close()
 
     def _add(self, work: _Work, partitions: "Iterable[Partition]") -> None:
-        """Let the present leaders of the partitions write the markers. A partition that does not exist any more counts
-        as written.
+        """Let the present leaders of the partitions write the markers. In a partition that was deleted, the marker
+        counts as written.
         """
         if self._is_closed or not work.is_current:
             return
@@ -128,8 +130,8 @@ class MarkerWriter:
             self._report(work, deleted)
 
     async def _send_all(self, broker_id: int) -> None:
-        """Send the markers that wait for this broker, until there are none. What fails is tried again after a pause,
-        with the leaders of that time.
+        """Send the markers that wait for this broker, until there are none. After a pause, markers that were not
+        written are sent again, to those brokers that lead the partitions then.
         """
         waiting = self._waiting[broker_id]
         while waiting:
@@ -198,7 +200,9 @@ class MarkerWriter:
 
 
 def _leader(image: "MetadataImage", partition: "Partition") -> int | None:
-    """Return the broker that leads the partition; NO_LEADER if there is none; None for a partition that was deleted."""
+    """Return the broker that leads the partition. Return NO_LEADER if there is no leader or the leader is fenced, and
+    None for a partition that was deleted.
+    """
     name, index = partition
     topic = image.topics.get(name)
     if topic is None or index >= len(topic.partitions):

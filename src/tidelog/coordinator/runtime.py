@@ -4,11 +4,12 @@ A core makes decisions without changing durable state. The records of a decision
 replayed into the core, as during a load. The replies are sent when the batch is committed.
 
 If an append fails, the decision and all soft state that depends on it are invalid. Therefore the core is dropped, and a
-new core is loaded from the log. An unexpected exception in a step has the same consequence.
+new core is loaded from the log. An unexpected exception in a step has the same consequence. But if the
+append of a fenced producer's offsets is refused, the core remains, since no soft state depends on this append.
 
-Each append states the leader epoch in which the coordinator was created. The partition refuses the append if its
-current leader epoch is a different one. When the epoch ends, `host.py` closes the coordinator. If this broker leads the
-partition again later, `host.py` creates a new coordinator.
+Each append states the leader epoch in which the coordinator was created. The partition refuses the append if the
+partition's current leader epoch is a different one. When the coordinator's epoch ends, `host.py` closes the
+coordinator. If this broker leads the partition again later, `host.py` creates a new coordinator.
 
 While no core is loaded, clients get one of these errors:
 
@@ -17,8 +18,9 @@ While no core is loaded, clients get one of these errors:
     NOT_COORDINATOR                another broker leads the partition, or the log is offline, or an unexpected exception
                                    ended the load (restart the broker to retry)
 
-In a cluster, a reply waits for the in-sync replicas for at most offsets.commit.timeout.ms. After that time the
-client gets COORDINATOR_NOT_AVAILABLE instead, as in Kafka. The records may still be committed later.
+In a cluster, a reply waits for the in-sync replicas for at most `commit_timeout_ms`: offsets.commit.timeout.ms for
+groups, request.timeout.ms for transactions. After that time the client gets COORDINATOR_NOT_AVAILABLE instead, as in
+Kafka. The records may still be committed later.
 """
 
 import logging
@@ -128,7 +130,7 @@ class CoordinatorPartition(Generic[C]):
         commit_timeout_ms: int,
         perform: "Perform | None" = None,
     ) -> None:
-        """`perform` carries out the effects of decisions. None: the core's decisions have no effects."""
+        """`perform` begins to carry out an effect of a decision. None: the core's decisions have no effects."""
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self.name = f"{partition.topic}-{partition.index}"
@@ -182,7 +184,9 @@ class CoordinatorPartition(Generic[C]):
 
     @property
     def is_open(self) -> bool:
-        """Whether the leader epoch has not ended. The core may be loaded again while it lasts."""
+        """False from `close` on, or from the first append that finds that the leader epoch has ended. While it is True,
+        another core may be loaded.
+        """
         return not self._is_closed
 
     @property
@@ -192,8 +196,8 @@ class CoordinatorPartition(Generic[C]):
     def check_groups_known(self) -> None:
         """Raise an ApiError while the groups are not loaded but will probably be loaded soon.
 
-        Nothing is raised if only an operator can restore the groups: when the log is offline, or when its load has
-        failed repeatedly.
+        Nothing is raised if probably only an operator can restore the groups: when the log is offline, or when its load
+        has failed repeatedly.
         """
         if self._core is None and not self._has_failed_repeatedly:
             error = self._unavailable_error()
@@ -208,7 +212,9 @@ class CoordinatorPartition(Generic[C]):
         return Moment(self._clock.now_ms(), int(self._clock.monotonic() * 1000))
 
     def load(self) -> None:
-        """Begin to load the log. Until the load has ended, requests are refused with CoordinatorLoadInProgress."""
+        """Begin to load the log. Until the load has ended, requests are refused with CoordinatorLoadInProgress, or with
+        the error of the previous load if that failed.
+        """
         self._load_task = self._tasks.spawn(self._load(), name=f"load-{self.name}")
 
     async def wait_for_load(self) -> None:
@@ -245,7 +251,7 @@ class CoordinatorPartition(Generic[C]):
                 self._is_closed = True
                 self._unload(NotCoordinator(f"{self.name}: {error.message}"), decision.replies)
                 return
-            except InvalidProducerEpoch as error:  # offsets of a producer that was fenced; nothing depends on them
+            except InvalidProducerEpoch as error:  # offsets of a fenced producer; no soft state depends on them
                 self._refuse([reply for reply, _ in decision.replies], error)
                 return
             except (ApiError, OSError) as error:
@@ -340,7 +346,7 @@ class CoordinatorPartition(Generic[C]):
     # Answers that wait for other brokers. They share one timer.
 
     def _limit_wait(self, replies: list[tuple[Reply, Any]]) -> None:
-        """If the answers cannot be sent within offsets.commit.timeout.ms, send an error instead."""
+        """If the answers cannot be sent within the commit timeout, send an error instead."""
         self._waiting_answers.append((self._clock.monotonic() + self._commit_timeout_s, replies))
         if self._answer_timer is None:
             self._answer_timer = self._tasks.call_later(self._commit_timeout_s, self._end_waits)
@@ -421,8 +427,8 @@ class CoordinatorPartition(Generic[C]):
             self._replace_failed_core([], error)
 
     def _replace_failed_core(self, unsent_replies: list[tuple[Reply, Any]], error: Exception) -> None:
-        """Replace the core after an unexpected exception. Its state may differ from the log, and its deadlines may
-        no longer be processed.
+        """Replace the core after an unexpected exception. The state of the old core may differ from the log, and its
+        deadlines may no longer be processed.
         """
         logger.error("step failed, loading again partition=%s", self.name, exc_info=error)
         self._unload(NotCoordinator(f"{self.name} is being loaded again"), unsent_replies)
@@ -455,8 +461,8 @@ class CoordinatorPartition(Generic[C]):
 
     def _is_current(self, log: "PartitionLogView") -> bool:
         """Return whether `log` is still the log to load. The log may have been replaced because the partition moved to
-        another directory, or it may have been deleted. After the end of the leader epoch, this broker may truncate the
-        log while a thread reads it.
+        another directory, or it may have been deleted. After the end of the leader epoch, no log is loaded, because
+        this broker may truncate it while a thread reads it.
         """
         return self.partition.log is log and not self.partition.deleted and not self._is_closed
 

@@ -1,10 +1,11 @@
-"""Ask the coordinator of a transaction about a partition, before the first records of the transaction are appended
-(KIP-890).
+"""Before the first records of a transaction are appended to a partition, ask the transaction's coordinator whether the
+partition belongs to the transaction (KIP-890).
 
-So a partition never has records of a transaction that its coordinator does not know: nobody would ever end it, and
-read_committed consumers would wait for ever.
+So a partition never has records of a transaction whose coordinator does not know about them. Otherwise nobody would
+ever end the transaction in this partition, and read_committed consumers would wait for ever.
 """
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
     from tidelog.metadata.publisher import MetadataCache
     from tidelog.runtime.interfaces import Runtime
 
+logger = logging.getLogger("tidelog.coordinator")
+
 QUESTIONS_PER_REQUEST_MAX = 1_000
 
 
 class Question(NamedTuple):
-    """Whether the partition belongs to the producer's transaction; with `adds`, the request to add it."""
+    """Asks whether the partition belongs to the producer's transaction. With `adds`, asks the coordinator to add the
+    partition to it.
+    """
 
     transactional_id: str
     producer_id: int
@@ -41,7 +46,9 @@ class Question(NamedTuple):
 
 
 class TransactionGuard:
-    """Asks coordinators. One request at a time is sent to each other broker, with all questions that wait for it."""
+    """Asks coordinators. Every other broker gets one request at a time. It contains the questions that wait for this
+    broker, up to QUESTIONS_PER_REQUEST_MAX.
+    """
 
     def __init__(
         self,
@@ -65,9 +72,11 @@ class TransactionGuard:
     async def ensure(self, question: Question) -> None:
         """Return when the coordinator has confirmed that the partition belongs to the transaction.
 
-        The end of the producer's last transaction may still be written. The coordinator is asked again for a short time
-        (add.partitions.to.txn.retry.backoff.max.ms), which is cheaper than to let the client try again. Raises the
-        ApiError of the coordinator, or CoordinatorNotAvailable.
+        Perhaps the end of the producer's previous transaction is not completely written yet (CONCURRENT_TRANSACTIONS).
+        If the question adds the partition, the coordinator is then asked again for a short time
+        (add.partitions.to.txn.retry.backoff.max.ms), which is cheaper than to let the client try again.
+
+        Raises the ApiError of the coordinator, or CoordinatorNotAvailable if it gives no answer.
         """
         config = self._config
         wait_max_ms = min(config.get("add.partitions.to.txn.retry.backoff.max.ms"), config.get("request.timeout.ms"))
@@ -80,13 +89,17 @@ class TransactionGuard:
             await self._tasks.sleep(config.get("add.partitions.to.txn.retry.backoff.ms") / 1000)
         if code:
             topic, index = question.partition
-            raise error_for(code, f"{topic}-{index} is not in the transaction of {question.transactional_id!r}")
+            raise error_for(
+                code, f"{topic}-{index} is not known to be in the transaction of {question.transactional_id!r}"
+            )
 
     def close(self) -> None:
         """Answer all waiting questions, and refuse new ones."""
         self._is_closed = True
         for sender in self._senders.values():
             sender.cancel()
+        for waiting in self._waiting.values():  # a task that is cancelled before its first step answers nothing
+            _refuse(waiting)
         if self._channels is not None:
             self._channels.close()
 
@@ -140,16 +153,15 @@ class TransactionGuard:
                 del waiting[:QUESTIONS_PER_REQUEST_MAX]
                 try:
                     codes = await self._send(broker_id, [question for question, _ in batch])
-                except (BrokerUnreachable, BrokenProtocol, ApiNotSupported, ApiError):
+                except (BrokerUnreachable, BrokenProtocol, ApiNotSupported, ApiError) as error:
+                    logger.debug("transactions not verified broker=%d reason=%s", broker_id, error)
                     codes = [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(batch)
                 for (_, answer), code in zip(batch, codes, strict=True):
                     if not answer.done():
                         answer.set_result(code)
-        finally:  # some questions have no answer if the broker stops
+        finally:  # if this broker stops, some questions have no answer yet
             del self._waiting[broker_id], self._senders[broker_id]
-            for _, answer in [*batch, *waiting]:
-                if not answer.done():
-                    answer.set_result(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            _refuse([*batch, *waiting])
 
     async def _send(self, broker_id: int, questions: list[Question]) -> list[ErrorCode]:
         broker = self._metadata.image.brokers.get(broker_id)
@@ -177,3 +189,10 @@ class TransactionGuard:
             ]
         except (IndexError, ValueError):
             raise CoordinatorNotAvailable(f"broker {broker_id} sent an answer that cannot be understood") from None
+
+
+def _refuse(questions: "list[tuple[Question, asyncio.Future[ErrorCode]]]") -> None:
+    """Answer the questions that have no answer yet with COORDINATOR_NOT_AVAILABLE."""
+    for _, answer in questions:
+        if not answer.done():
+            answer.set_result(ErrorCode.COORDINATOR_NOT_AVAILABLE)

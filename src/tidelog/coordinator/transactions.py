@@ -34,10 +34,10 @@ class ListedTransaction(NamedTuple):
 
 
 class TransactionCoordinators:
-    """The requests to transactions, as methods for the API handlers.
+    """The requests about transactions, as methods for the API handlers.
 
-    Results are passed to a `Reply`: during the call, or when the log has committed the records. Every method raises
-    ApiError if this broker does not coordinate the transactional id at present.
+    Results are passed to a `Reply`: during the call, or when the records are committed. Every method with a
+    transactional id raises ApiError if this broker does not coordinate the id at present.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class TransactionCoordinators:
     ) -> None:
         """Add partitions to the producer's transaction, and begin one if it has none. The reply is None.
 
-        `version` is the transaction version that the client uses.
+        `version` is the transaction version that the client uses: V2, or 0 for every older version.
         """
         _check_id(transactional_id)
         coordinator = self.host.coordinator(transactional_id)
@@ -127,7 +127,9 @@ class TransactionCoordinators:
     def verify_partitions(
         self, transactional_id: str, producer: "Producer", partitions: "Collection[Partition]", reply: "Reply"
     ) -> None:
-        """Say which partitions belong to the producer's transaction. The reply is one ErrorCode for each partition."""
+        """Say which partitions belong to the producer's transaction. The reply is a list with one ErrorCode for each
+        partition.
+        """
         _check_id(transactional_id)
         coordinator = self.host.coordinator(transactional_id)
         coordinator.apply(coordinator.core.verify_partitions(transactional_id, producer, partitions, reply))
@@ -156,7 +158,7 @@ class TransactionCoordinators:
         coordinator.apply(decision)
 
     def describe(self, transactional_id: str, reply: "Reply") -> None:
-        """Describe a transaction. The reply is a Transaction, or TRANSACTIONAL_ID_NOT_FOUND."""
+        """Describe a transaction. The reply is a Transaction, or an ApiError TRANSACTIONAL_ID_NOT_FOUND."""
         _check_id(transactional_id)
         coordinator = self.host.coordinator(transactional_id)
         state, reply_offset = coordinator.core.find(transactional_id)
@@ -168,8 +170,8 @@ class TransactionCoordinators:
     def listing(self) -> Iterator[ListedTransaction]:
         """Yield the transactional ids of this broker, with their states.
 
-        Raises CoordinatorLoadInProgress while some partitions are not loaded. Offline partitions are omitted, so that
-        one failed log does not hide the transactions of all others.
+        Raises CoordinatorLoadInProgress while some partitions are being loaded. Partitions that are offline, or whose
+        load has failed, are omitted, so that one failed log does not hide the transactions of all others.
         """
         for coordinator in self.host.coordinators():
             if coordinator.is_loading:
@@ -181,7 +183,7 @@ class TransactionCoordinators:
     # Sweeps
 
     async def abort_timed_out(self) -> None:
-        """Abort the transactions that take longer than the timeout of their producer."""
+        """Abort the transactions that are open for longer than their producer's timeout."""
         async for coordinator, ids in self._ids_in_turns():
             coordinator.apply_all(coordinator.core.abort_timed_out(ids, coordinator.now()))
 
@@ -191,7 +193,9 @@ class TransactionCoordinators:
             coordinator.apply(coordinator.core.remove_expired(ids, coordinator.now()))
 
     async def _ids_in_turns(self) -> "AsyncIterator[tuple[CoordinatorPartition[TransactionCore], list[str]]]":
-        """Yield some transactional ids in each turn of the event loop, until all were yielded."""
+        """In each turn of the event loop, yield one coordinator and some of its transactional ids, until all were
+        yielded.
+        """
         for coordinator in self.host.loaded():
             ids = iter(coordinator.core.transactional_ids())
             while coordinator.is_loaded and (some := list(islice(ids, SWEEP_IDS_PER_TURN))):

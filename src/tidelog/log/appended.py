@@ -1,11 +1,14 @@
-"""The result of an append, or of a repeated append of the same batch."""
+"""The result of an append. If a producer sends a batch again, the batch is not appended again, and the result describes
+the first append.
+"""
 
 from typing import NamedTuple
 
 
 class Appended(NamedTuple):
-    """The offsets of an appended batch. `next_offset` is the offset after its last one. `log_append_time_ms` is -1 if
-    the topic uses CreateTime timestamps.
+    """The offsets of an appended batch. `next_offset` is the batch's last offset + 1. `log_append_time_ms` is -1 if the
+    topic uses CreateTime timestamps; for a batch that was sent again, it is the largest timestamp of the batch.
+    `log_start_offset` is the present start of the log.
     """
 
     base_offset: int

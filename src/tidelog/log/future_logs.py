@@ -1,12 +1,14 @@
 """The files of a partition that is being moved to another data directory (KIP-113).
 
     1. TARGET/TOPIC-N.RANDOM-future/   the copy grows until it has all records
-    2. TARGET/TOPIC-N/                 the copy, with the mark `takes-over` in it, is renamed, durably
+    2. TARGET/TOPIC-N/                 the mark `takes-over` is written into the copy; then the copy is renamed to
+                                       this name, durably
     3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed; when that is durable, the mark is removed
 
-Records that are appended between step 2 and the end of step 3 are not acknowledged. If a crash leaves two logs of
-the same name, the old one is used, because it has every acknowledged record. There is one exception: a mark with the
-content `final` means that the old log could not be renamed, and that the copy may have newer records.
+Records that are appended during step 2 are copied after it. Like those that are appended during step 3, they are
+acknowledged only after step 3. If a crash leaves two logs of the same name, the old one is used, because it has every
+acknowledged record. There is one exception: a mark with the content `final` means that the old log could not be
+renamed, and that the copy may have newer records.
 
 A partition is not compacted while it is being moved, so a copy has no `.cleaned` and `.swap` files.
 """
@@ -54,7 +56,7 @@ def unfinished_copy(directory: "DataDirectory", name: str) -> UnfinishedCopy | N
 
 
 def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartition) -> None:
-    """Rename the finished and synced copy to the log's name, durably. Blocks.
+    """Durably rename the finished and synced copy to the log's name. Blocks.
 
     Raises OSError. After an error, the copy has its old or its new name, and the log in `source` is still the valid
     one.
@@ -70,10 +72,10 @@ def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartitio
 
 
 def retire_log(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
-    """Rename the log in `source` to a name that marks it for removal, durably, and return its new path. Blocks.
+    """Durably rename the log in `source` to a name that marks it for removal. Return its new path. Blocks.
 
-    Raises OSError. After an error, this function may be called again. If the process ends without a successful call,
-    the next start uses this log and not the copy, unless `make_final` was called.
+    Raises OSError. After an error, this function may be called again with the same `random`. If the process ends
+    without a successful call, the next start uses this log and not the copy, unless `make_final` was called.
     """
     old = f"{source}/{partition}.{random.hex()}{DELETE_SUFFIX}"
     if not disk.exists(old):
@@ -93,8 +95,8 @@ def remove_mark(disk: "Disk", target: str, partition: TopicPartition) -> None:
 
 
 def has_mark(disk: "Disk", path: str) -> bool:
-    """Return whether the log in `path` has the mark `takes-over`: it is a copy that was renamed to the log's name
-    while the old log also had this name.
+    """Return whether the log in `path` has the mark `takes-over`, the mark that a copy gets before it takes the log's
+    name, when the old log in the source directory still has the same name.
     """
     return disk.exists(f"{path}/{TAKES_OVER}")
 
@@ -104,7 +106,7 @@ def is_final(disk: "Disk", path: str) -> bool:
 
 
 def rename_back(disk: "Disk", target: str, partition: TopicPartition) -> str:
-    """Rename the copy back to the name of an unfinished copy, durably, because the old log is valid. Returns the new
+    """Durably rename the copy back to the name of an unfinished copy, because the old log is valid. Returns the new
     path. Blocks. Raises OSError.
     """
     path = future_path(target, partition, bytes(16))

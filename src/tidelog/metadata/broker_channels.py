@@ -1,4 +1,6 @@
-"""One connection to each other broker, for one kind of work. It is replaced when the broker's address changes."""
+"""One connection to each other broker, for one kind of work. A connection is replaced when the broker's address
+changes.
+"""
 
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,7 +15,7 @@ M = TypeVar("M", bound=Message)
 
 
 class BrokerChannels:
-    """Channels to other brokers, which are opened when they are needed."""
+    """Channels to other brokers. A channel is opened when it is needed."""
 
     def __init__(self, connections: "PeerConnections", config: ChannelConfig) -> None:
         self._connections = connections

@@ -2,9 +2,9 @@
 lease.
 
 A broker relies on its lease only for a limited time, which it measures on its own monotonic clock. This time begins
-when the broker sends the request for an acquisition or renewal that the store then confirms. It is shorter than the
-lease by a margin (`LeaseTerm`). So the broker stops relying on the lease before another broker can acquire it, even if
-the process was paused in the meantime.
+when the broker sends an acquisition or renewal, not when the confirmation arrives. Only confirmed requests count. The
+time is shorter than the lease by a margin (`LeaseTerm`). So the broker stops relying on the lease before another broker
+can acquire it, even if the process was paused in the meantime.
 """
 
 import asyncio
@@ -29,17 +29,19 @@ CONTROLLER_LEASE: Final = "controller"
 _HOLDER_START: Final = "broker-"
 NOT_RENEWED: Final = "the lease was not renewed in time"
 RENEWALS_PER_LEASE: Final = 3
-"""Number of attempts to renew a lease before it would expire."""
+"""The regular pause between two renewals is the duration of the lease divided by this number. After a failed renewal,
+the pause is RETRY_S."""
 SETTLE_S: Final = 10.0
-"""If the lease does not expire, an append waits for its outcome for at most this time, in seconds."""
+"""Only for leases without expiry (`ttl_ms` None): after this time, in seconds, an append stops trying to find out its
+outcome."""
 RETRY_S: Final = 0.2
 """Pause after a failed call of the store, in seconds."""
 
 
 def controller_holder(node_id: int, identity: str) -> str:
-    """Return the text that names a broker as holder of the controller lease in a store that other processes can reach.
-    `identity` distinguishes this broker from another broker with the same node id. It is the id of the broker's first
-    data directory, or the id of the run.
+    """Return the `holder` text with which a broker acquires the controller lease. Used only for stores that other
+    processes can reach. `identity` distinguishes this broker from another broker with the same node id. It is the id of
+    the broker's first data directory, or the id of the run.
     """
     return f"{_HOLDER_START}{node_id}/{identity}"
 
@@ -116,7 +118,7 @@ class HeldLease:
             self.lost.set_result(reason)
 
     async def release(self) -> None:
-        """Release the lease. If the store cannot be reached, the lease ends after its term."""
+        """Release the lease. If the store cannot be reached, the lease ends when it expires."""
         self.lose("the broker stops")
         try:
             await self._store.release(self.lease)
@@ -145,8 +147,8 @@ class HeldLease:
     async def _renew(self, ttl_ms: int, term: LeaseTerm) -> None:
         """Renew the lease.
 
-        Raises LeaseLost; StoreUnavailable or StoreFailed if there is time for another attempt; and TimeoutError if the
-        lease ends before the store has answered.
+        Raises LeaseLost if the lease is lost. Raises StoreUnavailable or StoreFailed if the attempt failed before the
+        term was over. Raises TimeoutError if the term ends before the store has answered.
         """
         self.check()
         sent_s = self._clock.monotonic()
@@ -161,9 +163,10 @@ class HeldLease:
         If the answer to an append is lost, this method finds out the outcome (`settle_append`) while the lease is
         valid.
 
-        Raises PositionTaken, LeaseLost or StoreUnavailable if the store does not have the entry and will never get it,
-        and OutcomeUnknown if the outcome is still unknown when the lease ends. For a lease that does not expire, also
-        raises StoreFailed if the store cannot be used, and OutcomeUnknown after SETTLE_S.
+        After PositionTaken, LeaseLost and StoreUnavailable it is certain that the store does not have the entry and
+        will never get it. Raises OutcomeUnknown if the outcome is still unknown when the lease ends, or after SETTLE_S
+        for a lease that does not expire. If the store cannot be used, a lease that expires is given up and
+        OutcomeUnknown is raised; for other leases, StoreFailed is raised.
         """
         self.check()
         entry = SentEntry(position, f"{self.lease.holder}/{self.lease.epoch}", self._appends)

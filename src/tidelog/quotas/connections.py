@@ -30,7 +30,7 @@ class ConnectionQuotas:
         """Count one connection. Return the time in milliseconds during which the broker accepts no further
         connection.
 
-        `bound` is in connections per second; 0 accepts no connections.
+        `bound` is in connections per second. With 0, the time is one sample of the quota window.
         """
         self._all.record(1, self._window, now_ms)
         if not bound:

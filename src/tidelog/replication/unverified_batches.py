@@ -1,7 +1,7 @@
 """Batches of transactions that wait until the transaction's coordinator has confirmed that the partition belongs to it.
 
-Only the first batch of a transaction in a partition waits, and the batches that the same producer sends behind it. The
-batches of all other producers are appended meanwhile.
+Only the first batch of a transaction in a partition waits, together with the batches that the same producer sends
+before the wait has ended. The batches of all other producers are appended meanwhile.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ RETRIED = (
 """Errors after which producers send the batch again."""
 
 Ask = Callable[[], Awaitable[None]]
-"""Asks the coordinator. Raises the ApiError with which the batches are refused."""
+"""Asks the coordinator about the partition. Raises an ApiError if the batches must be refused with it."""
 
 
 class _Waiting(NamedTuple):
@@ -55,18 +55,17 @@ class UnverifiedBatches:
         """By producer id: the epoch and the lowest base sequence of batches that were refused and may be sent again."""
 
     def must_wait(self, header: BatchHeader) -> bool:
-        """Return whether the batch of a transaction must be passed to `add`.
-
-        That is so unless it continues the transaction that the partition has records of.
+        """Return whether the batch of a transaction must be passed to `add`: if earlier batches of its producer wait,
+        or if the partition has no records of an open transaction of this producer and epoch.
         """
         return header.producer_id in self._waiting or not has_open_transaction(
             self._partition, header.producer_id, header.producer_epoch
         )
 
     def add(self, batch: memoryview, header: BatchHeader, question: Hashable, ask: Ask, done: "Outcome") -> None:
-        """Append the batch when the coordinator has confirmed it. `done` is called later with the result.
+        """Append the batch when the coordinator has confirmed the partition. `done` is called later with the result.
 
-        `question` is equal for batches with the same answer. Raises RequestTimedOut if too many bytes wait already.
+        Batches with equal `question`s get the same answer. Raises RequestTimedOut if too many bytes wait already.
         """
         self._bytes.reserve(len(batch))
         item = _Waiting(bytearray(batch), question, ask, done)
@@ -79,7 +78,7 @@ class UnverifiedBatches:
         self._tasks.spawn(self._verify_all(header.producer_id, waiting), name=name)
 
     async def _verify_all(self, producer_id: int, waiting: deque[_Waiting]) -> None:
-        """Verify and append the batches of one producer, until there are none."""
+        """Verify and append the waiting batches of one producer, until there are none."""
         error: ApiError | None = None
         try:
             while waiting:
@@ -89,12 +88,13 @@ class UnverifiedBatches:
                 if error is None:
                     self._append(waiting, header)
                     continue
-                # Batches of the same transaction behind it are refused, too, so that their order does not change.
+                # Waiting batches of the same transaction are refused, too, so that the order of the batches does not
+                # change.
                 if error.code in RETRIED:
                     self._remember_refused(header)
                 while waiting and waiting[0].question == item.question:
                     self._remove_first(waiting)(error)
-        finally:  # something is left if the broker stops
+        finally:  # if the broker stops, some batches may still wait
             del self._waiting[producer_id]
             while waiting:
                 self._remove_first(waiting)(NotLeaderOrFollower("the broker stops"))
@@ -112,9 +112,9 @@ class UnverifiedBatches:
         return self._check_sequence(BatchHeader(item.batch))
 
     def _check_sequence(self, header: BatchHeader) -> ApiError | None:
-        """Refuse a batch that overtakes an earlier one, which was refused and will be sent again.
+        """Return an error for a batch that overtakes an earlier batch, which was refused and will be sent again.
 
-        The log cannot notice it if it has no batch of the producer yet.
+        The log itself cannot notice this if it has no batch of the producer yet.
         """
         refused = self._refused.get(header.producer_id)
         if refused is None:
@@ -136,7 +136,7 @@ class UnverifiedBatches:
             del self._refused[next(iter(self._refused))]
 
     def _has_batches_of(self, header: BatchHeader) -> bool:
-        """Return whether the log knows the sequence of this producer and epoch."""
+        """Return whether the log knows the next sequence of this producer and epoch."""
         entry = self._partition.log.producers.entries.get(header.producer_id)
         return entry is not None and entry.epoch == header.producer_epoch and entry.next_sequence > 0
 
@@ -149,7 +149,7 @@ class UnverifiedBatches:
         return item.done
 
     def _append(self, waiting: deque[_Waiting], header: BatchHeader) -> None:
-        """Append the first waiting batch. Batches that arrive during the call wait behind the others."""
+        """Append the first waiting batch. Batches that arrive during the call wait behind the waiting ones."""
         batch = waiting[0].batch
         done = self._remove_first(waiting)
         partition = self._partition

@@ -1,4 +1,4 @@
-"""Batches with one control record that ends a transaction in a partition (KIP-98)."""
+"""Encode control batches. Their only record, a marker, ends a transaction in a partition (KIP-98)."""
 
 from struct import Struct
 

@@ -1,7 +1,8 @@
 """Offsets that transactions commit: they count when the transaction is committed, and never if it is aborted (KIP-98).
 
-The latest record of an offset counts, as in a compacted log. So a pending offset is superseded by a later record of the
-same offset that is committed before it.
+Among the committed records of a key, the one furthest along the log counts, as in a compacted log. So a pending offset
+is superseded when a record of the same key, further along the log, is committed before the pending offset's
+transaction.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ class PendingOffset:
         self.record_offset = record_offset
         """The offset of its record in `__consumer_offsets`."""
         self.is_superseded = is_superseded
-        """Whether a later record of the same key is committed already."""
+        """Whether a record of the same key, further along the log, is committed already."""
 
 
 class PendingOffsets:
@@ -40,7 +41,7 @@ class PendingOffsets:
     def __init__(self) -> None:
         self._by_producer: dict[int, dict[OffsetKey, PendingOffset]] = {}
         self._by_key: dict[OffsetKey, dict[int, PendingOffset]] = {}
-        """The same by key, and then by producer id."""
+        """The same offsets by key, and then by producer id."""
         self._by_group: dict[str, dict[OffsetKey, None]] = {}
 
     def __bool__(self) -> bool:
@@ -55,18 +56,20 @@ class PendingOffsets:
         self._by_group.setdefault(key.group, {})[key] = None
 
     def supersede(self, key: OffsetKey, record_offset: int | None = None) -> None:
-        """Note that a record of the key is committed. `record_offset` is its offset; None if it is the latest."""
+        """Mark the key's pending offsets that a committed record supersedes: those before `record_offset`, the record's
+        offset. None means that the record is after all of them.
+        """
         for pending in self._by_key.get(key, {}).values():
             if record_offset is None or pending.record_offset < record_offset:
                 pending.is_superseded = True
 
     def remove(self, key: OffsetKey) -> None:
-        """Drop the offset from all transactions, since it was deleted."""
+        """Drop the key's pending offsets from all transactions, because a record has deleted the key's offset."""
         for producer_id in list(self._by_key.get(key, ())):
             self._forget(producer_id, key)
 
     def end(self, producer_id: int) -> Iterator[tuple[OffsetKey, PendingOffset]]:
-        """Remove and yield the offsets of a producer's transaction, in the order in which they were added."""
+        """Remove and yield the offsets of a producer's transaction, in the order of the first offset of each key."""
         for key, pending in list(self._by_producer.get(producer_id, {}).items()):
             self._forget(producer_id, key)
             yield key, pending

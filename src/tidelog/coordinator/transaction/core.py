@@ -1,8 +1,8 @@
 """All transactions of one partition of `__transaction_state`.
 
 A transaction ends in two steps. First its end is decided: the record of PREPARE_COMMIT or PREPARE_ABORT is committed.
-From then on, only this end is possible. Then the markers are written to its partitions; the decision names them as an
-effect, which is carried out by `marker_writer.py`. When the last marker is written, the record of COMPLETE_COMMIT or
+From then on, only this end is possible. Then the markers are written to its partitions: they are an effect of the
+decision, which `marker_writer.py` carries out. When the last marker is written, the record of COMPLETE_COMMIT or
 COMPLETE_ABORT allows the next transaction. A coordinator that is loaded again begins the second step again.
 """
 
@@ -45,7 +45,7 @@ class InitCall(NamedTuple):
     expected: Producer
     """What the client had before; NO_PRODUCER for a new producer."""
     fresh_id: int | None
-    """A new producer id, if `TransactionCore.needs_producer_id` has said so."""
+    """A new producer id if `TransactionCore.needs_producer_id` returned True, otherwise None."""
 
 
 class _Entry:
@@ -120,11 +120,14 @@ class TransactionCore:
     # Requests. An error that depends on the state is a reply like any other: it is sent when the state is committed.
 
     def needs_producer_id(self, transactional_id: str, expected: Producer) -> bool:
-        """Whether `initialize` needs a new producer id."""
+        """Return whether `initialize` needs a new producer id."""
         return is_rotation_due(self._state(transactional_id), expected)
 
     def initialize(self, call: InitCall, reply: Reply, now: Moment) -> Decision:
-        """Handle InitProducerId. The reply is a Producer. Raises CoordinatorNotAvailable for too many ids."""
+        """Handle InitProducerId. The reply is a Producer.
+
+        Raises CoordinatorNotAvailable if there are too many ids, or if all transactions together use too much memory.
+        """
         state = self._state(call.transactional_id)
         if state is None:
             if len(self._entries) >= TRANSACTIONAL_IDS_MAX:
@@ -155,7 +158,7 @@ class TransactionCore:
     ) -> Decision:
         """Add partitions to the producer's transaction, and begin one if it has none. The reply is None.
 
-        Raises CoordinatorNotAvailable for too many partitions in all transactions together.
+        Raises CoordinatorNotAvailable if all transactions together use too much memory.
         """
         self._check_memory()
         out = self._decision(transactional_id)
@@ -174,7 +177,8 @@ class TransactionCore:
     ) -> Decision:
         """Say which partitions belong to the producer's transaction. The reply is one error code for each partition.
 
-        The caller is the leader of a partition that has received records of the transaction (KIP-890).
+        The question comes from the leader of a partition that has received records or offsets for the transaction
+        (KIP-890).
         """
         out = self._decision(transactional_id)
         try:
@@ -190,7 +194,7 @@ class TransactionCore:
         return out
 
     def needs_next_producer_id(self, transactional_id: str) -> bool:
-        """Whether `end` with version 2 needs a new producer id."""
+        """Return whether `end` with version 2 needs a new producer id."""
         return needs_next_producer_id(self._state(transactional_id))
 
     def end(
@@ -241,8 +245,8 @@ class TransactionCore:
     # Reading
 
     def find(self, transactional_id: str) -> tuple[Transaction | None, int]:
-        """Return the state, whose partitions are those without a marker, and the exclusive end of the log that it
-        reflects.
+        """Return the state and the exclusive end of the log that it reflects. If the state is prepared, it contains
+        only the partitions in which the marker is not known to be written.
         """
         entry = self._entries.get(transactional_id)
         if entry is None:
@@ -253,7 +257,9 @@ class TransactionCore:
         return state, entry.next_offset
 
     def listing(self) -> Iterator[tuple[str, Transaction]]:
-        """Yield the transactional ids and their states. One that changes during the iteration may be old or new."""
+        """Yield the transactional ids and their states. If a state changes during the iteration, the old or the new one
+        is yielded.
+        """
         for transactional_id, entry in list(self._entries.items()):
             yield transactional_id, entry.state
 
@@ -270,8 +276,8 @@ class TransactionCore:
         return list(self._entries)
 
     def abort_timed_out(self, transactional_ids: Iterable[str], now: Moment) -> Iterator[Decision]:
-        """Yield a decision for each of these ids whose transaction is older than its transaction.timeout.ms: it will be
-        aborted.
+        """For each of these ids whose transaction is open for longer than its transaction.timeout.ms, yield the
+        decision to abort it.
         """
         for transactional_id in transactional_ids:
             state = self._state(transactional_id)
@@ -290,7 +296,9 @@ class TransactionCore:
                 yield out
 
     def remove_expired(self, transactional_ids: Iterable[str], now: Moment) -> Decision:
-        """Forget those of these ids that were not used for transactional.id.expiration.ms."""
+        """Forget those of these ids that have no open transaction and were not used for
+        transactional.id.expiration.ms.
+        """
         out = Decision()
         for transactional_id in transactional_ids:
             state = self._state(transactional_id)
@@ -307,7 +315,7 @@ class TransactionCore:
         return None if entry is None else entry.state
 
     def _decision(self, transactional_id: str) -> Decision:
-        """Return an empty decision about the transactional id, which is based on its state."""
+        """Return an empty decision whose replies wait until the present state of the transactional id is committed."""
         out = Decision()
         entry = self._entries.get(transactional_id)
         out.reply_offset = self._last_removal_offset if entry is None else entry.next_offset

@@ -1,4 +1,4 @@
-"""What other brokers must do for a coordinator: write the markers that end a transaction."""
+"""The work that leaders of partitions do for a coordinator: write the markers that end a transaction."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ class MarkersToWrite(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    """With version 2, one more than the epoch of the transaction's records."""
+    """With version 2, or if the producer was fenced, one more than the epoch of the transaction's records."""
     is_commit: bool
     partitions: tuple[Partition, ...]
     version: int
-    """The transaction version of the client, see `V2` in records.py."""
+    """The transaction version of the end: V2, or 0 for every older version. See `V2` in records.py."""

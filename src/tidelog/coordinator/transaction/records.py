@@ -56,9 +56,9 @@ class Status(IntEnum):
 
 
 ID_BYTES = 500
-"""About the memory of a transactional id without partitions."""
+"""Estimate of the memory of a transactional id without partitions, in bytes."""
 PARTITION_BYTES = 200
-"""About the memory of one partition of a transaction."""
+"""Estimate of the memory of one partition of a transaction, in bytes."""
 NEVER_STORED = (Status.DEAD, Status.PREPARE_EPOCH_FENCE)
 
 
@@ -70,24 +70,25 @@ class Transaction(NamedTuple):
     status: Status
     timeout_ms: int
     partitions: frozenset[Partition] = frozenset()
-    """Partitions with records or offsets of the transaction. Empty after the transaction is complete."""
+    """Partitions that were added to the transaction. Empty after the transaction is complete."""
     started_ms: int = NO_TIME
     """Wall-clock time at which the transaction began."""
     updated_ms: int = NO_TIME
     """Wall-clock time of the last change."""
     version: int = 0
-    """The transaction version that the client used in the last change. See V1 and V2."""
+    """The transaction version of the last change of the transaction: V2, or 0 for every older version."""
     previous_producer_id: int = NO_PRODUCER_ID
     """The producer id before the last change; usually the same as `producer_id`."""
     next_producer_id: int = NO_PRODUCER_ID
-    """The producer id with which the client continues after the transaction, because its epochs are used up."""
+    """The producer id with which the client continues after the transaction, if the epochs of `producer_id` are used
+    up; otherwise NO_PRODUCER_ID."""
     last_epoch: int = NO_EPOCH
-    """The epoch from which the current producer continued. A repeated request with it is recognised. Records do not
-    contain it, so it is lost when another broker becomes the coordinator, as in Kafka."""
+    """The epoch before the current one, if an InitProducerId that states it counts as a repeated request; otherwise
+    NO_EPOCH. Records do not contain it, so it is lost when another broker becomes the coordinator, as in Kafka."""
 
     @property
     def is_epoch_exhausted(self) -> bool:
-        """Whether the client must continue with another producer id. The last epoch is reserved to fence it."""
+        """Whether the client must continue with another producer id. The last epoch is reserved for fencing."""
         return is_epoch_exhausted(self.producer_epoch)
 
 
@@ -96,7 +97,7 @@ def is_epoch_exhausted(epoch: int) -> bool:
 
 
 def size_of(transactional_id: str, transaction: Transaction) -> int:
-    """Return about how many bytes of memory a transactional id needs."""
+    """Estimate the memory of a transactional id, in bytes."""
     return ID_BYTES + len(transactional_id) + len(transaction.partitions) * PARTITION_BYTES
 
 

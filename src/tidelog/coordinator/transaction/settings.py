@@ -3,17 +3,18 @@
 from typing import NamedTuple
 
 TRANSACTIONAL_IDS_MAX = 200_000
-"""Maximum number of transactional ids in one partition of `__transaction_state`. A producer with a new id is refused
-beyond it, so that clients with random ids cannot fill the memory."""
+"""Maximum number of transactional ids in one partition of `__transaction_state`. Beyond it, a producer with a new id is
+refused, so that clients with random ids cannot fill the memory."""
 PARTITIONS_MAX = 10_000
 """Maximum number of partitions in one transaction. Each change of a transaction writes all of them into a record."""
 BYTES_MAX = 256 << 20
-"""Maximum size of all transactions in one partition of `__transaction_state`, in bytes of memory, as `size_of` counts.
-Beyond it, new transactional ids and more partitions are refused."""
+"""Maximum size of all transactions in one partition of `__transaction_state`, in bytes, as `size_of` estimates
+them. Beyond it, new transactional ids and more partitions are refused."""
 
 
 class TransactionSettings(NamedTuple):
     """All times are in ms."""
 
     id_expiration_ms: int
-    """transactional.id.expiration.ms: a transactional id that was not used for this time is forgotten."""
+    """transactional.id.expiration.ms: a transactional id that was not used for this time is forgotten, unless it has an
+    open transaction."""

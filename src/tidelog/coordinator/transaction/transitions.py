@@ -1,7 +1,7 @@
 """The changes of a transaction's state. Each function returns the next state, or raises the error that the client gets.
 
-The rules are Kafka 4.3's (KIP-98, KIP-360, KIP-890). Table of EndTxn with transaction version 2, by the epoch in the
-request: `same` is the producer's epoch, `before` is that epoch minus 1, as in a repeated request.
+The rules are Kafka 4.3's (KIP-98, KIP-360, KIP-890). The table shows EndTxn with transaction version 2, by the epoch in
+the request: `same` is the producer's epoch. `before` is the producer's epoch minus 1, as in a repeated request.
 
     state            abort before           abort same       commit before          commit same
     EMPTY            PRODUCER_FENCED        aborts           PRODUCER_FENCED        INVALID_TXN_STATE
@@ -12,7 +12,7 @@ request: `same` is the producer's epoch, `before` is that epoch minus 1, as in a
     COMPLETE_COMMIT  INVALID_TXN_STATE      aborts           success                INVALID_TXN_STATE
 
 An abort without a transaction increments the epoch, so that requests of the producer that are still on their way have
-no effect. With version 1 the epoch must be the same. Then a transaction ends only from ONGOING, and the answer to a
+no effect. With version 1, the epoch must be the same, a transaction ends only from ONGOING, and the answer to a
 repeated request follows from the state alone.
 """
 
@@ -48,7 +48,7 @@ COMPLETE = {Status.PREPARE_COMMIT: Status.COMPLETE_COMMIT, Status.PREPARE_ABORT:
 
 
 def is_rotation_due(state: Transaction | None, expected: Producer) -> bool:
-    """Whether `initialize` needs a new producer id."""
+    """Return whether `initialize` needs a new producer id."""
     if state is None:
         return True
     if state.status is Status.ONGOING or state.status.is_prepared or not state.is_epoch_exhausted:
@@ -59,11 +59,11 @@ def is_rotation_due(state: Transaction | None, expected: Producer) -> bool:
 def initialize(
     state: Transaction | None, expected: Producer, timeout_ms: int, fresh_id: int | None, now: Moment
 ) -> Transaction:
-    """Return the state after InitProducerId, in which the producer has a new epoch.
+    """Return the state after InitProducerId. The producer has a new epoch, unless the request is a repeated one.
 
     `expected` is NO_PRODUCER for a new producer, or what the client had before (KIP-360). `fresh_id` is a new producer
-    id if `is_rotation_due`. Raises PRODUCER_FENCED, or CONCURRENT_TRANSACTIONS until the last transaction is complete;
-    an ONGOING one must be fenced first.
+    id if `is_rotation_due`, otherwise None. Raises PRODUCER_FENCED, or CONCURRENT_TRANSACTIONS until the last
+    transaction is complete. The caller must fence an ONGOING transaction first.
     """
     if state is None:
         if fresh_id is None:
@@ -91,13 +91,14 @@ def initialize(
     if expected.epoch == state.producer_epoch:
         return after._replace(producer_epoch=state.producer_epoch + 1, last_epoch=state.producer_epoch)
     if expected.epoch == state.last_epoch:
-        return after  # A repeated request: no other producer has been initialized since, or last_epoch would be -1.
+        return after  # A repeated request. If another producer had been initialized since, last_epoch would be -1.
     raise _fenced(state, expected)
 
 
 def check_expected(state: Transaction, expected: Producer) -> None:
-    """Raise PRODUCER_FENCED unless the producer id is the current one, or the one before it if its epochs are used up:
-    then the client may not have received the answer with the new id.
+    """Raise PRODUCER_FENCED unless `expected` is NO_PRODUCER, or has the current or an accepted previous producer id.
+
+    The previous id is accepted if its epochs are used up: perhaps the client has not received the new id.
     """
     if expected == NO_PRODUCER or expected.producer_id == state.producer_id:
         return
@@ -107,10 +108,10 @@ def check_expected(state: Transaction, expected: Producer) -> None:
 
 
 def fence(state: Transaction, level: int, now: Moment) -> Transaction:
-    """Return the state in which an ONGOING transaction will be aborted, and its producer has too low an epoch.
+    """Return the state in which an ONGOING transaction will be aborted, and the epoch of its producer is too low.
 
-    It happens at a timeout, and when another producer with the same transactional id begins. `level` is the finalized
-    level of transaction.version.
+    A producer is fenced at a timeout, and at every InitProducerId that finds an ONGOING transaction. `level` is the
+    finalized level of transaction.version.
     """
     epoch = min(state.producer_epoch + 1, EPOCH_MAX)
     return state._replace(
@@ -162,17 +163,18 @@ def check_producer(state: Transaction | None, producer: Producer) -> Transaction
 
 
 def needs_next_producer_id(state: Transaction | None) -> bool:
-    """Whether `end` with version 2 needs a new producer id, because the client cannot use the next epoch."""
+    """Return whether `end` with version 2 needs a new producer id, because the client cannot use the next epoch."""
     return state is not None and not state.status.is_prepared and state.is_epoch_exhausted
 
 
 def end(
     state: Transaction | None, producer: Producer, *, commit: bool, version: int, next_id: int | None, now: Moment
 ) -> Transaction | None:
-    """Return the state in which the transaction will be committed or aborted, or None if it has ended so already.
+    """Return the state in which the transaction will be committed or aborted, or None if it has already ended in the
+    requested way.
 
-    `next_id` is a new producer id if `needs_next_producer_id`. Raises INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED,
-    CONCURRENT_TRANSACTIONS or INVALID_TXN_STATE.
+    `next_id` is a new producer id if `needs_next_producer_id`, otherwise None. Raises INVALID_PRODUCER_ID_MAPPING,
+    PRODUCER_FENCED, CONCURRENT_TRANSACTIONS or INVALID_TXN_STATE.
     """
     if state is None:
         raise _unknown_producer(producer)
@@ -233,7 +235,7 @@ def _end_with_v2(
         status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
         producer_epoch=min(state.producer_epoch + 1, EPOCH_MAX),
         last_epoch=state.producer_epoch,
-        # The transaction's start is the time of the abort if there is no transaction.
+        # If there is no transaction, the time of the abort counts as its start.
         started_ms=state.started_ms if state.status is Status.ONGOING else now.wall_ms,
         updated_ms=now.wall_ms,
         version=V2,
@@ -243,7 +245,9 @@ def _end_with_v2(
 
 
 def _ends_as_requested(state: Transaction, *, commit: bool) -> bool:
-    """Return whether the transaction has ended as the request demands. Raises CONCURRENT_TRANSACTIONS if it will."""
+    """Return whether the transaction has ended as the request demands. Raises CONCURRENT_TRANSACTIONS if this end is
+    decided but not complete.
+    """
     if state.status is (Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT):
         raise _concurrent()
     return state.status is (Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT)
@@ -266,7 +270,8 @@ def complete(state: Transaction, now: Moment) -> Transaction:
 
 def _unknown_producer(producer: Producer) -> ApiError:
     return ApiError(
-        f"producer {producer.producer_id} is not the one of the transactional id", ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        f"the transactional id does not have the producer id {producer.producer_id}",
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
     )
 
 
