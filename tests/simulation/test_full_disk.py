@@ -246,7 +246,7 @@ def test_groups_whose_partition_was_opened_late_are_served_without_a_restart() -
         await asyncio.sleep(3)
         assert (await client.find_coordinator("g")).error_code == ErrorCode.NONE
         # The partition has a leader, and its groups are loaded.
-        broker.services.groups.read_offsets("g", lambda durable: None, lambda answer: None)
+        broker.services.groups.read_offsets("g", lambda durable, pending: None, lambda answer: None)
 
     with simulated(1) as world:
         world.run(scenario())

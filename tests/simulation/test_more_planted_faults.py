@@ -14,7 +14,7 @@ from tidelog.log.leader_epochs import LeaderEpochs
 from tidelog.replication.isr import InSyncReplicas
 
 BROKERS = 3
-LOSSES = "InSyncReplicasHaveAll|SameCommittedRecords|NoAckedLoss|OneValueForAnOffset|MonotonicHighWatermark"
+LOSSES = "InSyncReplicasHaveAll|SameCommittedRecords|SameLatestRecords|NoAckedLoss|OneValueForAnOffset|MonotonicHighWatermark"
 
 
 @pytest.fixture(autouse=True)

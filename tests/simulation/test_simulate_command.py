@@ -50,10 +50,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
 def test_a_failure_prints_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "--seeds", "1", "--first-seed", "2", "--profile", "power") == 1
+    assert run(monkeypatch, "--seeds", "1", "--first-seed", "3", "--profile", "power") == 1
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("seed 2 (power): Violation: NotAboveHighWatermark: topic0-") for line in lines)
-    command = "script/simulate --seeds 1 --first-seed 2 --profile power --brokers 1 --minutes 0.1"
+    assert any(line.startswith("seed 3 (power): Violation: NotAboveHighWatermark: topic0-") for line in lines)
+    command = "script/simulate --seeds 1 --first-seed 3 --profile power --brokers 1 --minutes 0.1"
     assert f"repeat it: {command}" in lines
     assert lines[-1].startswith("1 seeds, 1 violations, ")
     assert any(" broker-1 replica topic0-" in line for line in lines), "the events of the partition are printed"
