@@ -14,7 +14,10 @@ from tidelog.log.leader_epochs import LeaderEpochs
 from tidelog.replication.isr import InSyncReplicas
 
 BROKERS = 3
-LOSSES = "InSyncReplicasHaveAll|SameCommittedRecords|SameLatestRecords|NoAckedLoss|OneValueForAnOffset|MonotonicHighWatermark"
+LOSSES = (
+    "InSyncReplicasHaveAll|SameCommittedRecords|SameLatestRecords|NoAckedLoss|OneValueForAnOffset|"
+    "MonotonicHighWatermark"
+)
 
 
 @pytest.fixture(autouse=True)
