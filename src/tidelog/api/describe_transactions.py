@@ -7,6 +7,7 @@ from tidelog.api.pending import Gathering, Pending
 from tidelog.api.repeats import Repeats
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.transaction.records import Transaction
+from tidelog.model.ids import indexes_by_topic
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.describe_transactions import (
@@ -53,9 +54,6 @@ def _answer(
 def _state(transactional_id: str, answer: Transaction | ApiError) -> TransactionState:
     if isinstance(answer, ApiError):
         return TransactionState(answer.code, transactional_id)
-    indexes_by_topic: dict[str, list[int]] = {}
-    for topic, index in sorted(answer.partitions):
-        indexes_by_topic.setdefault(topic, []).append(index)
     return TransactionState(
         transactional_id=transactional_id,
         transaction_state=answer.status.text,
@@ -63,5 +61,5 @@ def _state(transactional_id: str, answer: Transaction | ApiError) -> Transaction
         transaction_start_time_ms=answer.started_ms,
         producer_id=answer.producer_id,
         producer_epoch=answer.producer_epoch,
-        topics=[TopicData(topic, indexes) for topic, indexes in indexes_by_topic.items()],
+        topics=[TopicData(topic, indexes) for topic, indexes in indexes_by_topic(sorted(answer.partitions)).items()],
     )

@@ -11,6 +11,7 @@ from tidelog.cli.cluster_status import DEGRADED, brokers_table, is_degraded, pri
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, connect
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.tables import Column, Table, counted, print_json, print_table
+from tidelog.model.ids import indexes_by_topic
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -145,9 +146,7 @@ def elect(
         chosen = choose_partitions(read_partitions(cluster_client, topics or []), unclean=unclean)
         if unclean and chosen and not yes:
             confirm_unclean(chosen)
-        numbers: dict[str, list[int]] = {}
-        for part in chosen:
-            numbers.setdefault(part.topic, []).append(part.partition)
+        numbers = indexes_by_topic((part.topic, part.partition) for part in chosen)
         results = elect_leaders(cluster_client, numbers, unclean=unclean) if numbers else []
         leaders = {
             (part.topic, part.partition): part.leader

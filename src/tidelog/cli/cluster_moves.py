@@ -19,6 +19,7 @@ from tidelog.cli.reassignment_plan import (
     plan_moves,
 )
 from tidelog.cli.tables import Column, Table, comma_separated, counted, print_json, print_table
+from tidelog.model.ids import indexes_by_topic
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -267,12 +268,9 @@ def drain(client: "Client", broker: int, execution: Execution, *, only_leaders: 
     } | {(move.topic, move.partition) for move in moves}
     if not execution.execute or not led_partitions:
         return code
-    numbers: dict[str, list[int]] = {}
-    for topic, partition in sorted(led_partitions):
-        numbers.setdefault(topic, []).append(partition)
     failures = {
         (election.topic, election.partition): CommandError(election.error)
-        for election in elect_leaders(client, numbers, unclean=False)
+        for election in elect_leaders(client, indexes_by_topic(sorted(led_partitions)), unclean=False)
         if election.error
     }
     report(failures)

@@ -36,6 +36,7 @@ from tidelog.cli.offset_plan import (
 )
 from tidelog.cli.tables import counted, name_text, print_json, print_table, printable
 from tidelog.cli.when import NotATimeError, parse_time_ms
+from tidelog.model.ids import indexes_by_topic
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -426,12 +427,10 @@ def partitions_of(client: "Client", partitions: Iterable[TopicAndPartition]) -> 
 
 def report_omitted_partitions(omitted: Sequence[TopicAndPartition], group: str, remedy: str) -> None:
     """Print on stderr which partitions a plan leaves out because the group has not committed in them."""
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in omitted:
-        by_topic.setdefault(topic, []).append(partition)
     count = counted(len(omitted), "partition")
     print(
-        f"Left out: {count} without a commit of {name_text(group)} ({partitions_text(by_topic)}); {remedy}.",
+        f"Left out: {count} without a commit of {name_text(group)} "
+        f"({partitions_text(indexes_by_topic(omitted))}); {remedy}.",
         file=sys.stderr,
     )
 

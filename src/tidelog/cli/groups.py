@@ -1,7 +1,7 @@
 """List and describe groups for commands, and format groups and members as text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.cli.connection import client_error
@@ -10,11 +10,13 @@ from tidelog.cli.escapes import unescape
 from tidelog.cli.offline import coordinator_failure
 from tidelog.cli.tables import name_text, ranges
 from tidelog.model.addresses import host_port_text
+from tidelog.model.ids import indexes_by_topic
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
     from tidelog.client.each import Failure
     from tidelog.client.groups import Group, ListedGroup, Member
+    from tidelog.model.ids import TopicPartition
 
 MEMBERS_SHOWN = 5
 """Upper bound on the members that a line of text lists."""
@@ -165,10 +167,13 @@ def partitions_text(member: "Member") -> str:
     """Return the member's partitions by topic, for example `orders 0-3,7; payments 1`; `?` if they are not known."""
     if member.problem:
         return "?"
-    by_topic: dict[str, list[int]] = {}
-    for part in member.partitions:
-        by_topic.setdefault(part.topic, []).append(part.partition)
-    return "; ".join(f"{topic} {ranges(parts)}" for topic, parts in sorted(by_topic.items()))
+    return partition_list_text(member.partitions)
+
+
+def partition_list_text(partitions: "Iterable[TopicPartition]") -> str:
+    """Return the partitions by topic: `orders 0-3,7; payments 1`."""
+    by_topic = sorted(indexes_by_topic(partitions).items())
+    return "; ".join(f"{topic} {ranges(numbers)}" for topic, numbers in by_topic)
 
 
 def members_text(group: "Group") -> str:

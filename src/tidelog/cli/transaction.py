@@ -40,6 +40,7 @@ from tidelog.cli.transactions import (
     warn_of_hidden_transactions,
 )
 from tidelog.cli.when import NotATimeError, duration_text, parse_duration_s
+from tidelog.model.ids import indexes_by_topic
 
 if TYPE_CHECKING:
     from tidelog.client.transactions import ActiveProducer, Transaction
@@ -196,10 +197,7 @@ def show_transaction(transaction: "Transaction") -> None:
     if not transaction.partitions:
         print("No partitions.")
         return
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in sorted(transaction.partitions):
-        by_topic.setdefault(topic, []).append(partition)
-    rows = [(topic, ranges(numbers)) for topic, numbers in by_topic.items()]
+    rows = [(topic, ranges(numbers)) for topic, numbers in indexes_by_topic(sorted(transaction.partitions)).items()]
     print_table(Table([Column("Topic"), Column("Partitions", breaks=True)], rows))
 
 

@@ -8,7 +8,7 @@ import typer
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, client_error, connect
 from tidelog.cli.errors import CommandError, UsageError, raise_together
 from tidelog.cli.group_offsets import Yes, confirm
-from tidelog.cli.groups import parse_group_names, state_text
+from tidelog.cli.groups import parse_group_names, partition_list_text, state_text
 from tidelog.cli.offset_plan import topics_and_partitions
 from tidelog.cli.tables import Column, Table, name_text, print_json, print_notes, print_table, printable
 from tidelog.cli.transactions import (
@@ -19,7 +19,6 @@ from tidelog.cli.transactions import (
     filter_hanging,
     find_hanging,
     partitions_of_topics,
-    partitions_text,
     producer_json,
     producers_of,
     time_text,
@@ -215,7 +214,7 @@ def abort_transaction(client: "Client", name: str, yes: bool) -> None:
     if transaction.state in DECIDED:
         raise CommandError(
             f"the end of the transaction of {name_text(name)} is decided already (state {state}): its markers are still"
-            f" missing in {partitions_text(transaction.partitions) or 'no partition'}; the coordinator sends them"
+            f" missing in {partition_list_text(transaction.partitions) or 'no partition'}; the coordinator sends them"
             " again until the leaders of these partitions answer"
         )
     if transaction.state != "Ongoing":
@@ -224,7 +223,7 @@ def abort_transaction(client: "Client", name: str, yes: bool) -> None:
     print(
         f"The transaction of {name_text(name)} (producer {transaction.producer_id},"
         f" epoch {transaction.producer_epoch}{age}) has records or offsets in:"
-        f" {printable(partitions_text(transaction.partitions))}.\n"
+        f" {printable(partition_list_text(transaction.partitions))}.\n"
         "Its coordinator will abort it in all of them: read_committed consumers skip its records, and its offsets\n"
         "are not committed. The producer is fenced: its next request fails with PRODUCER_FENCED or\n"
         "INVALID_PRODUCER_EPOCH, and the application must be started again.",

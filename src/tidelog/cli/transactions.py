@@ -10,7 +10,7 @@ from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.groups import state_text
 from tidelog.cli.offline import find_offline_partitions, warn
 from tidelog.cli.own_client import broker_address, broker_addresses
-from tidelog.cli.tables import is_terminal, name_text, ranges
+from tidelog.cli.tables import is_terminal, name_text
 from tidelog.cli.when import duration_text, iso_time
 
 if TYPE_CHECKING:
@@ -295,14 +295,6 @@ def time_text(then_ms: int) -> str:
     if then_ms < 0:
         return "-"
     return f"{duration_text(age_ms(then_ms) // 1000)} ago" if is_terminal() else iso_time(then_ms)
-
-
-def partitions_text(partitions: "Iterable[TopicPartition]") -> str:
-    """Return the partitions by topic: `orders 0-3,7; payments 1`."""
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        by_topic.setdefault(topic, []).append(partition)
-    return "; ".join(f"{topic} {ranges(numbers)}" for topic, numbers in sorted(by_topic.items()))
 
 
 def listed_json(listed: "ListedTransaction") -> dict[str, Any]:

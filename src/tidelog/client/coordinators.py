@@ -7,12 +7,12 @@ A key, the group id or the transactional id, may be any string that a broker sen
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from tidelog.client.cluster import Address
+from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
 from tidelog.client.each import Results, ask_each
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import ClientError, Unreachable
-from tidelog.client.operations import AskAny, Operation
+from tidelog.client.operations import Ask, AskAny, Backoff, Operation, Request, Retries
 from tidelog.wire.errors import ApiError, error_for
 from tidelog.wire.message import Message
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -51,6 +51,34 @@ def find_coordinators(keys: Sequence[str], key_type: KeyType) -> Operation[Resul
         failure = error_for(entry.error_code, reason) if entry.error_code else None
         coordinators[entry.key] = failure or Coordinator(entry.node_id, Address(entry.host, entry.port))
     return coordinators
+
+
+def ask_coordinator(
+    cluster: Cluster, backoff: Backoff, key: str, key_type: KeyType, request: Message, response_class: type[M]
+) -> Operation[M]:
+    """Send the request to the coordinator of the key, until the response has no retriable error, and return it.
+
+    The response must have an `error_code`. Raises ApiError for a final error.
+    """
+    retries = Retries(cluster, backoff, ())
+    while True:
+        try:
+            coordinator = (yield from find_coordinators([key], key_type))[key]
+            if isinstance(coordinator, Exception):
+                raise coordinator
+            answers = yield Ask([Request(coordinator.address, request)])
+            assert isinstance(answers, list)
+            (answer,) = answers
+            if isinstance(answer, ClientError):
+                raise answer
+            assert isinstance(answer, response_class)
+            error_code: int = answer.error_code  # type: ignore[attr-defined]  # no base class has the field
+            if error_code:
+                raise error_for(error_code, f"{key_type.noun} {key!r}: {error_name(error_code)}")
+            return answer
+        except (ApiError, Unreachable) as error:
+            pause = retries.after(error)
+        yield pause
 
 
 def ask_coordinators(

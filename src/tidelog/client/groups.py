@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
-from tidelog.client.coordinators import GROUPS, ask_coordinators, find_coordinators
+from tidelog.client.coordinators import GROUPS, ask_coordinator, ask_coordinators
 from tidelog.client.each import Failure, Results, ask_each, brokers, retry_temporary_failures
 from tidelog.client.error_codes import error_name
-from tidelog.client.errors import ClientError, Unreachable
-from tidelog.client.operations import Ask, Backoff, Operation, Request, Retries
+from tidelog.client.errors import ClientError
+from tidelog.client.operations import Backoff, Operation
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
@@ -314,28 +314,12 @@ def delete_offsets(
         topic = topics.setdefault(name, OffsetDeleteRequestTopic(name))
         topic.partitions.append(OffsetDeleteRequestPartition(index))
     request = OffsetDeleteRequest(group_id=group_id, topics=list(topics.values()))
-    retries = Retries(cluster, backoff, ())
-    while True:
-        try:
-            coordinator = (yield from find_coordinators([group_id], GROUPS))[group_id]
-            if isinstance(coordinator, Exception):
-                raise coordinator
-            answers = yield Ask([Request(coordinator.address, request)])
-            assert isinstance(answers, list)
-            (answer,) = answers
-            if isinstance(answer, ClientError):
-                raise answer
-            assert isinstance(answer, OffsetDeleteResponse)
-            if answer.error_code:
-                raise error_for(answer.error_code, f"group {group_id!r}: {error_name(answer.error_code)}")
-            return {
-                TopicPartition(topic.name, part.partition_index): part.error_code
-                for topic in answer.topics
-                for part in topic.partitions
-            }
-        except (ApiError, Unreachable) as error:
-            pause = retries.after(error)
-        yield pause
+    answer = yield from ask_coordinator(cluster, backoff, group_id, GROUPS, request, OffsetDeleteResponse)
+    return {
+        TopicPartition(topic.name, part.partition_index): part.error_code
+        for topic in answer.topics
+        for part in topic.partitions
+    }
 
 
 def _failure(code: int, message: str | None) -> ApiError | None:

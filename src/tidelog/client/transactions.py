@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
-from tidelog.client.coordinators import TRANSACTIONS, ask_coordinators, find_coordinators
+from tidelog.client.coordinators import TRANSACTIONS, ask_coordinator, ask_coordinators
 from tidelog.client.each import Failure, Results, ask_each, brokers, retry_temporary_failures
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import ClientError, Unreachable
@@ -273,23 +273,7 @@ def fence(cluster: Cluster, backoff: Backoff, transactional_id: str, timeout_ms:
     is sent again. Raises ApiError.
     """
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=timeout_ms)
-    retries = Retries(cluster, backoff, ())
-    while True:
-        try:
-            coordinator = (yield from find_coordinators([transactional_id], TRANSACTIONS))[transactional_id]
-            if isinstance(coordinator, Exception):
-                raise coordinator
-            answers = yield Ask([Request(coordinator.address, request)])
-            assert isinstance(answers, list)
-            (answer,) = answers
-            if isinstance(answer, ClientError):
-                raise answer
-            assert isinstance(answer, InitProducerIdResponse)
-            if answer.error_code:
-                raise error_for(
-                    answer.error_code, f"transactional id {transactional_id!r}: {error_name(answer.error_code)}"
-                )
-            return FencedProducer(answer.producer_id, answer.producer_epoch)
-        except (ApiError, Unreachable) as error:
-            pause = retries.after(error)
-        yield pause
+    answer = yield from ask_coordinator(
+        cluster, backoff, transactional_id, TRANSACTIONS, request, InitProducerIdResponse
+    )
+    return FencedProducer(answer.producer_id, answer.producer_epoch)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable
 from tidelog.coordinator.transaction.markers import MarkersToWrite
+from tidelog.model.ids import indexes_by_topic
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -225,15 +226,12 @@ def _take_some(waiting: "dict[_Work, dict[Partition, None]]") -> "dict[_Work, di
 
 
 def _marker(work: _Work, partitions: "Iterable[Partition]") -> WritableTxnMarker:
-    indexes_by_topic: dict[str, list[int]] = {}
-    for topic, index in partitions:
-        indexes_by_topic.setdefault(topic, []).append(index)
     markers = work.markers
     return WritableTxnMarker(
         producer_id=markers.producer_id,
         producer_epoch=markers.producer_epoch,
         transaction_result=markers.is_commit,
-        topics=[WritableTxnMarkerTopic(topic, indexes) for topic, indexes in indexes_by_topic.items()],
+        topics=[WritableTxnMarkerTopic(topic, indexes) for topic, indexes in indexes_by_topic(partitions).items()],
         coordinator_epoch=work.coordinator.leader_epoch,
         transaction_version=markers.version,
     )

@@ -1,6 +1,7 @@
 """Identifiers of topics and partitions, and their text forms."""
 
 import base64
+from collections.abc import Iterable
 from typing import NamedTuple, NewType
 
 TopicId = NewType("TopicId", bytes)
@@ -15,6 +16,14 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def indexes_by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """Group partitions by topic, in the order in which they are given."""
+    indexes: dict[str, list[int]] = {}
+    for topic, index in partitions:
+        indexes.setdefault(topic, []).append(index)
+    return indexes
 
 
 def uuid_text(raw: bytes) -> str:

@@ -84,7 +84,7 @@ class UnverifiedBatches:
             while waiting:
                 item = waiting[0]
                 header = BatchHeader(item.batch)
-                error = None if self._continues_transaction(header) else await self._verify(producer_id, item)
+                error = None if self._continues_transaction(header) else await self._verify(header, item.ask)
                 if error is None:
                     self._append(waiting, header)
                     continue
@@ -99,17 +99,17 @@ class UnverifiedBatches:
             while waiting:
                 self._remove_first(waiting)(NotLeaderOrFollower("the broker stops"))
 
-    async def _verify(self, producer_id: int, item: _Waiting) -> ApiError | None:
+    async def _verify(self, header: BatchHeader, ask: Ask) -> ApiError | None:
         """Return the error with which the batch must be refused, or None if it may be appended."""
-        verification = Verification(self._partition, producer_id, BatchHeader(item.batch).producer_epoch)
+        verification = Verification(self._partition, header.producer_id, header.producer_epoch)
         try:
-            await item.ask()
+            await ask()
             verification.check()
         except ApiError as refusal:
             return refusal
         finally:
             verification.end()
-        return self._check_sequence(BatchHeader(item.batch))
+        return self._check_sequence(header)
 
     def _check_sequence(self, header: BatchHeader) -> ApiError | None:
         """Return an error for a batch that overtakes an earlier batch, which was refused and will be sent again.

@@ -7,6 +7,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
+from tidelog.model.ids import indexes_by_topic
 from tidelog.wire.messages.transaction_records import PartitionsSchema, TransactionLogKey, TransactionLogValue
 from tidelog.wire.primitives import MalformedMessage
 
@@ -135,10 +136,7 @@ class TransactionRecord:
 
 
 def _by_topic(partitions: frozenset[Partition]) -> list[PartitionsSchema]:
-    indexes_by_topic: dict[str, list[int]] = {}
-    for topic, index in sorted(partitions):
-        indexes_by_topic.setdefault(topic, []).append(index)
-    return [PartitionsSchema(topic, indexes) for topic, indexes in indexes_by_topic.items()]
+    return [PartitionsSchema(topic, indexes) for topic, indexes in indexes_by_topic(sorted(partitions)).items()]
 
 
 def decode_record(key: bytes, value: bytes | None) -> TransactionRecord | None:
