@@ -1,0 +1,1 @@
+"""Data pipelines on Spark: plain PySpark functions with declared sources and sinks."""
