@@ -140,7 +140,8 @@ def test_reassignments(tools: Tools, unique: Unique, tmp_path: Path) -> None:
     """Generate, execute, list, verify, cancel and throttle a reassignment."""
     topic = unique("moved")
     tools.create(topic, "1:2")
-    tools("producer-perf-test", "--topic", topic, "--num-records", 3000, "--record-size", 1000, "--throughput", -1)
+    # A throttled follower fetches 1 MB at once and then pauses for the whole window (11 s), so the move lasts minutes.
+    tools("producer-perf-test", "--topic", topic, "--num-records", 30000, "--record-size", 1000, "--throughput", -1)
     topics = written(tmp_path, "topics.json", {"version": 1, "topics": [{"topic": topic}]})
     generated = tools(
         "reassign-partitions", "--generate", "--topics-to-move-json-file", topics, "--broker-list", "1,2,3"
