@@ -1,4 +1,4 @@
-"""A directory of Apache Kafka with open transactions: each is finished by Tidelog, in the way that its client asks for."""
+"""Tidelog finishes the open transactions of a directory of Apache Kafka, each in the way that its client asks for."""
 
 import shutil
 from pathlib import Path
@@ -44,12 +44,12 @@ def last_stable_offset(admin: AdminClient, topic: str) -> int:
     return int(offsets[partition].result(30).offset)
 
 
-def committed_values(bootstrap: str, topic: str) -> list[bytes]:
+def committed_values(bootstrap: str, topic: str) -> list[bytes | None]:
     """Return the values that a read_committed consumer gets before the end of the partition."""
     settings = {"bootstrap.servers": bootstrap, "group.id": "checks", "enable.partition.eof": True}
     consumer = Consumer(settings | {"auto.offset.reset": "earliest", "isolation.level": "read_committed"})
     consumer.assign([TopicPartition(topic, 0, 0)])
-    values: list[bytes] = []
+    values: list[bytes | None] = []
     while (message := consumer.poll(30)) is not None and message.error() is None:
         values.append(message.value())
     assert message is not None, "the end of the partition was not reached"
@@ -77,9 +77,8 @@ def test_open_transactions_of_kafka_are_finished(tmp_path: Path) -> None:
             begin(bootstrap, TOPICS[2], **{"transaction.timeout.ms": TIMEOUT_MS})
             assert [last_stable_offset(admin, topic) for topic in TOPICS] == [0, 0, 0]
             assert kafka.data is not None
-            kafka_data = kafka.data
             # Kafka's directory is removed when Kafka ends. A copy of a running broker's files is like a power cut.
-            shutil.copytree(kafka_data, data)
+            shutil.copytree(kafka.data, data)
     except NoKafka as missing:
         pytest.skip(f"Apache Kafka cannot run here: {missing}")
 
