@@ -102,8 +102,11 @@ class ProducerState:
         """Return a new object that stands for a question to the coordinator of the producer's transaction (KIP-890).
 
         It becomes invalid when a marker ends the transaction: then the answer may be about a transaction that has
-        ended.
+        ended. Raises InvalidProducerEpoch if the log has a higher epoch of the producer: then nobody needs to be asked.
         """
+        entry = self.entries.get(producer_id)
+        if entry is not None and epoch < entry.epoch:
+            raise _old_epoch(producer_id, epoch, entry.epoch)
         verification = object()
         self._verifications.setdefault(producer_id, {})[verification] = epoch
         return verification
@@ -148,9 +151,7 @@ class ProducerState:
                     f"producer {header.producer_id} epoch {epoch} sent sequence {first}, expected {entry.next_sequence}"
                 )
         elif epoch < entry.epoch:
-            raise InvalidProducerEpoch(
-                f"producer {header.producer_id} sent epoch {epoch}, the partition has seen epoch {entry.epoch}"
-            )
+            raise _old_epoch(header.producer_id, epoch, entry.epoch)
         elif first > 0:
             raise OutOfOrderSequenceNumber(
                 f"producer {header.producer_id} began epoch {epoch} with sequence {first}, it must begin with 0"
@@ -288,6 +289,12 @@ class ProducerState:
         )
         for _, producer_id in silent[: max(1, self.producers_max // FORGOTTEN_DIVISOR)]:
             del self.entries[producer_id]
+
+
+def _old_epoch(producer_id: int, epoch: int, newest_epoch: int) -> InvalidProducerEpoch:
+    return InvalidProducerEpoch(
+        f"producer {producer_id} sent epoch {epoch}, the partition has seen epoch {newest_epoch}"
+    )
 
 
 def _find_repeated(entry: ProducerEntry, first_sequence: int, last_sequence: int) -> ProducedBatch | None:

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 class Verification:
-    """One question about a producer's transaction in a partition. It begins before the coordinator is asked."""
+    """One question about a producer's transaction in a partition. It begins before the coordinator is asked.
+
+    Raises InvalidProducerEpoch if the partition has a higher epoch of the producer.
+    """
 
     __slots__ = ("_leader_epoch", "_partition", "_producer_id", "_producers", "_token")
 
