@@ -1,8 +1,8 @@
-"""Encoded topics for Metadata responses, so that only topics that have changed are described and encoded again.
-`encoded_partitions` uses EncodedTopics for the partitions of DescribeTopicPartitions responses.
+"""Store encoded topics for Metadata responses, so that only topics that have changed are described and encoded
+again. `encoded_partitions` uses EncodedTopics for the partitions of DescribeTopicPartitions responses.
 
-A `TopicImage` never changes: a changed topic has a new object. The description of a topic also depends on the brokers
-that are online, and on the logs that are offline on this broker. Topics with an offline log are not stored.
+A `TopicImage` never changes: a changed topic has a new object. The description of a topic also depends on the
+brokers that are online, and on the logs that are offline on this broker. Topics with an offline log are not stored.
 """
 
 from collections.abc import Sized

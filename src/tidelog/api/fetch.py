@@ -86,7 +86,7 @@ def handle(
 
 
 def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> "Steps[Outcome[FetchResponse]]":
-    """Collect the partitions of the request in steps, then call `handle`. There may be very many."""
+    """Collect the partitions of the request, which may be very many, in steps. Then call `handle`."""
     item_class = FetchItem
     if services.followers is not None and (request.replica_state is not None or request.replica_id >= 0):
         from tidelog.api.follower_fetch import FollowerItem
