@@ -157,7 +157,9 @@ class Encoded:
 
 
 class CloseConnection:
-    """Returned by a handler to close the connection without a response, as after a failed produce with acks=0."""
+    """Returned by a handler to close the connection without a response, for example after a failed produce with
+    acks=0.
+    """
 
     __slots__ = ("reason",)
 
