@@ -75,7 +75,8 @@ class Lags(NamedTuple):
 def all_lags(
     client: "Client", names: Iterable[str], described: "Mapping[str, Group]", ages: "Ages | None" = None
 ) -> Lags:
-    """Return the lag of each group in every partition of the topics that it reads or has committed in.
+    """Return the lag of each group in every partition of the topics that the group reads or in which it has
+    committed.
 
     `described` contains the groups' members, as far as they are known. `behind_ms` is set only with `ages`.
     """
@@ -201,7 +202,8 @@ class Total(NamedTuple):
     """The lag of several partitions together."""
 
     records: int | None
-    """Sum of the known lags, in records; None if no partition's lag is known."""
+    """Sum of the known lags, in records; None if there are no partitions, or if no lag is known and `unknown` is not
+    0."""
     unknown: int
     """Number of partitions that the sum does not include: they contain records but have no commit, they have no
     leader, or their topic was deleted."""
