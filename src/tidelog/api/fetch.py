@@ -246,7 +246,7 @@ class Fetch:
             if item.current_leader_epoch >= 0:
                 partition.check_leader_epoch(item.current_leader_epoch)
             if self._from_follower:
-                raise NotLeaderOrFollower("this broker has no followers")
+                raise NotLeaderOrFollower("this broker does not serve this follower")
             if item.last_fetched_epoch >= 0 and self._report_divergence(partition, item):
                 return
             if self._rack and self._name_preferred_replica(partition, item):
