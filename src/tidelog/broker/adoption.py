@@ -125,8 +125,8 @@ def read_identity(disk: Disk, directory: str) -> Identity:
 
 
 def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
-    """Read the common identity of several data directories. Blocks. Raises AdoptionError, also if the directories
-    belong to different clusters or nodes.
+    """Read the common identity of several data directories. Blocks. Raises OSError, and AdoptionError, also if the
+    directories belong to different clusters or nodes.
     """
     cluster_id: str | None = None
     node_id: int | None = None

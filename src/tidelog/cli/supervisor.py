@@ -1,7 +1,7 @@
 """`tidelog start --brokers N`: run the brokers of a cluster on one machine, each in a process of its own.
 
 The supervisor starts the processes, reports their addresses, starts a process again after it has ended, and stops
-all of them one after another. It has no data and no connections: clients use the brokers' ports.
+all of them one after another. It has no data and accepts no connections: clients use the brokers' ports.
 
 Every broker has the read end of a pipe, and only the supervisor has the write end. When the supervisor ends, even by
 kill -9, the brokers read end-of-file and stop (`cli/parent.py`).
