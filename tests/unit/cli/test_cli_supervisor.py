@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tidelog.cli.brokers_of_host import BrokerPlan
+from tidelog.cli.supervisor import without_plan
+
 LIMIT_S = 30.0
 
 SUPERVISOR = """
 import asyncio, json, logging, sys
 from tidelog.cli import supervisor
 from tidelog.cli.brokers_of_host import BrokerPlan
-from tidelog.cli.supervisor import without_plan
 from tidelog.cli.logs import configure_logging
 from tidelog.cli.supervisor_lines import LineReporter
 from tidelog.config.endpoints import Endpoint
