@@ -41,7 +41,7 @@ def _join_lines(lines: list[str]) -> bytes:
 
 
 class OffsetsCopy(dict[TopicPartition, int]):
-    """A copy of offsets that change partition by partition. It says what changed since the copy before it.
+    """A copy of the offsets of all partitions. It also contains the partitions that have changed since the last copy.
 
     Formatting ten thousand entries takes several milliseconds, in which the event loop waits for the interpreter lock
     again and again. So a checkpoint that is written every second formats only the entries that changed.
@@ -56,7 +56,7 @@ class OffsetsCopy(dict[TopicPartition, int]):
         previous: object,
         touched: Iterable[TopicPartition],
     ) -> None:
-        """`version` identifies this copy, and `previous` is the version of the copy before it. `touched` contains
+        """`version` identifies this copy, and `previous` identifies the copy before it. `touched` contains
         every key that was set or removed between the two copies.
         """
         super().__init__(offsets)
