@@ -115,7 +115,7 @@ class ProducerState:
         """Make all verifications of the producer's epochs below `epoch` invalid."""
         running = self._verifications.get(producer_id)
         if running is not None:
-            for verification in [verification for verification, of in running.items() if of < epoch]:
+            for verification in [v for v, verified_epoch in running.items() if verified_epoch < epoch]:
                 del running[verification]
             if not running:
                 del self._verifications[producer_id]
