@@ -1,8 +1,8 @@
 """The offsets of all partitions for the checkpoint files, updated partition by partition.
 
 If the offsets of ten thousand partitions were read for every checkpoint, this would occupy the event loop for tens of
-milliseconds per second. A thread writes the files from copies. The copies say what changed, so that the thread formats
-only the changed entries.
+milliseconds per second. A thread writes the files from copies. Each copy names the partitions that have changed since
+the last copy, so that the thread formats only their entries.
 """
 
 from typing import TYPE_CHECKING
