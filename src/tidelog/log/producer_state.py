@@ -139,7 +139,7 @@ class ProducerState:
         epoch = header.producer_epoch
         first = header.base_sequence
         if epoch == entry.epoch:
-            # Offsets that a transaction commits have no sequence: the coordinator of the group numbers no batches.
+            # A batch of offsets that a transaction commits has no sequence: the group coordinator does not set one.
             if first != entry.next_sequence and first != NO_SEQUENCE:
                 repeated = _find_repeated(entry, first, advance_sequence(first, header.last_offset_delta))
                 if repeated is not None:

@@ -20,7 +20,7 @@ class Offsets:
     def __init__(self) -> None:
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
-        """Only offsets above 0: the checkpoint has no others."""
+        """Contains only offsets above 0, because the checkpoint omits the offset 0."""
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._being_cut: dict[TopicPartition, None] = {}
         """Partitions for which `lower` or `raise_start` was called. Until `end_cut`, `update` does not change their

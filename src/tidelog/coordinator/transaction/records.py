@@ -22,8 +22,8 @@ EPOCH_MAX = (1 << 15) - 1
 
 V1 = 1
 V2 = 2
-"""Levels of the feature transaction.version. From level 1 on, records have tagged fields. With level 2 (KIP-890), each
-end of a transaction increments the producer's epoch."""
+"""V1 and V2 are levels of the feature transaction.version. From V1 on, records have tagged fields. With V2 (KIP-890),
+each end of a transaction increments the producer's epoch."""
 
 Partition: TypeAlias = tuple[str, int]
 """Topic and index."""
