@@ -299,7 +299,7 @@ class PartitionLog:
     def _begin_epoch(self, leader_epoch: int) -> None:
         latest = self.epochs.latest
         if leader_epoch < latest:
-            self.fail(f"the log holds leader epoch {latest}, its leader's is {leader_epoch}")
+            self.fail(f"the log has leader epoch {latest}, but its leader is in epoch {leader_epoch}")
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         self.epochs.assign(leader_epoch, self.log_end_offset)
         self._leader_epoch = leader_epoch

@@ -360,7 +360,7 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
         for offset_delta, timestamp, _ in record_facts(decompressed_records(batch, header, SEARCHED_BYTES_MAX), header):
             offset = header.base_offset + offset_delta
             if not header.base_offset <= offset <= header.last_offset:
-                raise MalformedMessage(f"record batch: a record with an offset delta of {offset_delta}")
+                raise MalformedMessage(f"record batch: the offset delta {offset_delta} of a record is out of range")
             if offset >= start_offset:
                 yield offset, timestamp
     except MalformedMessage as error:

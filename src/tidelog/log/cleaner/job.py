@@ -126,10 +126,10 @@ _KINDS: dict[str, Any] = {
 def decode_report(data: bytes) -> Report:
     """Decode a report. Raises ValueError."""
     if len(data) > REPORT_BYTES_MAX:
-        raise ValueError(f"a report of {len(data)} bytes, the limit is {REPORT_BYTES_MAX}")
+        raise ValueError(f"a report has {len(data)} bytes, but the limit is {REPORT_BYTES_MAX}")
     try:
         ((kind, fields),) = json.loads(data).items()
         report: Report = _KINDS[kind](**fields)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"a report that cannot be read: {error!r}") from error
+        raise ValueError(f"a report cannot be read: {error!r}") from error
     return report
