@@ -1,4 +1,4 @@
-"""The time between a question to a transaction's coordinator and the append that rests on the answer (KIP-890)."""
+"""The time between a question to a transaction's coordinator and the append that depends on the answer (KIP-890)."""
 
 from typing import TYPE_CHECKING
 
