@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from tidelog.pipelines.declarations import (
     Pipeline,
     PipelineError,
     SinkContext,
+    Source,
     SourceContext,
     interval_ms,
     place_of,
@@ -177,15 +179,15 @@ def start_queries(
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
+    drop = pipeline.dead_letters is not None
     for parameter, source in pipeline.sources.items():
-        if isinstance(source, Topic) and source.value is not None:
-            drop = pipeline.dead_letters is not None
-            frames[parameter] = source.parsed(
-                source.records(context), pipeline.name, METRIC + parameter, drop_unparsed=drop
-            )
-            letter_sources |= {parameter: source} if drop else {}
-        else:
-            frames[parameter] = source.load(context)
+        with _source_errors(pipeline, parameter, source):
+            if isinstance(source, Topic) and source.value is not None:
+                records = source.records(context)
+                frames[parameter] = source.parsed(records, pipeline.name, METRIC + parameter, drop_unparsed=drop)
+                letter_sources |= {parameter: source} if drop else {}
+            else:
+                frames[parameter] = source.load(context)
     if pipeline.dead_letters is not None:
         _refuse_shared_topics(pipeline, letter_sources)
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
@@ -209,6 +211,21 @@ def start_queries(
             each.stop()
         raise
     return running
+
+
+@contextmanager
+def _source_errors(pipeline: Pipeline, parameter: str, source: Source) -> Iterator[None]:
+    """Let errors in the block name the pipeline and the source, as PipelineError."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PipelineError:
+        raise
+    except (PySparkException, ValueError, ImportError) as error:
+        raise PipelineError(
+            f"pipeline {pipeline.name}, source {parameter} ({source.describe()}): {first_line(str(error))}"
+        ) from error
 
 
 def _start_query(

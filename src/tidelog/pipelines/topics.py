@@ -11,6 +11,7 @@ from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, S
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
+
     from pyspark_tidelog.formats import Format
 
 Tombstones = Literal["error", "keep", "skip"]
