@@ -16,7 +16,7 @@ Try it, with a broker that listens on localhost:9092 (tidelog start):
     echo '{{"product": "tea", "quantity": 2}}' | tidelog produce {topic}
     tidelog pipeline dry-run {name}.py
     tidelog pipeline run {name}.py --once
-    tidelog consume {topic}-totals --from-beginning --max 1
+    tidelog consume {topic}-totals --from-beginning --until-end -f "{{key}} {{value}}"
 """
 
 from pyspark.sql import DataFrame

@@ -25,7 +25,7 @@ from tidelog.pipelines.topics import Topic, ensure_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 DEAD_LETTER_PARTITIONS = 1
 
@@ -122,7 +122,7 @@ class RunningQuery:
 
         assert self._query is not None
         try:
-            jvm_query: Any = self._query._jsq  # type: ignore[attr-defined]
+            jvm_query: Any = self._query._jsq
             rows = jvm_query.streamingQuery().lastExecution().observedMetrics()
             counts = {}
             entries = rows.iterator()
@@ -148,7 +148,7 @@ class RunningQuery:
     def update_status(self) -> None:
         """Add the reports that Spark has made since the last call."""
         assert self._query is not None
-        jvm_query: Any = self._query._jsq  # type: ignore[attr-defined]
+        jvm_query: Any = self._query._jsq
         reports = [json.loads(each.json()) for each in jvm_query.recentProgress()]
         keys = [f"{each['timestamp']} {each['batchId']}" for each in reports]
         begin = keys.index(self._seen_batch) + 1 if self._seen_batch in keys else 0
@@ -265,7 +265,7 @@ def _start_query(
 
 def _sources_in(frame: "DataFrame", sources: Mapping[str, Topic]) -> list[str]:
     """Return the sources that this DataFrame reads, by the names of their metrics in its plan."""
-    plan = frame._jdf.queryExecution().analyzed().toString()  # type: ignore[operator]
+    plan = frame._jdf.queryExecution().analyzed().toString()
     return [parameter for parameter in sources if f"{METRIC}{parameter}," in plan]
 
 
