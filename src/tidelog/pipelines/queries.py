@@ -196,6 +196,11 @@ def start_queries(
             else:
                 frames[parameter] = source.load(context)
     if pipeline.dead_letters is not None:
+        if run.checkpoints is not None and "://" in run.checkpoints:
+            raise PipelineError(
+                f"pipeline {pipeline.name}: dead letters need checkpoints in a directory that the driver can read, not"
+                f" {run.checkpoints}: use a mounted directory, or leave out dead_letters"
+            )
         _refuse_shared_topics(pipeline, letter_sources)
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
     results = results_of(pipeline, frames)
