@@ -87,7 +87,7 @@ def cut_shipments(source: Path, products: list[str]) -> None:
     kept = [row for row in rows[1:] if row and next(csv.reader([row.decode()]))[delivered].endswith(months)]
     write("scms_shipments.csv.gz", b"\r".join([rows[0], *kept, b""]))
     items = Counter(next(csv.reader([row.decode()]))[item] for row in kept)
-    # The products of the shop and the items of the shipments have nothing to do with each other. This table is invented.
+    # The products of the shop have nothing to do with the items of the shipments: this table is invented.
     pairs = zip(products, (name for name, _ in items.most_common()), strict=False)
     with (HERE / "catalogue.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -101,7 +101,7 @@ def cut_metrics(source: Path) -> None:
     series = [b"series,timestamp,value\n"]
     for path in paths:
         name = f"{path.parent.name}/{path.stem}".encode()
-        series += [name + b"," + line for line in lines(path)[1:]]
+        series += [name + b"," + line.rstrip() + b"\n" for line in lines(path)[1:]]
     write("nab_series.csv.gz", b"".join(series))
     labels = json.loads((nab / "labels_combined_windows.json").read_text())
     selected = {f"{path.parent.name}/{path.stem}": labels[f"{path.parent.name}/{path.name}"] for path in paths}
