@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 from tidelog.pipelines import delta, json, pipeline, topic
 
 LATENESS = "10 minutes"
-"""A window or a session is complete when an event arrives that happened this much later. Spark drops its later events."""
+"""A window or session is complete when an event comes that happened this much later. Its later events are dropped."""
 PAUSE = "30 minutes"
 """A session ends after this time without an event."""
 
