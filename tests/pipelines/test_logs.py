@@ -12,6 +12,8 @@ from pipelines_harness import DATA, Example, read_json, read_topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+NASA_COLUMNS = ["host", "logname", "time", "method", "url", "response", "bytes", "referer", "agent"]
+"""The title line of the file names only the first seven."""
 KAFKA_FILES = ("server_16", "controller_18", "server_20")
 
 
@@ -40,7 +42,7 @@ def raw_requests() -> pandas.DataFrame:
             "bytes": pandas.to_numeric(after.str.split().str[1], errors="coerce"),
         }
     )
-    nasa = pandas.read_csv(DATA / "nasa_access.tsv.gz", sep="\t", quoting=3, index_col=False)
+    nasa = pandas.read_csv(DATA / "nasa_access.tsv.gz", sep="\t", quoting=3, header=0, names=NASA_COLUMNS)
     second = pandas.DataFrame(
         {
             "site": "nasa",

@@ -26,6 +26,10 @@ SHIPMENT = json(
 )
 
 
+SALES_BEGIN = "2010-12-01"
+"""The first day of the sales. An earlier delivery cannot be compared with what it sold."""
+
+
 def problems(conditions: dict[str, Column]) -> Column:
     """Return an array with the names of the conditions that hold."""
     named = [f.when(condition, f.lit(name)) for name, condition in conditions.items()]
@@ -57,10 +61,9 @@ def shipment_lines(shipments: DataFrame) -> DataFrame:
     """Type the columns. A number or a date may be a word, or a reference to another shipment."""
     delivered = f.try_to_timestamp("Delivered to Client Date", f.lit("d-MMM-yy"))
     packs, weight = f.col("Line Item Quantity").try_cast("long"), f.col("Weight").try_cast("double")
-    ordered = f.coalesce(
-        f.try_to_timestamp("PO Sent to Vendor Date", f.lit("d-MMM-yy")),
-        f.try_to_timestamp("PO Sent to Vendor Date", f.lit("M/d/yy")),
-    )
+    ordered = f.col("PO Sent to Vendor Date")
+    has_american_date = f.try_to_timestamp(ordered, f.lit("M/d/yy")).isNotNull()
+    has_date = f.try_to_timestamp(ordered, f.lit("d-MMM-yy")).isNotNull()
     freight = f.col("Freight_Cost").try_cast("double")
     return shipments.join(f.broadcast(catalogue(shipments)), f.col("Item Description") == f.col("item"), "left").select(
         f.col("ID").alias("shipment"),
@@ -70,7 +73,9 @@ def shipment_lines(shipments: DataFrame) -> DataFrame:
         problems(
             {
                 "no date of delivery": delivered.isNull(),
-                "no date of the order": ordered.isNull(),
+                "delivered before the sales begin": delivered < SALES_BEGIN,
+                "no date of the order": ~has_date & ~has_american_date,
+                "American date of the order": has_american_date,
                 "no weight": weight.isNull(),
                 "weight in another shipment": f.col("Weight").startswith("See "),
                 "no cost of freight": freight.isNull(),
@@ -105,7 +110,7 @@ def first_weeks(sales: DataFrame, shipments: DataFrame) -> DataFrame:
     """
     deliveries = (
         shipment_lines(shipments)
-        .where(f.col("product").isNotNull() & (f.col("units") > 0))
+        .where(f.col("product").isNotNull() & (f.col("units") > 0) & (f.col("delivered") >= SALES_BEGIN))
         .drop("problems")
         .withWatermark("delivered", "1 day")
     )
