@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 __all__ = ["Format", "Separated", "avro", "csv", "decoded", "json", "protobuf"]
 
 
-def json(schema: Schema, options: Mapping[str, str] | None = None) -> Format:
+def json(schema: Schema | None = None, options: Mapping[str, str] | None = None) -> Format:
     """Return the format of JSON objects, one in each value.
 
     `schema` is a DDL string or a StructType. A field that is declared NOT NULL is required. `options` are those of
-    Spark's from_json and to_json, for example `timestampFormat`.
+    Spark's from_json and to_json, for example `timestampFormat`. Only reading needs a schema.
     """
     from pyspark_tidelog.formats.json_format import JsonFormat
 
     return JsonFormat(schema, options)
 
 
-def csv(schema: Schema, options: Mapping[str, str] | None = None) -> Format:
+def csv(schema: Schema | None = None, options: Mapping[str, str] | None = None) -> Format:
     """Return the format of CSV, one line in each value, without a header.
 
     `schema` is a DDL string or a StructType. A field that is declared NOT NULL is required. `options` are those of
-    Spark's from_csv and to_csv, for example `sep`.
+    Spark's from_csv and to_csv, for example `sep`. Only reading needs a schema.
     """
     from pyspark_tidelog.formats.csv_format import CsvFormat
 

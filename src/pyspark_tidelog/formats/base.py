@@ -48,12 +48,15 @@ class Format(ABC):
 class TextFormat(Format):
     """A format whose schema the user declares."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema | None) -> None:
         self._declared_schema = schema
 
     @cached_property
     def declared(self) -> "StructType":
-        """The declared schema, in which `NOT NULL` marks a required field."""
+        """The declared schema, in which `NOT NULL` marks a required field. Raises SchemaError if there is none."""
+        if self._declared_schema is None:
+            example = f"{self.describe()}('id bigint, price double')"
+            raise SchemaError(f"reading {self.describe()} needs a schema, as in {example}; only writing needs none")
         return parse_schema(self._declared_schema)
 
     @property

@@ -34,7 +34,7 @@ ENCODE_DEFAULTS = {"timestampformat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 
 
 class CsvFormat(TextFormat):
-    def __init__(self, schema: Schema, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, schema: Schema | None, options: Mapping[str, str] | None = None) -> None:
         super().__init__(schema)
         given = {name.lower(): text for name, text in (options or {}).items()}
         if "delimiter" in given:

@@ -38,7 +38,7 @@ ENCODE_DEFAULTS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 
 
 class JsonFormat(TextFormat):
-    def __init__(self, schema: Schema, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, schema: Schema | None, options: Mapping[str, str] | None = None) -> None:
         super().__init__(schema)
         refused = [name for name in options or {} if name.lower() in REFUSED_OPTIONS]
         if refused:
