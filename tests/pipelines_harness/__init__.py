@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,23 +18,14 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples/pipelines"
 DATA = EXAMPLES / "data"
 
 
-def load_example(path: str) -> ModuleType:
-    """Import a file of examples/pipelines, as in `logs/pipeline.py`. Its name is that of folder and file.
-
-    Spark's workers cannot import it, so its functions are sent to them by value, as those of a program are.
-    """
-    from pyspark import cloudpickle
-
-    file = EXAMPLES / path
-    name = f"{file.parent.name}_{file.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        cloudpickle.register_pickle_by_value(module)
-    return sys.modules[name]
+def load_program(path: Path) -> ModuleType:
+    """Import a file that is in no package."""
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def read_topic(bootstrap: str, topic: str) -> list[Any]:
@@ -73,15 +63,15 @@ class Example:
     """One folder of examples/pipelines, run once in a directory: its data is loaded, and its pipelines process it."""
 
     def __init__(self, name: str, spark: "SparkSession", bootstrap: str, directory: Path) -> None:
+        from tidelog.pipelines.loading import load
         from tidelog.pipelines.running import run
 
         self.name = name
         self.bootstrap = bootstrap
         self.directory = directory
         with contextlib.chdir(directory):  # the paths of tables are relative
-            self.loaded = load_example("load.py").load(name, bootstrap)
-            self.module = load_example(f"{name}/pipeline.py")
-            pipelines = [each for each in vars(self.module).values() if hasattr(each, "tidelog_pipeline")]
+            load_program(EXAMPLES / "load.py").load(name, bootstrap)
+            pipelines = load(str(EXAMPLES / name / "pipeline.py"))
             self.statuses = run(pipelines, bootstrap=bootstrap, state=directory / "state", spark=spark, timeout_s=280)
 
     def table(self, path: str) -> "pandas.DataFrame":
