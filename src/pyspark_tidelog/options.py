@@ -64,6 +64,7 @@ READ_WITH_EFFECT = (
 )
 WRITE_WITH_EFFECT = (
     "topic",
+    "includeTimestamp",
     "checkpointLocation",
     *(PREFIX + name for name in (*CLIENT, "acks", "batch.size", "compression.type", "delivery.timeout.ms")),
 )
@@ -145,6 +146,8 @@ class WriteOptions(NamedTuple):
     acks: int
     codec: Codec
     batch_bytes: int
+    include_timestamp: bool
+    """Whether the column `timestamp` contains the timestamps of the records."""
 
 
 def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -205,6 +208,7 @@ def write_options(texts: Mapping[str, str]) -> WriteOptions:
         acks=options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1}, "all"),
         codec=Codec(options.choice(PREFIX + "compression.type", CODECS, "none")),
         batch_bytes=max(1, options.integer(PREFIX + "batch.size", BATCH_BYTES, at_most=1 << 30)),
+        include_timestamp=options.flag("includeTimestamp", False),
     )
 
 
