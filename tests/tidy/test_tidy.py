@@ -33,6 +33,7 @@ MAY_REACH_OUTSIDE = (
     "tidelog/client/blocking.py",
     "tidelog/client/link.py",
     "tidelog/__main__.py",
+    "tidelog/pipelines/",
     "pyspark_tidelog/",
 )
 
