@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from tidelog.pipelines.declarations import PipelineError, pipeline
 
 if TYPE_CHECKING:
+    from tidelog.pipelines.mirror import mirror as mirror
     from tidelog.pipelines.topics import topic
 
 __all__ = ["PipelineError", "pipeline", "topic"]
 
 MODULES = {
     "topic": "tidelog.pipelines.topics",
+    "mirror": "tidelog.pipelines.mirror",
     "json": "pyspark_tidelog.formats",
     "csv": "pyspark_tidelog.formats",
     "avro": "pyspark_tidelog.formats",
