@@ -1,9 +1,9 @@
 """Dead letters: records that cannot be parsed are written to a topic, exactly once, before their micro-batch commits.
 
-The query itself leaves such records out and counts them, in the pass that parses the records. After the sink has written
-a micro-batch, and if the count is not zero, this module reads the micro-batch's range of offsets again and writes the
-records that cannot be parsed. Only then Spark commits the micro-batch. So clean micro-batches are read once, and a
-micro-batch that is repeated after a failure writes its dead letters under the same number again.
+The query itself leaves such records out and counts them, in the pass that parses the records. After the sink has
+written a micro-batch, and if the count is not zero, this module reads the micro-batch's range of offsets again and
+writes the records that cannot be parsed. Only then Spark commits the micro-batch. So clean micro-batches are read once,
+and a micro-batch that is repeated after a failure writes its dead letters under the same number again.
 
 The range of offsets comes from the checkpoint, where Spark writes it before it reads a micro-batch.
 """
@@ -143,7 +143,7 @@ def micro_batch_ranges(checkpoint: Path, batch_id: int, sources: Mapping[str, To
 
 
 BEGINNINGS = "@begun"
-"""Key of the offsets at which partitions begin, in an offset of the Spark source (see pyspark_tidelog.stream_reader)."""
+"""Key of the offsets at which partitions begin, in an offset of the Spark source (pyspark_tidelog.stream_reader)."""
 
 
 def _source_of(offset: Mapping[str, Any], sources: Mapping[str, Topic]) -> str | None:

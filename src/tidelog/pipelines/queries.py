@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from tidelog.pipelines.declarations import (
     Pipeline,
     PipelineError,
     SinkContext,
+    Source,
     SourceContext,
     interval_ms,
     place_of,
@@ -23,7 +25,7 @@ from tidelog.pipelines.topics import Topic, ensure_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 DEAD_LETTER_PARTITIONS = 1
 
@@ -120,7 +122,7 @@ class RunningQuery:
 
         assert self._query is not None
         try:
-            jvm_query: Any = self._query._jsq  # type: ignore[attr-defined]
+            jvm_query: Any = self._query._jsq
             rows = jvm_query.streamingQuery().lastExecution().observedMetrics()
             counts = {}
             entries = rows.iterator()
@@ -146,7 +148,7 @@ class RunningQuery:
     def update_status(self) -> None:
         """Add the reports that Spark has made since the last call."""
         assert self._query is not None
-        jvm_query: Any = self._query._jsq  # type: ignore[attr-defined]
+        jvm_query: Any = self._query._jsq
         reports = [json.loads(each.json()) for each in jvm_query.recentProgress()]
         keys = [f"{each['timestamp']} {each['batchId']}" for each in reports]
         begin = keys.index(self._seen_batch) + 1 if self._seen_batch in keys else 0
@@ -177,15 +179,15 @@ def start_queries(
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
+    drop = pipeline.dead_letters is not None
     for parameter, source in pipeline.sources.items():
-        if isinstance(source, Topic) and source.value is not None:
-            drop = pipeline.dead_letters is not None
-            frames[parameter] = source.parsed(
-                source.records(context), pipeline.name, METRIC + parameter, drop_unparsed=drop
-            )
-            letter_sources |= {parameter: source} if drop else {}
-        else:
-            frames[parameter] = source.load(context)
+        with _source_errors(pipeline, parameter, source):
+            if isinstance(source, Topic) and source.value is not None:
+                records = source.records(context)
+                frames[parameter] = source.parsed(records, pipeline.name, METRIC + parameter, drop_unparsed=drop)
+                letter_sources |= {parameter: source} if drop else {}
+            else:
+                frames[parameter] = source.load(context)
     if pipeline.dead_letters is not None:
         _refuse_shared_topics(pipeline, letter_sources)
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
@@ -209,6 +211,21 @@ def start_queries(
             each.stop()
         raise
     return running
+
+
+@contextmanager
+def _source_errors(pipeline: Pipeline, parameter: str, source: Source) -> Iterator[None]:
+    """Let errors in the block name the pipeline and the source, as PipelineError."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PipelineError:
+        raise
+    except (PySparkException, ValueError, ImportError) as error:
+        raise PipelineError(
+            f"pipeline {pipeline.name}, source {parameter} ({source.describe()}): {first_line(str(error))}"
+        ) from error
 
 
 def _start_query(
@@ -248,7 +265,7 @@ def _start_query(
 
 def _sources_in(frame: "DataFrame", sources: Mapping[str, Topic]) -> list[str]:
     """Return the sources that this DataFrame reads, by the names of their metrics in its plan."""
-    plan = frame._jdf.queryExecution().analyzed().toString()  # type: ignore[operator]
+    plan = frame._jdf.queryExecution().analyzed().toString()
     return [parameter for parameter in sources if f"{METRIC}{parameter}," in plan]
 
 

@@ -84,10 +84,15 @@ def merged_settings(pipelines: Sequence[Pipeline]) -> dict[str, str]:
 
 
 def pipeline_session(spark: "SparkSession", pipeline: Pipeline) -> "SparkSession":
-    """Return a session with the pipeline's own settings of Spark's SQL. It shares the application of `spark`."""
-    session = spark.newSession()
+    """Return a session with the pipeline's own settings of Spark's SQL: `spark` itself if it has them, otherwise a new
+    session of the same application.
+    """
     defaults = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
-    for key, value in (defaults | dict(pipeline.settings)).items():
-        if session.conf.isModifiable(key):
-            session.conf.set(key, value)
+    wanted = {key: value for key, value in (defaults | dict(pipeline.settings)).items() if spark.conf.isModifiable(key)}
+    # A new session costs some seconds, because Spark looks up the data sources in Python again.
+    if all(spark.conf.get(key, None) == value for key, value in wanted.items()):
+        return spark
+    session = spark.newSession()
+    for key, value in wanted.items():
+        session.conf.set(key, value)
     return session

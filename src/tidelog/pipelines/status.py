@@ -1,6 +1,6 @@
 """The figures of running pipelines, for the live view, the status file, JSON lines and Prometheus."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 WAITING, STARTING, RUNNING, FAILED, STOPPED, DONE = "waiting", "starting", "running", "failed", "stopped", "done"
@@ -78,3 +78,17 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
                 if topic != BEGINNINGS and isinstance(partitions, dict):
                     offsets.setdefault(topic, {}).update({number: int(each) for number, each in partitions.items()})
     status.offsets = offsets or status.offsets
+
+
+def status_of_document(document: dict[str, Any]) -> PipelineStatus:
+    """Return the status that `PipelineStatus.document` has described. Fields that are missing or unknown, as another
+    version may have written them, are left out.
+    """
+    known = {each.name for each in fields(PipelineStatus)}
+    query_fields = {each.name for each in fields(QueryStatus)}
+    values = {name: value for name, value in document.items() if name in known and name != "queries"}
+    queries = [
+        QueryStatus(**{name: value for name, value in each.items() if name in query_fields})
+        for each in document.get("queries", [])
+    ]
+    return PipelineStatus(**values, queries=queries)

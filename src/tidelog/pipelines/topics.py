@@ -11,6 +11,7 @@ from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, S
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
+
     from pyspark_tidelog.formats import Format
 
 Tombstones = Literal["error", "keep", "skip"]
@@ -310,10 +311,10 @@ def topic(
     are null), or `skip`.
 
     As a sink without `value`, the columns are value and, as far as they exist, key, headers, topic and partition. With
-    a format, all columns except headers and the columns of the key are encoded as the value. `key` names the columns of the
-    key: one column is written as text, several as a JSON object. A row with a key whose other columns are all null is
-    written as a tombstone, which deletes the key in a compacted topic. A missing topic is created with `partitions` and
-    `settings`. Without `name`, the column `topic` names the topic of each row.
+    a format, all columns except headers and the columns of the key are encoded as the value. `key` names the columns of
+    the key: one column is written as text, several as a JSON object. A row with a key whose other columns are all null
+    is written as a tombstone, which deletes the key in a compacted topic. A missing topic is created with `partitions`
+    and `settings`. Without `name`, the column `topic` names the topic of each row.
 
     `options` are further options of format("tidelog").
     """
