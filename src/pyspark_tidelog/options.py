@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.exactly_once.decision import BatchIdentity
 from pyspark_tidelog.offsets import (
     Bound,
     ByTimestamp,
@@ -30,6 +31,8 @@ from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNC
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import Codec
 
+EXACTLY_ONCE_ID, EXACTLY_ONCE_BATCH = "exactlyOnceId", "exactlyOnceBatch"
+ENABLE_IDEMPOTENCE, TRANSACTION_TIMEOUT = PREFIX + "enable.idempotence", PREFIX + "transaction.timeout.ms"
 READ_WITH_EFFECT = (
     "assign",
     "endingOffsets",
@@ -66,6 +69,9 @@ WRITE_WITH_EFFECT = (
     "topic",
     "includeTimestamp",
     "checkpointLocation",
+    "exactlyOnce",
+    EXACTLY_ONCE_ID,
+    EXACTLY_ONCE_BATCH,
     *(PREFIX + name for name in (*CLIENT, "acks", "batch.size", "compression.type", "delivery.timeout.ms")),
 )
 CLIENT_WITHOUT_EFFECT = {PREFIX + name: reason for name, reason in WITHOUT_EFFECT.items()}
@@ -104,6 +110,10 @@ BATCH_BYTES = 256 << 10
 """Default of kafka.batch.size."""
 MAX_TRIGGER_DELAY_MS = 15 * 60_000
 """Default of maxTriggerDelay, as in Spark's Kafka source."""
+TRANSACTION_TIMEOUT_MS = 15 * 60_000
+"""Default of kafka.transaction.timeout.ms in an exactly-once write: the default of transaction.max.timeout.ms, the
+largest timeout that a broker accepts."""
+EXACTLY_ONCE_ID_CHARS_MAX = 200
 TIME_UNITS_MS = {"us": 0.001, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 CODECS = {"none": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
@@ -148,6 +158,11 @@ class WriteOptions(NamedTuple):
     batch_bytes: int
     include_timestamp: bool
     """Whether the column `timestamp` contains the timestamps of the records."""
+    exactly_once: bool
+    transaction_timeout_ms: int
+    """Time limit of a task's transaction, from its first row to the end of the micro-batch. Only for exactly once."""
+    identity: BatchIdentity | None
+    """What names the rows of an exactly-once batch write. None in a streaming write, where Spark names them."""
 
 
 def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -195,21 +210,53 @@ def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 def write_options(texts: Mapping[str, str]) -> WriteOptions:
     """Parse the options. Raises OptionError for the first one that is invalid."""
     options = Options(texts)
-    options.refuse_unknown(WRITE, WRITE_UNSUPPORTED)
-    options.warn_without_effect(WRITE_WITHOUT_EFFECT)
+    exactly_once = options.flag("exactlyOnce", False)
+    accepted = (*WRITE, ENABLE_IDEMPOTENCE) if exactly_once else WRITE
+    options.refuse_unknown(accepted, WRITE_UNSUPPORTED)
+    without_effect = {k: v for k, v in WRITE_WITHOUT_EFFECT.items() if not (exactly_once and k == TRANSACTION_TIMEOUT)}
+    options.warn_without_effect(without_effect)
     options.flag("includeHeaders", False)
     topic = options.required_text("topic") if "topic" in options else None
     client = client_config(options, "tidelog-spark-sink")
     delivery_timeout_ms = options.integer(PREFIX + "delivery.timeout.ms", client.delivery_timeout_ms, at_least=1)
+    acks = options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1}, "all")
+    if exactly_once and acks != -1:
+        raise OptionError(
+            f"option {PREFIX}acks must be all with exactlyOnce: records that only the leader has can be lost"
+        )
+    if exactly_once and not options.flag(ENABLE_IDEMPOTENCE, True):
+        raise OptionError(f"option {ENABLE_IDEMPOTENCE} cannot be false with exactlyOnce: transactions need it")
+    transaction_timeout_ms = TRANSACTION_TIMEOUT_MS
+    if exactly_once:
+        transaction_timeout_ms = options.integer(TRANSACTION_TIMEOUT, TRANSACTION_TIMEOUT_MS, at_least=1)
     return WriteOptions(
         bootstrap=bootstrap(options),
         client=client._replace(delivery_timeout_ms=delivery_timeout_ms),
         topic=topic,
-        acks=options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1}, "all"),
+        acks=acks,
         codec=Codec(options.choice(PREFIX + "compression.type", CODECS, "none")),
         batch_bytes=max(1, options.integer(PREFIX + "batch.size", BATCH_BYTES, at_most=1 << 30)),
         include_timestamp=options.flag("includeTimestamp", False),
+        exactly_once=exactly_once,
+        transaction_timeout_ms=transaction_timeout_ms,
+        identity=_identity(options, exactly_once),
     )
+
+
+def _identity(options: Options, exactly_once: bool) -> BatchIdentity | None:
+    """Return what names the rows of an exactly-once batch write; None if neither of the two options is set."""
+    given_names = [name for name in (EXACTLY_ONCE_ID, EXACTLY_ONCE_BATCH) if name in options]
+    if not given_names:
+        return None
+    if not exactly_once:
+        raise OptionError(f"option {given_names[0]} has no meaning without exactlyOnce=true: set it, too")
+    query = options.required_text(EXACTLY_ONCE_ID)
+    if len(query) > EXACTLY_ONCE_ID_CHARS_MAX or not query.isprintable():
+        raise OptionError(
+            f"option {EXACTLY_ONCE_ID} must have at most {EXACTLY_ONCE_ID_CHARS_MAX} printable characters"
+        )
+    options.required_text(EXACTLY_ONCE_BATCH)
+    return BatchIdentity(query, options.integer(EXACTLY_ONCE_BATCH, 0, at_most=(1 << 62)))
 
 
 def _subscription(options: Options) -> Subscription:
