@@ -44,13 +44,14 @@ def spark_kafka_jars() -> str:
 def spark(spark_kafka_jars: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     from pyspark_tidelog.java import NoJava, ensure_java
     from pyspark_tidelog.session import local_session
+    from tidelog.pipelines.session import SETTINGS as PIPELINE_SETTINGS
 
     try:
         ensure_java()
     except NoJava as missing:
         pytest.skip(str(missing))
     warehouse = tmp_path_factory.mktemp("warehouse")
-    settings = {"spark.sql.warehouse.dir": str(warehouse)}
+    settings = PIPELINE_SETTINGS | {"spark.sql.warehouse.dir": str(warehouse)}
     if spark_kafka_jars:
         settings["spark.jars"] = spark_kafka_jars
     session = local_session("tests", cores=2, settings=settings)

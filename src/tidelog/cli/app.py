@@ -52,6 +52,9 @@ COMMANDS = {
         "tidelog.cli.transaction", "Topics and records", "Show transactions; find and abort those that hang."
     ),
     "quota": CommandEntry("tidelog.cli.quota", "Topics and records", "Show and change client quotas."),
+    "pipeline": CommandEntry(
+        "tidelog.cli.pipeline", "Pipelines", "Run PySpark functions between topics, lakes and databases."
+    ),
     "bench": CommandEntry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
     "demo": CommandEntry("tidelog.demo.command", "Measuring", "See Tidelog at work on real data."),
     "completion": CommandEntry("tidelog.cli.completion", "Shell", "Make a shell complete commands and options."),

@@ -4,7 +4,9 @@ The classes here hold the declaration only. They do not import PySpark, so that 
 starting Spark.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -105,6 +107,22 @@ class Pipeline:
 ATTRIBUTE = "tidelog_pipeline"
 """Attribute of a declared function that holds its Pipeline."""
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""A legal name of a pipeline or a sink. The name becomes the name of a directory and a part of transactional ids."""
+INTERVAL = re.compile(r"(\d{1,9})\s*([a-z]+)")
+UNITS_MS = {
+    "ms": 1,
+    "millisecond": 1,
+    "s": 1_000,
+    "sec": 1_000,
+    "second": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+}
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -124,7 +142,124 @@ def pipeline(
 ) -> Callable[[Function], Function]:
     """Declare a function as a pipeline. The function itself is returned unchanged and can be called in tests.
 
-    A single source, or a sequence of sources, is given to the function's parameters in order. Raises PipelineError if
-    the declaration is not consistent.
+    A single source, or a sequence of sources, is given to the function's parameters in order. A mapping gives each
+    source to the parameter of this name. With a mapping of sinks, the function returns a mapping with the same names.
+    Raises PipelineError if the declaration is not consistent.
     """
-    raise NotImplementedError
+
+    def declare(function: Function) -> Function:
+        place = place_of(function)
+        pipeline_name = name or function.__name__
+        _check_name(place, "name", pipeline_name)
+        if interval_ms(trigger) is None:
+            raise PipelineError(f"{place}: trigger {trigger!r} is not an interval; write for example '5 seconds'")
+        if output_mode not in OUTPUT_MODES:
+            raise PipelineError(f"{place}: output_mode {output_mode!r} is not one of {', '.join(OUTPUT_MODES)}")
+        if dead_letters is not None and (not isinstance(dead_letters, str) or not dead_letters):
+            raise PipelineError(f"{place}: dead_letters must be the name of a topic, not {dead_letters!r}")
+        declared = Pipeline(
+            name=pipeline_name,
+            function=function,
+            sources=_sources_by_parameter(place, function, source),
+            sinks=_sinks_by_name(place, pipeline_name, sink),
+            trigger=trigger,
+            output_mode=output_mode,
+            dead_letters=dead_letters,
+            settings=_checked_settings(place, settings),
+        )
+        setattr(function, ATTRIBUTE, declared)
+        return function
+
+    return declare
+
+
+def interval_ms(text: str) -> int | None:
+    """Return the milliseconds of an interval such as `5 seconds`, `500 ms` or `1 minute`; None if it is none."""
+    match = INTERVAL.fullmatch(text.strip().lower()) if isinstance(text, str) else None
+    unit_ms = match and (UNITS_MS.get(match[2]) or UNITS_MS.get(match[2].removesuffix("s")))
+    return int(match[1]) * unit_ms if match and unit_ms else None
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Return the place of a function for messages: file name, line and function name."""
+    code = getattr(function, "__code__", None)
+    function_name = getattr(function, "__name__", repr(function))
+    if code is None:
+        return f"pipeline {function_name}"
+    file_name = code.co_filename.rpartition("/")[2]
+    return f"pipeline {function_name} ({file_name}:{code.co_firstlineno})"
+
+
+def _check_name(place: str, kind: str, text: object) -> None:
+    if not isinstance(text, str) or not NAME.fullmatch(text):
+        raise PipelineError(
+            f"{place}: {kind} {text!r} must have 1 to 100 letters, digits, dots, dashes or underscores, and must begin"
+            " with a letter or a digit"
+        )
+
+
+def _sources_by_parameter(
+    place: str, function: Callable[..., Any], source: Source | Sequence[Source] | Mapping[str, Source]
+) -> dict[str, Source]:
+    """Return the sources by the names of the function's parameters. Raises PipelineError."""
+    parameters = [*inspect.signature(function).parameters.values()]
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise PipelineError(
+                f"{place}: parameter {parameter} is not allowed: a pipeline has one named parameter for each source"
+            )
+    names = [parameter.name for parameter in parameters]
+    if isinstance(source, Mapping):
+        by_name = dict(source)
+        if set(by_name) != set(names):
+            raise PipelineError(
+                f"{place}: the sources are named {_listed(by_name)}, but the parameters {_listed(names)}:"
+                " use the same names"
+            )
+    else:
+        sources = list(source) if isinstance(source, Sequence) else [source]
+        if len(sources) != len(names):
+            raise PipelineError(
+                f"{place}: there are {len(sources)} sources, but {len(names)} parameters ({_listed(names)}):"
+                " the function needs one parameter for each source"
+            )
+        by_name = dict(zip(names, sources, strict=True))
+    if not by_name:
+        raise PipelineError(f"{place}: there is no source; give one, for example source=topic('sales')")
+    for parameter_name, each in by_name.items():
+        if not callable(getattr(each, "load", None)):
+            raise PipelineError(
+                f"{place}: the source of parameter {parameter_name} is {_kind(each)}, which cannot be read; use for"
+                " example topic('sales')"
+            )
+    return {parameter_name: by_name[parameter_name] for parameter_name in names}
+
+
+def _sinks_by_name(place: str, pipeline_name: str, sink: Sink | Mapping[str, Sink]) -> dict[str, Sink]:
+    by_name = dict(sink) if isinstance(sink, Mapping) else {pipeline_name: sink}
+    if not by_name:
+        raise PipelineError(f"{place}: there is no sink; give one, for example sink=topic('totals')")
+    for sink_name, each in by_name.items():
+        _check_name(place, "the name of a sink", sink_name)
+        if not callable(getattr(each, "open", None)):
+            raise PipelineError(
+                f"{place}: sink {sink_name} is {_kind(each)}, which cannot be written; use for example topic('totals')"
+            )
+    return by_name
+
+
+def _checked_settings(place: str, settings: Mapping[str, str] | None) -> dict[str, str]:
+    checked = {}
+    for key, value in (settings or {}).items():
+        if not isinstance(key, str) or not key.startswith("spark."):
+            raise PipelineError(f"{place}: setting {key!r} is not a setting of Spark; its name begins with 'spark.'")
+        checked[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return checked
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "(none)"
+
+
+def _kind(value: object) -> str:
+    return repr(value) if isinstance(value, str | int | None) else f"an object of type {type(value).__name__}"

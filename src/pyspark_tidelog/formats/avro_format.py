@@ -1,0 +1,157 @@
+"""Avro records, decoded and encoded by fastavro."""
+
+import io
+import struct
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark_tidelog.errors import OptionError, SchemaError
+from pyspark_tidelog.formats.arrow_rows import (
+    Record,
+    UndecodableValue,
+    decode_column,
+    encode_column,
+    refuse_missing_package,
+)
+from pyspark_tidelog.formats.avro_schema import columns_of_schema, without_other_logical_types
+from pyspark_tidelog.formats.base import Format, nullable
+from pyspark_tidelog.formats.registry import Registry, parsed_schema, registry_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import StructType
+
+HEADER = struct.Struct(">bI")
+"""Confluent's header: a zero byte, and the id of the writer's schema."""
+
+
+class AvroFormat(Format):
+    def __init__(
+        self,
+        schema: str | Mapping[str, Any] | Path | None,
+        *,
+        registry: "str | Path | Mapping[int, Any] | Registry | None" = None,
+        subject: str | None = None,
+        schema_id: int | None = None,
+        header: bool | None = None,
+    ) -> None:
+        refuse_missing_package("fastavro", "avro")
+        if schema is None and registry is None:
+            raise OptionError("format avro needs a schema or a registry")
+        if (subject is not None or schema_id is not None) and registry is None and not header:
+            raise OptionError("format avro: subject and schema_id have no effect without a registry or a header")
+        self._declared_schema = schema
+        self._registry = None if registry is None else registry_of(registry)
+        self._subject = subject
+        self._schema_id = schema_id
+        self._has_header = registry is not None if header is None else header
+
+    def describe(self) -> str:
+        return "avro"
+
+    @cached_property
+    def schema(self) -> "StructType":
+        return nullable(columns_of_schema(_fastavro_schema(self._reader_schema[1])))
+
+    def decode(self, value: "Column") -> "Column":
+        return decode_column(value, self._codec(), self.schema)
+
+    def encode(self, record: "Column") -> "Column":
+        if self._has_header and self._writer_id is None:
+            raise OptionError("format avro: set schema_id, the id that the header of written values names")
+        return encode_column(record, self._codec())
+
+    def _codec(self) -> "AvroCodec":
+        return AvroCodec(self._reader_schema[1], self._registry, self._has_header, self._writer_id)
+
+    @property
+    def _writer_id(self) -> int | None:
+        return self._reader_schema[0]
+
+    @cached_property
+    def _reader_schema(self) -> tuple[int | None, Any]:
+        """The schema of the columns, and its id in the registry if it is known."""
+        if self._declared_schema is not None:
+            return self._schema_id, parsed_schema(self._declared_schema)
+        assert self._registry is not None
+        if self._schema_id is not None:
+            schema = self._registry.by_id(self._schema_id)
+            if schema is None:
+                raise OptionError(f"registry: there is no schema with the id {self._schema_id}")
+            return self._schema_id, schema
+        return self._registry.latest(self._subject)
+
+
+class AvroCodec:
+    """Decodes and encodes single values. Compiled schemas are not pickled, but compiled again in each worker."""
+
+    def __init__(self, schema: Any, registry: Registry | None, has_header: bool, writer_id: int | None) -> None:
+        self._schema = schema
+        self._registry = registry
+        self._has_header = has_header
+        self._writer_id = writer_id
+        self._writers: dict[int, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name != "_reader"}
+        return state | {"_writers": {}}
+
+    @cached_property
+    def _reader(self) -> Any:
+        return _fastavro_schema(self._schema)
+
+    def decode(self, value: bytes) -> Record:
+        import fastavro
+
+        reader = self._reader
+        writer, begin = self._writer_of(value) if self._has_header else (reader, 0)
+        data = io.BytesIO(value)
+        data.seek(begin)
+        try:
+            record = fastavro.schemaless_reader(data, writer, None if writer is reader else reader)
+        except Exception as error:
+            # fastavro raises exceptions of many types for invalid bytes: EOFError, IndexError, UnicodeDecodeError ...
+            reason = str(error) or type(error).__name__
+            raise UndecodableValue(f"the value does not fit the Avro schema: {reason}") from None
+        if data.tell() < len(value):
+            raise UndecodableValue(f"the value has {len(value) - data.tell()} bytes after the end of the Avro record")
+        if not isinstance(record, dict):
+            raise UndecodableValue("the value is not an Avro record")
+        return record
+
+    def encode(self, record: Record) -> bytes:
+        import fastavro
+
+        data = io.BytesIO()
+        if self._has_header:
+            assert self._writer_id is not None
+            data.write(HEADER.pack(0, self._writer_id))
+        fastavro.schemaless_writer(data, self._reader, record)
+        return data.getvalue()
+
+    def _writer_of(self, value: bytes) -> tuple[Any, int]:
+        """Return the writer's schema that the header names, and the position after the header."""
+        if len(value) < HEADER.size or value[0] != 0:
+            raise UndecodableValue("the value does not begin with the header of a schema registry")
+        schema_id = HEADER.unpack_from(value)[1]
+        if self._registry is None:
+            return self._reader, HEADER.size
+        if schema_id not in self._writers:
+            schema = self._registry.by_id(schema_id)
+            if schema is None:
+                raise UndecodableValue(f"the registry has no schema with the id {schema_id}")
+            self._writers[schema_id] = _fastavro_schema(schema)
+        return self._writers[schema_id], HEADER.size
+
+
+def _fastavro_schema(schema: Any) -> Any:
+    """Return the schema in the form that fastavro compiles. Raises SchemaError if it is not valid."""
+    import fastavro
+    from fastavro.schema import SchemaParseException, UnknownType
+
+    try:
+        return fastavro.parse_schema(without_other_logical_types(schema))
+    except (SchemaParseException, UnknownType, KeyError, TypeError, ValueError) as error:
+        raise SchemaError(f"the Avro schema is not valid: {error}") from None

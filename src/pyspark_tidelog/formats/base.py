@@ -1,0 +1,148 @@
+"""The contract of a format, and helpers that all formats share."""
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
+
+from pyspark_tidelog.errors import SchemaError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+Schema: TypeAlias = Union[str, "StructType"]
+"""A DDL string like `id bigint, price double`, or PySpark's StructType."""
+
+NULL_VALUE = "the value is null"
+EMPTY_VALUE = "the value is empty"
+NOT_UTF8 = "the value is not valid UTF-8"
+
+
+class Format(ABC):
+    """Converts between the bytes of a record's value and columns.
+
+    A format is a declaration only: it imports PySpark when a schema or a column is needed.
+    """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return the format as one short text, as in `json`."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> "StructType":
+        """The columns of a record. Every column may be null."""
+
+    @abstractmethod
+    def decode(self, value: "Column") -> "Column":
+        """Return a column of type struct<record: `schema`, error: string>.
+
+        Exactly one of the two fields is null: a value that cannot be decoded has no record, and `error` says why.
+        """
+
+    @abstractmethod
+    def encode(self, record: "Column") -> "Column":
+        """Return the binary values of a column of structs. A null struct has a null value."""
+
+
+class TextFormat(Format):
+    """A format whose schema the user declares."""
+
+    def __init__(self, schema: Schema | None) -> None:
+        self._declared_schema = schema
+
+    @cached_property
+    def declared(self) -> "StructType":
+        """The declared schema, in which `NOT NULL` marks a required field. Raises SchemaError if there is none."""
+        if self._declared_schema is None:
+            example = f"{self.describe()}('id bigint, price double')"
+            raise SchemaError(f"reading {self.describe()} needs a schema, as in {example}; only writing needs none")
+        return parse_schema(self._declared_schema)
+
+    @property
+    def schema(self) -> "StructType":
+        return nullable(self.declared)
+
+
+class Separated(NamedTuple):
+    """The two results of `decoded`."""
+
+    records: "DataFrame"
+    """The fields of each record, and the column `kafka`: a struct of the other columns of the frame."""
+    corrupt: "DataFrame"
+    """The rows whose value cannot be decoded: all columns of the frame, and the column `error` with the reason."""
+
+
+def decoded(frame: "DataFrame", form: Format, value: str = "value") -> Separated:
+    """Decode the column `value` of a frame, and separate the rows that cannot be decoded.
+
+    Works with batch and streaming DataFrames. If both results of a stream are written, each is a query of its own.
+    Raises SchemaError if a field of the records is named `kafka` while the frame has other columns.
+    """
+    from pyspark.sql import functions as F
+
+    others = [name for name in frame.columns if name != value]
+    if others and "kafka" in form.schema.fieldNames():
+        raise SchemaError("a field named kafka conflicts with the column of the record's origin: rename the field")
+    rows = frame.withColumn("decoded_value", form.decode(F.col(value)))
+    origin = [F.struct(*others).alias("kafka")] if others else []
+    records = rows.filter("decoded_value.error is null").select("decoded_value.record.*", *origin)
+    corrupt = rows.filter("decoded_value.error is not null").select(*frame.columns, "decoded_value.error")
+    return Separated(records, corrupt)
+
+
+def parse_schema(schema: Schema) -> "StructType":
+    """Return the schema as a StructType. A DDL string needs an active Spark session. Raises SchemaError if it is
+    invalid or has no fields.
+    """
+    from pyspark.errors import ParseException
+    from pyspark.sql.types import DataType, StructType
+
+    if not isinstance(schema, (str, StructType)):
+        raise SchemaError(f"a schema is a DDL string or a StructType, not {type(schema).__name__}")
+    parsed: DataType | str = schema
+    if isinstance(schema, str):
+        try:
+            parsed = StructType.fromDDL(schema)
+        except ParseException as error:
+            raise SchemaError(f"the schema {schema!r} is not a list of columns in SQL's notation: {error}") from None
+    if not isinstance(parsed, StructType) or not parsed.fields:
+        raise SchemaError(f"the schema {schema!r} must be a list of columns, as in `id bigint, price double`")
+    return parsed
+
+
+def nullable(schema: "StructType") -> "StructType":
+    """Return the schema with all fields, also nested ones, declared as nullable."""
+    from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+    def of(kind: DataType) -> DataType:
+        if isinstance(kind, StructType):
+            return StructType([StructField(f.name, of(f.dataType), True, f.metadata) for f in kind.fields])
+        if isinstance(kind, ArrayType):
+            return ArrayType(of(kind.elementType), True)
+        if isinstance(kind, MapType):
+            return MapType(of(kind.keyType), of(kind.valueType), True)
+        return kind
+
+    result = of(schema)
+    assert isinstance(result, StructType)
+    return result
+
+
+def result(error: "Column", record: "Column") -> "Column":
+    """Return the column that `Format.decode` returns: the record where `error` is null, else the error."""
+    from pyspark.sql import functions as F
+
+    return F.struct(F.when(error.isNull(), record).alias("record"), error.alias("error"))
+
+
+def missing_fields(record: "Column", declared: "StructType") -> "Column":
+    """Return an error for a record in which a required field is null; null if there is none."""
+    from pyspark.sql import functions as F
+
+    cases = F.lit(None).cast("string")
+    for field in reversed(declared.fields):
+        if not field.nullable:
+            reason = F.lit(f"the field {field.name} is required, but missing or null")
+            cases = F.when(record[field.name].isNull(), reason).otherwise(cases)
+    return cases

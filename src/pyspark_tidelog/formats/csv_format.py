@@ -1,0 +1,118 @@
+"""One line of CSV, parsed by Spark's from_csv.
+
+Spark's function alone accepts too much: it parses the first line and ignores the rest, and it accepts a quoted text
+without its closing quote.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark_tidelog.errors import SchemaError
+from pyspark_tidelog.formats.base import (
+    EMPTY_VALUE,
+    NOT_UTF8,
+    NULL_VALUE,
+    Schema,
+    TextFormat,
+    missing_fields,
+    nullable,
+    result,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import StructType
+
+CORRUPT = "__corrupt_tidelog_value__"
+REFUSED_OPTIONS = ("columnnameofcorruptrecord", "header", "linesep", "mode", "multiline", "comment")
+"""Options of from_csv, in lower case, that would change how a corrupt value is recognised."""
+DEFAULT_OPTIONS = {"sep": ",", "quote": '"', "escape": '"'}
+"""As in RFC 4180: within a quoted field, two quotes stand for one."""
+ENCODE_DEFAULTS = {"timestampformat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+"""to_csv itself writes only the milliseconds of a timestamp."""
+
+
+class CsvFormat(TextFormat):
+    def __init__(self, schema: Schema | None, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(schema)
+        given = {name.lower(): text for name, text in (options or {}).items()}
+        if "delimiter" in given:
+            given["sep"] = given.pop("delimiter")
+        self._options = DEFAULT_OPTIONS | given
+        refused = [name for name in options or {} if name.lower() in REFUSED_OPTIONS]
+        if refused:
+            raise SchemaError(f"option {refused[0]} of from_csv cannot be set: each value is one line without a header")
+
+    def describe(self) -> str:
+        return "csv"
+
+    @property
+    def declared(self) -> "StructType":
+        declared = super().declared
+        if CORRUPT in declared.fieldNames():
+            raise SchemaError(f"the field name {CORRUPT} is reserved")
+        return declared
+
+    def decode(self, value: "Column") -> "Column":
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        text = value.cast("string")
+        line = F.regexp_replace(text, r"\r?\n\z", "")
+        schema = StructType([*nullable(self.declared).fields, StructField(CORRUPT, StringType())])
+        options = self._options | {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        parsed = F.from_csv(line, schema.toDDL(), options)
+        # The parameter of the function is evaluated once for each row, however often the function uses it.
+        return F.transform(F.array(parsed), lambda row: self._result(text, line, row))[0]
+
+    def encode(self, record: "Column") -> "Column":
+        from pyspark.sql import functions as F
+
+        # to_csv returns an empty text for a null struct.
+        return F.when(record.isNotNull(), F.to_csv(record, ENCODE_DEFAULTS | self._options)).cast("binary")
+
+    def _result(self, text: "Column", line: "Column", row: "Column") -> "Column":
+        from pyspark.sql import functions as F
+
+        record = F.struct(*[row[name].alias(name) for name in self.declared.fieldNames()])
+        outside_quotes = F.regexp_replace(line, self._quoted_field(), "$1")
+        error = (
+            F.when(text.isNull(), F.lit(NULL_VALUE))
+            .when(~F.is_valid_utf8(text), F.lit(NOT_UTF8))
+            .when(line == "", F.lit(EMPTY_VALUE))
+            .when(line.contains("\n") & outside_quotes.contains("\n"), F.lit("the value has more than one line"))
+            .when(
+                line.contains(self._options["quote"]) & outside_quotes.rlike(self._open_quote()),
+                F.lit("a quoted field has no closing quote"),
+            )
+            .when(row[CORRUPT].isNotNull(), self._mismatch(record))
+            .otherwise(missing_fields(record, self.declared))
+        )
+        return result(error, record)
+
+    def _mismatch(self, record: "Column") -> "Column":
+        """Return the error for a line that does not fit the schema. It names the fields that are null as a result."""
+        from pyspark.sql import functions as F
+
+        names = [
+            F.when(record[field.name].isNull(), F.lit(f"{field.name} ({field.dataType.simpleString()})"))
+            for field in self.declared.fields
+        ]
+        listed = F.concat_ws(", ", *names)
+        reason = F.when(listed == "", F.lit("there are too many fields")).otherwise(
+            F.concat(listed, F.lit(" has no valid value"))
+        )
+        return F.concat(F.lit(f"the value does not fit the schema of {len(names)} fields: "), reason)
+
+    def _quoted_field(self) -> str:
+        """Return a regular expression of Java for a complete quoted field and the separator before it."""
+        quote, escape = re.escape(self._options["quote"]), re.escape(self._options["escape"])
+        inside = f"{quote}{quote}|[^{quote}]" if quote == escape else f"{escape}.|[^{quote}]"
+        return f"(?s)(^|{self._separator()}){quote}(?:{inside})*+{quote}"
+
+    def _open_quote(self) -> str:
+        return f"(^|{self._separator()}){re.escape(self._options['quote'])}"
+
+    def _separator(self) -> str:
+        return re.escape(self._options["sep"])

@@ -1,0 +1,120 @@
+"""JSON objects, parsed by Spark's from_json.
+
+Spark's function alone accepts too much: it ignores all bytes after the first JSON value, and by default it accepts
+texts in single quotes. Therefore a value is parsed as a part of a larger document,
+
+    {"records": [[VALUE], [{END: 1}]]}
+
+A value that is more or less than one JSON object makes this document invalid, or gives it another shape.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark_tidelog.errors import SchemaError
+from pyspark_tidelog.formats.base import (
+    EMPTY_VALUE,
+    NOT_UTF8,
+    NULL_VALUE,
+    Schema,
+    TextFormat,
+    missing_fields,
+    nullable,
+    result,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import StructType
+
+END = "__end_of_tidelog_value__"
+"""Name of the field behind the value. No schema may contain it."""
+CORRUPT = "corrupt"
+REFUSED_OPTIONS = ("columnnameofcorruptrecord", "mode", "multiline")
+"""Options of from_json, in lower case, that would change how a corrupt value is recognised."""
+DECODE_DEFAULTS = {"allowSingleQuotes": "false"}
+ENCODE_DEFAULTS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+"""to_json itself writes only the milliseconds of a timestamp."""
+
+
+class JsonFormat(TextFormat):
+    def __init__(self, schema: Schema | None, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(schema)
+        refused = [name for name in options or {} if name.lower() in REFUSED_OPTIONS]
+        if refused:
+            raise SchemaError(f"option {refused[0]} of from_json cannot be set: corrupt values have rows of their own")
+        self._options = dict(options or {})
+
+    def describe(self) -> str:
+        return "json"
+
+    @property
+    def declared(self) -> "StructType":
+        declared = super().declared
+        if END in declared.fieldNames():
+            raise SchemaError(f"the field name {END} is reserved")
+        return declared
+
+    def decode(self, value: "Column") -> "Column":
+        from pyspark.sql import functions as F
+
+        text = value.cast("string")
+        document = F.concat(F.lit('{"records":[['), text, F.lit(f'],[{{"{END}":1}}]]}}'))
+        options = self._options_with(DECODE_DEFAULTS) | {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        parsed = F.from_json(document, self._document_schema(), options)
+        # The parameter of the function is evaluated once for each row, however often the function uses it.
+        return F.transform(F.array(parsed), lambda document: self._result(text, document))[0]
+
+    def encode(self, record: "Column") -> "Column":
+        from pyspark.sql import functions as F
+
+        return F.to_json(record, self._options_with(ENCODE_DEFAULTS)).cast("binary")
+
+    def _options_with(self, defaults: Mapping[str, str]) -> dict[str, str]:
+        set_names = {name.lower() for name in self._options}
+        return {name: text for name, text in defaults.items() if name.lower() not in set_names} | self._options
+
+    def _document_schema(self) -> "StructType":
+        from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
+
+        element = StructType([*nullable(self.declared).fields, StructField(END, IntegerType())])
+        records = StructField("records", ArrayType(ArrayType(element)))
+        return StructType([records, StructField(CORRUPT, StringType())])
+
+    def _result(self, text: "Column", document: "Column") -> "Column":
+        from pyspark.sql import functions as F
+
+        lists = document["records"]
+        before_end, behind = F.get(lists, F.lit(0)), F.get(lists, F.lit(1))
+        # Both sizes are null or -1 if a list is null.
+        is_one_value = (F.size(lists) == 2) & (F.size(before_end) == 1)
+        is_one_value &= F.coalesce(F.get(behind, F.lit(0))[END] == 1, F.lit(False))
+        first = F.get(before_end, F.lit(0))
+        record = F.struct(*[first[name].alias(name) for name in self.declared.fieldNames()])
+        trimmed = F.btrim(text, F.lit(" \t\r\n"))
+        error = (
+            F.when(text.isNull(), F.lit(NULL_VALUE))
+            .when(~F.is_valid_utf8(text), F.lit(NOT_UTF8))
+            .when(document[CORRUPT].isNull() & is_one_value & first.isNotNull(), missing_fields(record, self.declared))
+            .when(trimmed == "", F.lit(EMPTY_VALUE))
+            .when(trimmed.startswith("["), F.lit("the value is a JSON array, not a JSON object"))
+            .when(lists.isNull() | ~is_one_value | first.isNull(), F.lit("the value is not exactly one JSON object"))
+            .otherwise(self._mismatch(text, record))
+        )
+        return result(error, record)
+
+    def _mismatch(self, text: "Column", record: "Column") -> "Column":
+        """Return the error for an object that does not fit the schema. It names the fields of the wrong type."""
+        from pyspark.sql import functions as F
+
+        names = [
+            F.when(
+                record[field.name].isNull() & F.get_json_object(text, f"$['{field.name}']").isNotNull(),
+                F.lit(f"{field.name} is not {field.dataType.simpleString()}"),
+            )
+            for field in self.declared.fields
+            if "'" not in field.name
+        ]
+        details = F.concat_ws(", ", *names)
+        nested = F.lit("a nested field has another type")
+        return F.concat(F.lit("the value does not fit the schema: "), F.when(details == "", nested).otherwise(details))

@@ -1,0 +1,184 @@
+"""Schema registries: where the writers' schemas of Avro records come from, by id.
+
+A registry is a dictionary or a file with schemas, or a service with the HTTP interface of Confluent's Schema Registry.
+"""
+
+import base64
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from pyspark_tidelog.errors import OptionError
+
+ANSWER_BYTES_MAX = 16 << 20
+"""Upper bound on the size of an answer of a schema registry."""
+TIMEOUT_S = 30.0
+ATTEMPTS = 3
+NOT_FOUND = 404
+UNAUTHORIZED = (401, 403)
+
+
+class RegistryError(RuntimeError):
+    """The schema registry cannot be reached, or its answer cannot be used."""
+
+
+class RegisteredSchema(NamedTuple):
+    id: int
+    schema: Any
+    """The schema as parsed JSON."""
+
+
+class Registry(Protocol):
+    """Finds schemas. It is pickled with the query."""
+
+    def by_id(self, schema_id: int) -> Any | None:
+        """Return the schema as parsed JSON, or None if there is no schema with this id. Raises RegistryError."""
+        ...
+
+    def latest(self, subject: str | None) -> RegisteredSchema:
+        """Return the latest schema of a subject, or the only one of a dictionary. Raises OptionError if it is not
+        known which schema that is, and RegistryError.
+        """
+        ...
+
+
+class StaticRegistry:
+    """Schemas that do not change: a dictionary from ids to schemas."""
+
+    def __init__(self, schemas: Mapping[Any, Any]) -> None:
+        """Accept keys that are numbers, also as texts, and schemas that are texts or parsed JSON. Raises OptionError
+        for others.
+        """
+        self._schemas: dict[int, Any] = {}
+        for key, schema in schemas.items():
+            if not str(key).isdecimal():
+                raise OptionError(f"registry: the key {key!r} is not the id of a schema")
+            self._schemas[int(key)] = parsed_schema(schema)
+
+    def by_id(self, schema_id: int) -> Any | None:
+        return self._schemas.get(schema_id)
+
+    def latest(self, subject: str | None) -> RegisteredSchema:
+        if len(self._schemas) != 1:
+            raise OptionError(
+                f"registry: there are {len(self._schemas)} schemas: set schema or schema_id to choose the one to read"
+            )
+        return RegisteredSchema(*next(iter(self._schemas.items())))
+
+
+class HttpRegistry:
+    """A schema registry with Confluent's HTTP interface. Schemas by id are cached, because they never change."""
+
+    def __init__(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise OptionError("registry: the URL must begin with http:// or https:// and name a host")
+        self._authorization = ""
+        if parts.username is not None:
+            user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
+            self._authorization = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+        address = parts.netloc.rpartition("@")[2]
+        self._url = urllib.parse.urlunsplit((parts.scheme, address, parts.path.rstrip("/"), "", ""))
+        self._schemas: dict[int, Any] = {}
+
+    def by_id(self, schema_id: int) -> Any | None:
+        if schema_id not in self._schemas:
+            answer = self._get(f"/schemas/ids/{schema_id}")
+            if answer is None:
+                return None
+            self._schemas[schema_id] = self._schema(answer)
+        return self._schemas[schema_id]
+
+    def latest(self, subject: str | None) -> RegisteredSchema:
+        if subject is None:
+            raise OptionError("registry: set schema, schema_id or subject to choose the schema to read")
+        answer = self._get(f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest")
+        if answer is None:
+            raise OptionError(f"registry {self._url}: there is no subject {subject!r}")
+        if not isinstance(answer.get("id"), int):
+            raise RegistryError(f"registry {self._url}: the answer for subject {subject!r} has no id")
+        return RegisteredSchema(answer["id"], self._schema(answer))
+
+    def _schema(self, answer: Mapping[str, Any]) -> Any:
+        kind = answer.get("schemaType", "AVRO")
+        if kind != "AVRO":
+            raise RegistryError(f"registry {self._url}: the schema is {kind}, not Avro")
+        if answer.get("references"):
+            raise RegistryError(f"registry {self._url}: schemas with references to others are not supported")
+        try:
+            return parsed_schema(answer["schema"])
+        except (KeyError, OptionError) as error:
+            raise RegistryError(f"registry {self._url}: the answer has no valid schema: {error}") from None
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        """Return the answer as parsed JSON, or None if the registry does not have it."""
+        request = urllib.request.Request(self._url + path, headers={"Accept": "application/json"})  # noqa: S310
+        if self._authorization:
+            request.add_unredirected_header("Authorization", self._authorization)
+        for attempt in range(ATTEMPTS):
+            try:
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310 - http or https
+                    text = response.read(ANSWER_BYTES_MAX + 1)
+                break
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code == NOT_FOUND:
+                    return None
+                if error.code in UNAUTHORIZED:
+                    raise RegistryError(
+                        f"registry {self._url}: access is denied ({error.code}): put user and password into the URL"
+                    ) from None
+                reason = f"HTTP status {error.code}"
+            except OSError as error:
+                reason = str(error)
+            if attempt + 1 == ATTEMPTS:
+                raise RegistryError(f"registry {self._url} cannot be reached: {reason}")
+        if len(text) > ANSWER_BYTES_MAX:
+            raise RegistryError(f"registry {self._url}: an answer has more than {ANSWER_BYTES_MAX} bytes")
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise RegistryError(f"registry {self._url}: the answer to {path} is not a JSON object")
+        return answer
+
+
+def registry_of(source: "str | Path | Mapping[int, Any] | Registry") -> Registry:
+    """Return the registry for a URL, a file, a dictionary, or a registry object. Raises OptionError."""
+    if isinstance(source, Mapping):
+        return StaticRegistry(source)
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        return HttpRegistry(source)
+    if not isinstance(source, (str, Path)):
+        return source
+    try:
+        schemas = json.loads(Path(source).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(f"registry: the file {source} cannot be read as JSON: {error}") from None
+    if not isinstance(schemas, dict):
+        raise OptionError(f"registry: the file {source} must have a JSON object from ids to schemas")
+    return StaticRegistry(schemas)
+
+
+def parsed_schema(schema: Any) -> Any:
+    """Return a schema as parsed JSON. The name of a primitive type, like `string`, is a schema too. Raises OptionError
+    if a text is not JSON.
+    """
+    if isinstance(schema, Path):
+        try:
+            schema = schema.read_text("utf-8")
+        except OSError as error:
+            raise OptionError(f"the Avro schema cannot be read: {error}") from None
+    if not isinstance(schema, str):
+        return schema
+    if not schema.lstrip().startswith(("{", "[", '"')):
+        return schema
+    try:
+        return json.loads(schema)
+    except ValueError as error:
+        raise OptionError(f"the Avro schema is not JSON: {error}") from None

@@ -1,0 +1,403 @@
+"""The commands `tidelog pipeline`: run, list, status, replay, reset, dry-run, new, pack."""
+
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, check_reachable, host_ports, key_values
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.tables import Column, Table, print_json, print_notes, print_table
+from tidelog.cli.when import NotATimeError, duration_text, parse_time_ms
+from tidelog.model.addresses import host_port_text
+from tidelog.pipelines.declarations import Pipeline, PipelineError
+from tidelog.pipelines.loading import load
+from tidelog.pipelines.state import DEFAULT_STATE, PipelineState, stored_pipelines
+
+if TYPE_CHECKING:
+    from tidelog.pipelines.status import PipelineStatus
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Reference = Annotated[
+    str, typer.Argument(metavar="FILE[:NAME]", show_default=False, help="A Python file, or one pipeline in it.")
+]
+References = Annotated[
+    list[str], typer.Argument(metavar="FILE[:NAME]...", show_default=False, help="Python files, or pipelines in them.")
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The pipeline's name.")]
+StateOption = Annotated[
+    Path, typer.Option("--state", metavar="DIR", file_okay=False, help="Directory of checkpoints and figures.")
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        show_default=False,
+        help='Where to begin: earliest, latest, or a time such as "2 hours ago".',
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Master = Annotated[
+    str, typer.Option("--master", metavar="URL", help="Where Spark runs: local[N], spark://HOST:PORT, k8s://...")
+]
+SparkSettings = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="A setting of Spark; repeatable.")
+]
+
+
+@app.callback()
+def pipeline() -> None:
+    """Run PySpark functions between topics, lakes and databases.
+
+    Examples:
+
+    $ tidelog pipeline new sales
+    $ tidelog pipeline dry-run sales.py
+    $ tidelog pipeline run sales.py
+    $ tidelog pipeline status
+    """
+
+
+def loaded(references: list[str]) -> list[Pipeline]:
+    """Load the pipelines. Raises CommandError, also for two pipelines with one name."""
+    pipelines: dict[str, Pipeline] = {}
+    for reference in references:
+        for each in as_command(load, reference):
+            if each.name in pipelines:
+                raise CommandError(f"two pipelines are named {each.name}: give one of them another name=...")
+            pipelines[each.name] = each
+    return list(pipelines.values())
+
+
+def as_command(call: Any, *arguments: Any, **named: Any) -> Any:
+    """Call a function of tidelog.pipelines. Its PipelineError becomes a CommandError."""
+    try:
+        return call(*arguments, **named)
+    except PipelineError as error:
+        raise CommandError(str(error)) from error
+
+
+def servers(bootstrap: str) -> str:
+    """Return the addresses with their ports. Raises UsageError for a malformed address."""
+    return ",".join(host_port_text(host, port) for host, port in host_ports(bootstrap))
+
+
+def begin_of(text: str | None) -> str | int | None:
+    """Parse --from. Raises UsageError."""
+    if text is None or text in ("earliest", "latest"):
+        return text
+    try:
+        return parse_time_ms(text, datetime.now())
+    except NotATimeError as error:
+        raise UsageError(f"--from: {error}; also accepted: earliest, latest") from None
+
+
+@app.command("run")
+def run_command(
+    references: References,
+    once: Annotated[bool, typer.Option("--once", help="Process the present data, then end.")] = False,
+    begin: From = None,
+    master: Master = "local[*]",
+    state: StateOption = DEFAULT_STATE,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoints",
+            metavar="URI",
+            show_default=False,
+            help="Directory for checkpoints that all executors can reach (hdfs://..., s3a://...).",
+        ),
+    ] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            "--archive",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="Send the packages to the executors: a file of `tidelog pipeline pack`.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, show_default=False, help="Serve /metrics."),
+    ] = None,
+    settings: SparkSettings = [],  # noqa: B006
+    spark_log: Annotated[
+        str, typer.Option("--spark-log", metavar="LEVEL", help="Spark's own log: OFF, ERROR, WARN, INFO.")
+    ] = "OFF",
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON line for each change.")] = False,
+    bootstrap: Bootstrap = LOCALHOST,
+) -> None:
+    """Run pipelines until Ctrl-C, in one Spark application.
+
+    A pipeline continues where it ended; its checkpoints are in the state
+    directory. --from applies to pipelines that have no state yet. A pipeline
+    that fails is started again after a pause; the others continue. Ctrl-C
+    and SIGTERM end the running micro-batches first; a second one stops now.
+
+    Examples:
+
+    $ tidelog pipeline run sales.py
+    $ tidelog pipeline run sales.py:totals --once --from "1 day ago"
+    $ tidelog pipeline run sales.py --master spark://host:7077 --archive packages.tar.gz
+    """
+    from tidelog.cli.pipeline_run import RunPlan, run_pipelines
+
+    pipelines = loaded(references)
+    addresses = servers(bootstrap)
+    first = begin_of(begin)
+    check_reachable(bootstrap)
+    with_state = [each.name for each in pipelines if PipelineState(state, each.name).exists]
+    if first is not None and with_state:
+        print_notes(
+            [f"{name} continues from its state; to begin at another time: tidelog pipeline replay {name} --from TIME"
+             for name in with_state]
+        )  # fmt: skip
+    plan = RunPlan(
+        pipelines=pipelines,
+        bootstrap=addresses,
+        state=state,
+        once=once,
+        begin=first,
+        master=master,
+        checkpoints=checkpoints,
+        archive=archive,
+        metrics_port=metrics_port,
+        settings=key_values(settings, "--set", "spark.executor.memory=2g"),
+        spark_log=spark_log.upper(),
+        json=json,
+    )
+    failed = as_command(run_pipelines, plan)
+    if failed:
+        raise CommandError("; ".join(failed))
+
+
+@app.command("list")
+def list_command(references: References, json: AsJson = False) -> None:
+    """List the pipelines of Python files. Spark is not started.
+
+    Examples:
+
+    $ tidelog pipeline list sales.py
+    """
+    pipelines = loaded(references)
+    if json:
+        print_json([declaration_json(each) for each in pipelines])
+        return
+    columns = [Column("Pipeline"), Column("Reads"), Column("Writes"), Column("Every", spare=1)]
+    columns += [Column("Mode", spare=3), Column("Dead letters", spare=2)]
+    rows = [
+        [
+            each.name,
+            ", ".join(source.describe() for source in each.sources.values()),
+            ", ".join(sink.describe() for sink in each.sinks.values()),
+            each.trigger,
+            each.output_mode,
+            each.dead_letters or "-",
+        ]
+        for each in pipelines
+    ]
+    print_table(Table(columns, rows))
+
+
+def declaration_json(each: Pipeline) -> dict[str, Any]:
+    return {
+        "pipeline": each.name,
+        "sources": {name: source.describe() for name, source in each.sources.items()},
+        "sinks": {name: sink.describe() for name, sink in each.sinks.items()},
+        "trigger": each.trigger,
+        "output_mode": each.output_mode,
+        "dead_letters": each.dead_letters,
+        "settings": dict(each.settings),
+    }
+
+
+@app.command("status")
+def status_command(state: StateOption = DEFAULT_STATE, json: AsJson = False) -> None:
+    """Show the newest figures of the pipelines in a state directory.
+
+    Examples:
+
+    $ tidelog pipeline status
+    $ tidelog pipeline status --json
+    """
+    from tidelog.cli.pipeline_view import error_lines, status_table
+    from tidelog.pipelines.status import status_of_document
+
+    statuses: list[PipelineStatus] = []
+    documents = []
+    for each in stored_pipelines(state):
+        document = each.read_status() or {"pipeline": each.pipeline, "state": "stopped"}
+        is_running = each.is_running()
+        if not is_running and document["state"] in ("starting", "running", "waiting"):
+            document["state"] = "ended"  # the process was killed: it has not written its last state
+        documents.append(document | {"process": is_running})
+        statuses.append(status_of_document(document))
+    if json:
+        print_json(documents)
+        return
+    if not statuses:
+        print(f"No pipeline has run with the state directory {state}.", file=sys.stderr)
+        return
+    print_table(status_table(statuses)._replace(json=True, shorten=False))
+    print_notes(error_lines(statuses))
+
+
+@app.command("replay")
+def replay_command(
+    name: Name,
+    begin: Annotated[
+        str, typer.Option("--from", metavar="TIME", show_default=False, help="earliest, latest, or a time.")
+    ],
+    state: StateOption = DEFAULT_STATE,
+    yes: Yes = False,
+) -> None:
+    """Let the next run process a pipeline's data again, from a time on.
+
+    The checkpoint is removed, and with it the state of aggregations and
+    joins. What the sinks contain remains: rows of a topic or an appending
+    sink are written once more.
+
+    Examples:
+
+    $ tidelog pipeline replay sales --from "2 hours ago"
+    """
+    first = begin_of(begin)
+    pipeline_state = existing_state(state, name)
+    confirm(f"Remove the checkpoint of {name}, and let the next run begin at {begin}?", yes)
+    as_command(begin_again, pipeline_state, first)
+    print(f"The next run of {name} begins at {begin}.")
+
+
+@app.command("reset")
+def reset_command(name: Name, state: StateOption = DEFAULT_STATE, yes: Yes = False) -> None:
+    """Forget a pipeline's checkpoint. The next run begins anew.
+
+    What the sinks contain remains.
+
+    Examples:
+
+    $ tidelog pipeline reset sales
+    """
+    pipeline_state = existing_state(state, name)
+    confirm(f"Remove the checkpoint of {name}? The next run begins anew.", yes)
+    as_command(begin_again, pipeline_state, None, forget=True)
+    print(f"The state of {name} was removed.")
+
+
+def begin_again(state: PipelineState, begin: str | int | None, *, forget: bool = False) -> None:
+    """Remove the checkpoints. Without `forget`, store where the next run begins. Raises PipelineError if the pipeline
+    runs.
+    """
+    state.lock()
+    try:
+        state.reset()
+        if not forget:
+            state.create_identity(begin)
+    finally:
+        state.unlock()
+
+
+def existing_state(base: Path, name: str) -> PipelineState:
+    state = PipelineState(base, name)
+    if not state.exists:
+        names = ", ".join(each.pipeline for each in stored_pipelines(base)) or "none"
+        raise CommandError(
+            f"no pipeline {name} has a state in {base} (there: {names}); --state names another directory"
+        )
+    return state
+
+
+def confirm(question: str, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("this cannot be confirmed, because stdin is not a terminal: add --yes")
+    typer.confirm(question, abort=True)
+
+
+@app.command("dry-run")
+def dry_run_command(
+    reference: Reference,
+    rows: Annotated[
+        int, typer.Option("--rows", "-n", metavar="N", min=1, help="Records to read of each source.")
+    ] = 1000,
+    show: Annotated[int, typer.Option("--show", metavar="N", min=1, help="Rows of the result to print.")] = 20,
+    begin: From = None,
+    settings: SparkSettings = [],  # noqa: B006
+    bootstrap: Bootstrap = LOCALHOST,
+) -> None:
+    """Run a pipeline on a sample and print its result. Nothing is written.
+
+    The sample is read as a batch, so the result of an aggregation is that of
+    all its rows.
+
+    Examples:
+
+    $ tidelog pipeline dry-run sales.py:totals
+    $ tidelog pipeline dry-run sales.py:totals --rows 100 --from "1 hour ago"
+    """
+    from tidelog.cli.pipeline_dry_run import dry_run
+
+    pipelines = loaded([reference])
+    if len(pipelines) > 1:
+        names = ", ".join(each.name for each in pipelines)
+        raise UsageError(f"{reference} has several pipelines ({names}): name one, as {reference}:{pipelines[0].name}")
+    addresses = servers(bootstrap)
+    first = begin_of(begin)
+    check_reachable(bootstrap)
+    spark_settings = key_values(settings, "--set", "spark.driver.memory=2g")
+    as_command(dry_run, pipelines[0], addresses, rows, show, first, spark_settings)
+
+
+@app.command("new")
+def new_command(
+    name: Name,
+    directory: Annotated[Path, typer.Option("--directory", metavar="DIR", help="Where to write NAME.py.")] = Path(),
+) -> None:
+    """Write a Python file with a pipeline that runs as it is.
+
+    Examples:
+
+    $ tidelog pipeline new sales
+    """
+    from tidelog.cli.pipeline_files import write_skeleton
+
+    path = write_skeleton(name, directory)
+    print(f"Wrote {path}. It says how to try it.")
+
+
+@app.command("pack")
+def pack_command(
+    output: Annotated[
+        Path, typer.Argument(metavar="FILE.tar.gz", show_default=False, help="The archive to write.", dir_okay=False)
+    ],
+    without: Annotated[
+        list[str],
+        typer.Option("--without", metavar="PACKAGE", show_default=False, help="Leave a package out; repeatable."),
+    ] = [],  # noqa: B006
+) -> None:
+    """Pack Tidelog and the packages that its tasks need, for executors.
+
+    Executors need the same version of Python, PySpark, and nothing else.
+    Give the file to `tidelog pipeline run --archive`.
+
+    Examples:
+
+    $ tidelog pipeline pack packages.tar.gz
+    $ tidelog pipeline pack packages.tar.gz --without numpy --without pyarrow
+    """
+    from tidelog.cli.pipeline_files import pack
+
+    began_s = time.monotonic()
+    packed = pack(output, without)
+    size_mib = output.stat().st_size / (1 << 20)
+    seconds = duration_text(round(time.monotonic() - began_s, 1))
+    print(f"Packed {', '.join(packed)} into {output} ({size_mib:.0f} MiB) in {seconds}.")

@@ -1,0 +1,67 @@
+"""`tidelog pipeline dry-run`: print the result of a pipeline for a sample."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tidelog.cli.tables import Column, Table, counted, print_heading, print_table, printable
+from tidelog.pipelines.declarations import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+REASONS_MAX = 10
+CELL_MAX = 60
+"""Upper bound on the characters of a cell; the rest is cut off."""
+
+
+def dry_run(
+    pipeline: Pipeline, bootstrap: str, rows_max: int, show: int, begin: str | int | None, settings: Mapping[str, str]
+) -> None:
+    from tidelog.pipelines.dry_runs import sample
+    from tidelog.pipelines.session import pipeline_session, start_session
+
+    if sys.stderr.isatty():
+        print("Starting Spark ...", file=sys.stderr)
+    spark = start_session([pipeline], settings=settings)
+    try:
+        spark.sparkContext.setLogLevel("OFF")
+        taken = sample(pipeline, pipeline_session(spark, pipeline), bootstrap, rows_max, begin)
+        for source in taken.sources:
+            dead = sum(source.unparsed.values())
+            note = f", {counted(dead, 'dead letter')}" if dead else ""
+            print(f"{source.description}: {counted(source.records, 'record')} read{note}")
+            ranked = sorted(source.unparsed.items(), key=lambda item: -item[1])
+            for reason, number in ranked[:REASONS_MAX]:
+                print(f"  {number}: {printable(reason)}")
+            if dead:
+                print(f"  the first one: {source.example}")
+        for name, frame in taken.results.items():
+            print()
+            print_heading(f"{name} -> {pipeline.sinks[name].describe()}")
+            print_rows(frame, show)
+    finally:
+        spark.stop()
+
+
+def print_rows(frame: "DataFrame", show: int) -> None:
+    """Print the first rows of a DataFrame, and how many more there are."""
+    rows = frame.limit(show + 1).collect()
+    numbers = {
+        name for name, kind in frame.dtypes if kind in ("int", "bigint", "double", "float", "smallint", "tinyint")
+    }
+    columns = [Column(printable(name), right=name in numbers) for name in frame.columns]
+    print_table(Table(columns, [[cell_text(value) for value in row] for row in rows[:show]], json=False))
+    if not rows:
+        print("The result has no rows.")
+    if len(rows) > show:
+        print(f"The result has more rows; --show N prints more than {show}.")
+
+
+def cell_text(value: object) -> str:
+    """Return a value as one short line: binary values as text, structs and arrays as Python prints them."""
+    if value is None:
+        return "-"
+    text = bytes(value).decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
+    text = printable(text)
+    return text if len(text) <= CELL_MAX else text[: CELL_MAX - 3] + "..."

@@ -1,0 +1,111 @@
+"""`tidelog pipeline run`: start Spark, run the pipelines until a signal, and show their figures."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.cli.interrupts import record_interrupts
+from tidelog.cli.pipeline_view import LineView, LiveView, PipelineView
+from tidelog.pipelines.declarations import Pipeline
+from tidelog.pipelines.status import FAILED
+
+if TYPE_CHECKING:
+    from tidelog.pipelines.running import Run
+
+STEP_S = 0.25
+STATUS_EVERY_S = 1.0
+GRACE_S = 60.0
+"""Time that the running micro-batches get to end, in seconds."""
+ARCHIVE_DIRECTORY = "tidelog-packages"
+"""Name of the directory into which an executor unpacks the archive of `tidelog pipeline pack`."""
+
+
+class RunPlan(NamedTuple):
+    """The options of the command."""
+
+    pipelines: Sequence[Pipeline]
+    bootstrap: str
+    state: Path
+    once: bool
+    begin: str | int | None
+    master: str
+    checkpoints: str | None
+    archive: Path | None
+    metrics_port: int | None
+    settings: Mapping[str, str]
+    spark_log: str
+    json: bool
+
+
+def run_pipelines(plan: RunPlan) -> list[str]:
+    """Run the pipelines until all have ended or a signal arrives. Return the errors of the pipelines that failed.
+
+    Raises PipelineError if Spark cannot start, or if another process runs one of the pipelines.
+    """
+    from tidelog.pipelines.session import start_session
+
+    view: PipelineView = LiveView() if sys.stdout.isatty() and not plan.json else LineView(json=plan.json)
+    if sys.stderr.isatty():
+        print(f"Starting Spark ({plan.master}) ...", file=sys.stderr)
+    spark = start_session(plan.pipelines, plan.master, archive_settings(plan.archive) | dict(plan.settings))
+    with ExitStack() as stack:
+        stack.callback(spark.stop)
+        spark.sparkContext.setLogLevel(plan.spark_log)
+        from tidelog.pipelines.lag import LagMonitor
+        from tidelog.pipelines.metrics import MetricsServer
+        from tidelog.pipelines.running import Run
+
+        run = Run(
+            plan.pipelines,
+            spark,
+            bootstrap=plan.bootstrap,
+            state=plan.state,
+            once=plan.once,
+            begin=plan.begin,
+            checkpoints=plan.checkpoints,
+        )
+        stack.enter_context(run)
+        interrupts = stack.enter_context(record_interrupts())
+        if plan.metrics_port is not None:
+            server = MetricsServer(plan.metrics_port, lambda: run.statuses)
+            stack.callback(server.close)
+            print(f"Metrics: http://localhost:{server.port}/metrics", file=sys.stderr, flush=True)
+        monitor = LagMonitor(plan.bootstrap, plan.pipelines, lambda: [q for each in run.statuses for q in each.queries])
+        stack.callback(monitor.close)
+        stack.enter_context(view)
+        run.start()
+        status_at_s = time.monotonic()
+        while not run.has_ended and not interrupts():
+            run.step()
+            view.show(run.statuses)
+            if time.monotonic() >= status_at_s:
+                run.write_status()
+                status_at_s = time.monotonic() + STATUS_EVERY_S
+            time.sleep(STEP_S)
+        if not run.has_ended:
+            stop(run, view)
+        view.show(run.statuses)
+        return [each.error or f"pipeline {each.pipeline} failed" for each in run.statuses if each.state == FAILED]
+
+
+def stop(run: "Run", view: PipelineView) -> None:
+    """End the running micro-batches, or stop within them after GRACE_S or at a second signal."""
+    note = "Stopping: the running micro-batches end first. Ctrl-C again stops now."
+    try:
+        run.stop(GRACE_S, lambda: view.show(run.statuses, note))
+    except KeyboardInterrupt:
+        return  # the end of the `with` block stops the queries
+
+
+def archive_settings(archive: Path | None) -> dict[str, str]:
+    """Return Spark's settings that send the archive to the executors and make its packages importable there."""
+    if archive is None:
+        return {}
+    return {
+        "spark.archives": f"{os.path.abspath(archive)}#{ARCHIVE_DIRECTORY}",  # noqa: PTH100 - keeps symbolic links
+        "spark.executorEnv.PYTHONPATH": ARCHIVE_DIRECTORY,
+    }

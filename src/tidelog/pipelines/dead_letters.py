@@ -1,0 +1,172 @@
+"""Dead letters: records that cannot be parsed are written to a topic, exactly once, before their micro-batch commits.
+
+The query itself leaves such records out and counts them, in the pass that parses the records. After the sink has
+written a micro-batch, and if the count is not zero, this module reads the micro-batch's range of offsets again and
+writes the records that cannot be parsed. Only then Spark commits the micro-batch. So clean micro-batches are read once,
+and a micro-batch that is repeated after a failure writes its dead letters under the same number again.
+
+The range of offsets comes from the checkpoint, where Spark writes it before it reads a micro-batch.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.topics import DECODED, Topic, exactly_once_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+METRIC = "records of source "
+"""Beginning of the name of the observed metric of a source. The name of the function's parameter follows."""
+
+Ranges = dict[str, dict[str, tuple[int, int]]]
+"""Begin and end (exclusive) of the offsets, by topic and partition."""
+
+
+class Counts(NamedTuple):
+    """What the query has counted in one micro-batch of one source."""
+
+    records: int
+    unparsed: int
+
+
+class DeadLetters:
+    """Writes the dead letters of one query."""
+
+    def __init__(
+        self,
+        topic: str,
+        context: SourceContext,
+        query: str,
+        checkpoint: Path,
+        sources: Mapping[str, Topic],
+        counts: Callable[[], Mapping[str, Counts]],
+    ) -> None:
+        """`sources` are the sources with a value format whose dead letters this query writes, by parameter. `counts`
+        returns the counts of the current micro-batch by parameter; an empty mapping if they are unknown.
+        """
+        self._topic = topic
+        self._context = context
+        self._query = query
+        self._checkpoint = checkpoint
+        self._sources = sources
+        self._counts = counts
+        self._last_planned = last_planned_batch(checkpoint)
+        self.written = 0
+        """Number of dead letters that this object has written."""
+
+    def write(self, batch_id: int) -> None:
+        """Write the dead letters of a micro-batch. The sink has written the micro-batch already."""
+        if not self._sources:
+            return
+        # A sink does not compute a micro-batch that it has already written before a restart. The counts are then zero
+        # for another reason.
+        counts = {} if batch_id <= self._last_planned else self._counts()
+        ranges: dict[str, Ranges] | None = None
+        for parameter, source in self._sources.items():
+            if ranges is None:
+                ranges = micro_batch_ranges(self._checkpoint, batch_id, self._sources)
+            wanted = ranges.get(parameter, {})
+            size = sum(end - begin for parts in wanted.values() for begin, end in parts.values())
+            count = counts.get(parameter)
+            # Fewer records than offsets: the topic is compacted or has transactions, or not every record was computed.
+            if size == 0 or (count is not None and count.unparsed == 0 and count.records >= size):
+                continue
+            self.written += self._write_range(parameter, source, wanted, batch_id)
+
+    def _write_range(self, parameter: str, source: Topic, ranges: Ranges, batch_id: int) -> int:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        records = source.read_range(self._context, ranges)
+        unparsed = records.where(source.unparsed())
+        observation = Observation()
+        letters = dead_letter_columns(unparsed, self._context.pipeline).observe(
+            observation, f.count(f.lit(1)).alias("count")
+        )
+        options = {"kafka.bootstrap.servers": self._context.bootstrap, "topic": self._topic}
+        options |= exactly_once_options(f"{self._query}.dead-letters.{parameter}", batch_id)
+        letters.write.format("tidelog").mode("append").options(**options).save()
+        return int(observation.get["count"])
+
+
+def dead_letter_columns(unparsed: "DataFrame", pipeline: str) -> "DataFrame":
+    """Return key, value and headers of the dead letters. Key and value are those of the record. The headers are reason,
+    topic, partition, offset, timestamp (in milliseconds) and pipeline, followed by the headers of the record.
+    """
+    from pyspark.sql import functions as f
+
+    fields = {
+        "reason": f.col(f"{DECODED}.error"),
+        "topic": f.col("topic"),
+        "partition": f.col("partition").cast("string"),
+        "offset": f.col("offset").cast("string"),
+        "timestamp": f.unix_millis("timestamp").cast("string"),
+        "pipeline": f.lit(pipeline),
+    }
+    own = [f.struct(f.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in fields.items()]
+    none = f.array().cast("array<struct<key: string, value: binary>>")
+    headers = f.concat(f.array(*own), f.coalesce(f.col("headers"), none))
+    return unparsed.select("key", "value", headers.alias("headers"))
+
+
+def micro_batch_ranges(checkpoint: Path, batch_id: int, sources: Mapping[str, Topic]) -> dict[str, Ranges]:
+    """Return the ranges of offsets of a micro-batch, by the parameter of the source.
+
+    A source that the query does not read has no entry.
+    """
+    ends = _offsets(checkpoint, batch_id)
+    begins = _offsets(checkpoint, batch_id - 1) if batch_id else [{} for _ in ends]
+    ranges: dict[str, Ranges] = {}
+    for position, end in enumerate(ends):
+        parameter = _source_of(end, sources)
+        if parameter is None:
+            continue
+        begin = begins[position] if position < len(begins) else {}
+        first_offsets = end.get(BEGINNINGS, {})
+        ranges[parameter] = {
+            topic: {
+                partition: (
+                    begin.get(topic, {}).get(partition, first_offsets.get(topic, {}).get(partition, last)),
+                    last,
+                )
+                for partition, last in parts.items()
+            }
+            for topic, parts in end.items()
+            if topic != BEGINNINGS
+        }
+    return ranges
+
+
+BEGINNINGS = "@begun"
+"""Key of the offsets at which partitions begin, in an offset of the Spark source (pyspark_tidelog.stream_reader)."""
+
+
+def last_planned_batch(checkpoint: Path) -> int:
+    """Return the number of the last micro-batch whose offsets are in the checkpoint; -1 if there is none."""
+    try:
+        return max((int(path.name) for path in (checkpoint / "offsets").iterdir() if path.name.isdecimal()), default=-1)
+    except FileNotFoundError:
+        return -1
+
+
+def _source_of(offset: Mapping[str, Any], sources: Mapping[str, Topic]) -> str | None:
+    topics = [name for name in offset if name != BEGINNINGS]
+    for parameter, source in sources.items():
+        if source.names and topics and all(name in source.names for name in topics):
+            return parameter
+    by_pattern = [parameter for parameter, source in sources.items() if source.pattern is not None]
+    return by_pattern[0] if by_pattern else None
+
+
+def _offsets(checkpoint: Path, batch_id: int) -> list[dict[str, Any]]:
+    """Return the end offset of each source of a micro-batch, as Spark has written it to the checkpoint."""
+    path = checkpoint / "offsets" / str(batch_id)
+    try:
+        lines = path.read_text().splitlines()
+        return [json.loads(line) if line.startswith("{") else {} for line in lines[2:]]
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"the offsets of micro-batch {batch_id} cannot be read from {path}: {error}") from error

@@ -1,0 +1,52 @@
+"""Run a pipeline's function on a sample, as a batch. Nothing is written."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.pipelines.declarations import Pipeline, SourceContext
+from tidelog.pipelines.queries import results_of
+from tidelog.pipelines.topics import DECODED, Topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class SourceSample(NamedTuple):
+    description: str
+    records: int
+    unparsed: dict[str, int]
+    """Number of records that cannot be parsed, by reason."""
+    example: str
+    """Place of the first record that cannot be parsed; empty if there is none."""
+
+
+class Sample(NamedTuple):
+    sources: list[SourceSample]
+    results: "dict[str, DataFrame]"
+    """The results of the function, by the names of the sinks."""
+
+
+def sample(pipeline: Pipeline, spark: "SparkSession", bootstrap: str, rows_max: int, begin: str | int | None) -> Sample:
+    """Read at most `rows_max` records of each source, and call the function. Raises PipelineError."""
+    from pyspark.sql import functions as f
+
+    context = SourceContext(spark, bootstrap, pipeline.name, is_streaming=False, begin=begin, rows_max=rows_max)
+    frames: dict[str, DataFrame] = {}
+    sources = []
+    for parameter, source in pipeline.sources.items():
+        if not isinstance(source, Topic) or source.value is None:
+            # The sample is stored, so that a source of changing data is read once.
+            frames[parameter] = source.load(context).persist()
+            sources.append(SourceSample(source.describe(), frames[parameter].count(), {}, ""))
+            continue
+        records = source.records(context).persist()
+        frames[parameter] = source.parsed(records, pipeline.name, f"sample of {parameter}", drop_unparsed=True)
+        unparsed = records.where(source.unparsed())
+        reasons = unparsed.groupBy(f.col(f"{DECODED}.error").alias("reason")).agg(
+            f.count(f.lit(1)).alias("count"), f.min(f.struct("topic", "partition", "offset")).alias("first")
+        )
+        rows = reasons.sort("reason").collect()
+        first = min((row["first"] for row in rows), default=None)
+        example = "" if first is None else f"{first[0]} partition {first[1]} offset {first[2]}"
+        counts = {row["reason"]: row["count"] for row in rows}
+        sources.append(SourceSample(source.describe(), records.count(), counts, example))
+    return Sample(sources, results_of(pipeline, frames))

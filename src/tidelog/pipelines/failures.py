@@ -1,0 +1,29 @@
+"""From the errors of Spark to one sentence for people."""
+
+import re
+
+from tidelog.pipelines.declarations import PipelineError
+
+RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such records aside)")
+PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
+"""The last line of a Python traceback."""
+
+
+def cause_text(error: BaseException) -> str:
+    """Return the cause of a failure as one line."""
+    if isinstance(error, PipelineError):
+        return str(error)
+    text = str(error)
+    if raised := RAISED.search(text):
+        return raised[1].strip()
+    python_errors = PYTHON_ERROR.findall(text)
+    if python_errors:
+        name, message = python_errors[-1]
+        return f"{name}: {message.strip()}"
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Return whether another attempt would fail in the same way."""
+    return isinstance(error, PipelineError) or RAISED.search(str(error)) is not None

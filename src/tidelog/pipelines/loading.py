@@ -1,0 +1,97 @@
+"""Load the pipelines that a Python file declares."""
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tidelog.pipelines.declarations import ATTRIBUTE, Pipeline, PipelineError
+
+
+def load(reference: str) -> list[Pipeline]:
+    """Load `FILE` or `FILE:NAME`, and return the pipelines of the file in the order of their declarations; with NAME,
+    only this pipeline. Raises PipelineError.
+    """
+    file_name, name = split_reference(reference)
+    found = pipelines_of(load_module(Path(file_name)))
+    if not found:
+        raise PipelineError(f"{file_name} declares no pipeline: put @pipeline(source=..., sink=...) before a function")
+    if not name:
+        return found
+    chosen = [each for each in found if name in (each.name, each.function.__name__)]
+    if not chosen:
+        raise PipelineError(f"{file_name} declares no pipeline {name}; it has {', '.join(p.name for p in found)}")
+    return chosen
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Split `FILE:NAME` into file and name. Without `:NAME`, the name is empty."""
+    file_name, colon, name = reference.rpartition(":")
+    return (file_name, name) if colon and not name.endswith(".py") else (reference, "")
+
+
+def load_module(path: Path) -> ModuleType:
+    """Run the file as a module of its own, whose name is not the file's name. `sys.path` is not changed, so the file
+    imports installed packages only. Raises PipelineError.
+    """
+    resolved = path.resolve()
+    if not resolved.is_file():
+        raise PipelineError(f"there is no file {path}")
+    name = f"tidelog_pipelines_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    if spec is None or spec.loader is None:
+        raise PipelineError(f"{path} is not a Python file: its name must end with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except PipelineError:
+        del sys.modules[name]
+        raise
+    except ModuleNotFoundError as error:
+        del sys.modules[name]
+        raise PipelineError(
+            f"{path}: there is no module {error.name}: install it; a module beside the file is not found, put its"
+            " functions into the file"
+        ) from error
+    except Exception as error:
+        del sys.modules[name]
+        line = _line_in(error, resolved)
+        raise PipelineError(f"{path}{line}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _line_in(error: BaseException, path: Path) -> str:
+    """Return `:LINE` of the deepest line of the file in the traceback; empty if there is none."""
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}"
+    line, trace = "", error.__traceback__
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename) == path:
+            line = f":{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
+def pipelines_of(module: ModuleType) -> list[Pipeline]:
+    """Return the declared pipelines among the module's attributes. Raises PipelineError for two with one name."""
+    found: dict[str, Pipeline] = {}
+    for value in list(vars(module).values()):
+        declared = getattr(value, ATTRIBUTE, None)
+        if not isinstance(declared, Pipeline):
+            continue
+        other = found.setdefault(declared.name, declared)
+        if other is not declared:
+            raise PipelineError(f"two pipelines are named {declared.name}: give one of them another name=...")
+    return [*found.values()]
+
+
+def declared_pipeline(value: "Pipeline | Callable[..., Any]") -> Pipeline:
+    """Return the declaration of a function. Raises PipelineError for a function without one."""
+    declared = value if isinstance(value, Pipeline) else getattr(value, ATTRIBUTE, None)
+    if not isinstance(declared, Pipeline):
+        raise PipelineError(f"{value!r} is not a pipeline: put @pipeline(source=..., sink=...) before the function")
+    return declared

@@ -1,0 +1,293 @@
+"""Start the queries of one pipeline: sources, the function, sinks, dead letters."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidelog.pipelines.dead_letters import METRIC, Counts, DeadLetters
+from tidelog.pipelines.declarations import (
+    Opened,
+    Pipeline,
+    PipelineError,
+    SinkContext,
+    Source,
+    SourceContext,
+    interval_ms,
+    place_of,
+)
+from tidelog.pipelines.failures import cause_text
+from tidelog.pipelines.state import Identity, PipelineState
+from tidelog.pipelines.status import QueryStatus, update_from_progress
+from tidelog.pipelines.topics import Topic, ensure_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+DEAD_LETTER_PARTITIONS = 1
+
+
+class StopRequested(Exception):
+    """The pipeline stops. Raised instead of beginning another micro-batch."""
+
+
+class WriteFailed(Exception):
+    """A micro-batch could not be written. The message is the cause as one line."""
+
+
+class RunContext(NamedTuple):
+    """What all pipelines of a run share."""
+
+    bootstrap: str
+    once: bool
+    checkpoints: str | None = None
+    """Directory or URI of the checkpoints, if they are not in the state directory."""
+
+
+def results_of(pipeline: Pipeline, frames: Mapping[str, "DataFrame"]) -> dict[str, "DataFrame"]:
+    """Call the function and return its DataFrames by the names of the sinks. Raises PipelineError."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import DataFrame
+
+    place = place_of(pipeline.function)
+    try:
+        result = pipeline.function(**frames)
+    except PySparkException as error:
+        raise PipelineError(f"{place}: {first_line(str(error))}") from error
+    except Exception as error:
+        raise PipelineError(f"{place}: the function raised {type(error).__name__}: {error}") from error
+    names = list(pipeline.sinks)
+    if isinstance(result, DataFrame) and len(names) == 1:
+        return {names[0]: result}
+    if isinstance(result, Mapping):
+        if set(result) != set(names):
+            raise PipelineError(
+                f"{place}: the function returned {', '.join(map(str, result)) or 'nothing'}, but the sinks are named"
+                f" {', '.join(names)}: return one DataFrame for each sink"
+            )
+        for name, frame in result.items():
+            if not isinstance(frame, DataFrame):
+                raise PipelineError(f"{place}: the result for sink {name} is {type(frame).__name__}, not a DataFrame")
+        return {name: result[name] for name in names}
+    expected = "a DataFrame" if len(names) == 1 else f"a mapping from {', '.join(names)} to DataFrames"
+    raise PipelineError(f"{place}: the function returned {type(result).__name__}; it must return {expected}")
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), text)
+
+
+class RunningQuery:
+    """One query of a pipeline."""
+
+    def __init__(self, sink: str, opened: Opened, dead_letters: DeadLetters | None) -> None:
+        self.status = QueryStatus(sink)
+        self._opened = opened
+        self.dead_letters = dead_letters
+        self._query: StreamingQuery | None = None
+        self._has_query = threading.Event()
+        self._stopping = threading.Event()
+        self._seen_batch = ""
+        self.error: Exception | None = None
+        """The exception of the write that failed. Spark's own exception contains only its text."""
+
+    def start(self, frame: "DataFrame", pipeline: Pipeline, name: str, checkpoint: str, *, once: bool) -> None:
+        writer = frame.writeStream.queryName(name).outputMode(pipeline.output_mode)
+        writer = writer.option("checkpointLocation", checkpoint).foreachBatch(self._write)
+        if once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{interval_ms(pipeline.trigger)} milliseconds")
+        self._query = writer.start()
+        self._has_query.set()
+
+    def _write(self, batch: "DataFrame", batch_id: int) -> None:
+        if self._stopping.is_set():
+            raise StopRequested
+        self._has_query.wait()
+        try:
+            self._opened.write(batch, batch_id)
+            if self.dead_letters is not None:
+                self.dead_letters.write(batch_id)
+        except Exception as error:
+            self.error = error
+            # Spark searches the whole text of this exception, with all of Java's stack traces, by a recursive regular
+            # expression, which overflows the stack for a long text. So Spark gets only one line.
+            raise WriteFailed(cause_text(error)) from None
+
+    def counts(self) -> dict[str, Counts]:
+        """Return what the current micro-batch has counted in each source; empty if it cannot be read.
+
+        Spark reports these metrics only after the commit. Here they are needed before it, so they are read from the
+        execution of the micro-batch in the JVM.
+        """
+        from py4j.protocol import Py4JError
+
+        assert self._query is not None
+        try:
+            jvm_query: Any = self._query._jsq
+            rows = jvm_query.streamingQuery().lastExecution().observedMetrics()
+            counts = {}
+            entries = rows.iterator()
+            while entries.hasNext():
+                entry = entries.next()
+                name, row = entry._1(), entry._2()
+                if name.startswith(METRIC):
+                    counts[name.removeprefix(METRIC)] = Counts(int(row.get(0)), int(row.get(1)))
+            return counts
+        except (Py4JError, AttributeError, TypeError):
+            return {}
+
+    @property
+    def is_active(self) -> bool:
+        return self._query is not None and self._query.isActive
+
+    def exception(self) -> Exception | None:
+        """Return the error that ended the query; None if it runs, or has ended without an error."""
+        assert self._query is not None
+        error: Exception | None = self._query.exception()
+        return error if self.error is None else self.error
+
+    def update_status(self) -> None:
+        """Add the reports that Spark has made since the last call."""
+        assert self._query is not None
+        jvm_query: Any = self._query._jsq
+        reports = [json.loads(each.json()) for each in jvm_query.recentProgress()]
+        keys = [f"{each['timestamp']} {each['batchId']}" for each in reports]
+        begin = keys.index(self._seen_batch) + 1 if self._seen_batch in keys else 0
+        for report in reports[begin:]:
+            update_from_progress(self.status, report)
+        if keys:
+            self._seen_batch = keys[-1]
+
+    def request_stop(self) -> None:
+        """Let the running micro-batch end, and begin no other one."""
+        self._stopping.set()
+
+    def is_in_batch(self) -> bool:
+        return self.is_active and bool(self._query is not None and self._query.status["isTriggerActive"])
+
+    def stop(self) -> None:
+        """Stop the query now, also within a micro-batch, which is repeated at the next start."""
+        self._stopping.set()
+        if self._query is not None:
+            self._query.stop()
+        self._opened.close()
+
+
+def start_queries(
+    pipeline: Pipeline, session: "SparkSession", run: RunContext, state: PipelineState, identity: Identity
+) -> list[RunningQuery]:
+    """Open sources and sinks, and start one query for each sink. Raises PipelineError; no query then remains."""
+    context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
+    frames: dict[str, DataFrame] = {}
+    letter_sources: dict[str, Topic] = {}
+    drop = pipeline.dead_letters is not None
+    for parameter, source in pipeline.sources.items():
+        with _source_errors(pipeline, parameter, source):
+            if isinstance(source, Topic) and source.value is not None:
+                records = source.records(context)
+                frames[parameter] = source.parsed(records, pipeline.name, METRIC + parameter, drop_unparsed=drop)
+                letter_sources |= {parameter: source} if drop else {}
+            else:
+                frames[parameter] = source.load(context)
+    if pipeline.dead_letters is not None:
+        if run.checkpoints is not None and "://" in run.checkpoints:
+            raise PipelineError(
+                f"pipeline {pipeline.name}: dead letters need checkpoints in a directory that the driver can read, not"
+                f" {run.checkpoints}: use a mounted directory, or leave out dead_letters"
+            )
+        _refuse_shared_topics(pipeline, letter_sources)
+        ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
+    results = results_of(pipeline, frames)
+    running: list[RunningQuery] = []
+    remaining = dict(letter_sources)
+    try:
+        for sink_name, frame in results.items():
+            read_here = {parameter: remaining.pop(parameter) for parameter in _sources_in(frame, remaining)}
+            query = f"{pipeline.name}.{identity.id}"
+            if list(pipeline.sinks) != [pipeline.name]:
+                query = f"{pipeline.name}.{sink_name}.{identity.id}"
+            checkpoint = state.checkpoint(identity, sink_name)
+            place = f"{run.checkpoints.rstrip('/')}/{query}" if run.checkpoints else str(checkpoint)
+            sink_context = SinkContext(session, run.bootstrap, pipeline.name, query, pipeline.output_mode)
+            running.append(
+                _start_query(pipeline, sink_name, frame, context, sink_context, place, read_here, once=run.once)
+            )
+    except BaseException:
+        for each in running:
+            each.stop()
+        raise
+    return running
+
+
+@contextmanager
+def _source_errors(pipeline: Pipeline, parameter: str, source: Source) -> Iterator[None]:
+    """Let errors in the block name the pipeline and the source, as PipelineError."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PipelineError:
+        raise
+    except (PySparkException, ValueError, ImportError) as error:
+        raise PipelineError(
+            f"pipeline {pipeline.name}, source {parameter} ({source.describe()}): {first_line(str(error))}"
+        ) from error
+
+
+def _start_query(
+    pipeline: Pipeline,
+    sink_name: str,
+    frame: "DataFrame",
+    source_context: SourceContext,
+    sink_context: SinkContext,
+    checkpoint: str,
+    letter_sources: Mapping[str, Topic],
+    *,
+    once: bool,
+) -> RunningQuery:
+    from pyspark.errors import PySparkException
+
+    opened = pipeline.sinks[sink_name].open(sink_context)
+    query = RunningQuery(sink_name, opened, None)
+    if letter_sources:
+        assert pipeline.dead_letters is not None
+        counts: Callable[[], Mapping[str, Counts]] = query.counts
+        query.dead_letters = DeadLetters(
+            pipeline.dead_letters,
+            replace(source_context, is_streaming=False),
+            sink_context.query,
+            Path(checkpoint),
+            letter_sources,
+            counts,
+        )
+    sink_context.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pipeline.name)
+    try:
+        query.start(frame, pipeline, sink_context.query, checkpoint, once=once)
+    except PySparkException as error:
+        opened.close()
+        raise PipelineError(f"pipeline {pipeline.name}, sink {sink_name}: {first_line(str(error))}") from error
+    return query
+
+
+def _sources_in(frame: "DataFrame", sources: Mapping[str, Topic]) -> list[str]:
+    """Return the sources that this DataFrame reads, by the names of their metrics in its plan."""
+    plan = frame._jdf.queryExecution().analyzed().toString()
+    return [parameter for parameter in sources if f"{METRIC}{parameter}," in plan]
+
+
+def _refuse_shared_topics(pipeline: Pipeline, sources: Mapping[str, Topic]) -> None:
+    owners: dict[str, str] = {}
+    for parameter, source in sources.items():
+        for name in source.names:
+            other = owners.setdefault(name, parameter)
+            if other != parameter:
+                raise PipelineError(
+                    f"pipeline {pipeline.name}: sources {other} and {parameter} both read topic {name}, so its dead"
+                    " letters would be written twice: declare the topic as one source and use its DataFrame twice"
+                )

@@ -1,0 +1,247 @@
+"""Run pipelines in one Spark session: start, restart after failures, stop."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidelog.pipelines.declarations import Pipeline, PipelineError
+from tidelog.pipelines.failures import cause_text, is_permanent
+from tidelog.pipelines.loading import declared_pipeline
+from tidelog.pipelines.queries import RunContext, RunningQuery, start_queries
+from tidelog.pipelines.session import pipeline_session, start_session
+from tidelog.pipelines.state import DEFAULT_STATE, PipelineState
+from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, PipelineStatus
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FIRST_PAUSE_S = 1.0
+PAUSE_MAX_S = 60.0
+"""Pauses before restarts double from FIRST_PAUSE_S up to PAUSE_MAX_S. They begin again with FIRST_PAUSE_S after a
+micro-batch has succeeded."""
+POLL_S = 0.1
+ONCE_RESTARTS_MAX = 3
+"""Upper bound on the restarts of a pipeline that processes the present data and ends. A failure that another attempt
+cannot solve (PipelineError, or a record that cannot be parsed) is not tried again."""
+
+
+class RunningPipeline:
+    """One pipeline of a run: its queries, restarts and figures."""
+
+    def __init__(self, pipeline: Pipeline, spark: "SparkSession", run: RunContext, state: PipelineState) -> None:
+        self.pipeline = pipeline
+        self.status = PipelineStatus(pipeline.name)
+        self._spark = spark
+        self._run = run
+        self._state = state
+        self._queries: list[RunningQuery] = []
+        self._failures_in_a_row = 0
+        self._restart_at_s = 0.0
+        self._stopping = False
+
+    def start(self, now_s: float) -> None:
+        self.status.state = STARTING
+        self.status.restart_in_s = None
+        try:
+            identity = self._state.identity() or self._state.create_identity(None)
+            session = pipeline_session(self._spark, self.pipeline)
+            self._queries = start_queries(self.pipeline, session, self._run, self._state, identity)
+        except Exception as error:
+            self._fail(error, now_s)
+            return
+        previous = {query.sink: query for query in self.status.queries}
+        for query in self._queries:
+            query.status = previous.get(query.status.sink, query.status)
+        self.status.queries = [query.status for query in self._queries]
+        self.status.state = RUNNING
+
+    def step(self, now_s: float) -> None:
+        """Notice queries that have ended, and restart the pipeline when its pause is over."""
+        if self.status.state == WAITING:
+            self.status.restart_in_s = max(self._restart_at_s - now_s, 0.0)
+            if now_s >= self._restart_at_s:
+                self.status.restarts += 1
+                self.start(now_s)
+            return
+        if self.status.state != RUNNING:
+            return
+        batches_before = sum(query.status.batches for query in self._queries)
+        for query in self._queries:
+            query.update_status()
+        if sum(query.status.batches for query in self._queries) > batches_before:
+            self._failures_in_a_row = 0
+        ended = [query for query in self._queries if not query.is_active]
+        failures = [error for query in ended if (error := query.exception()) is not None]
+        if failures and not self._stopping:
+            error = failures[0]
+            self._close_queries()
+            self._fail(error, now_s)
+        elif len(ended) == len(self._queries):
+            for query in self._queries:
+                query.update_status()
+            self._close_queries()
+            self.status.state = STOPPED if self._stopping else DONE
+
+    def _fail(self, error: Exception, now_s: float) -> None:
+        self.status.error = cause_text(error)
+        is_last = self._run.once and (is_permanent(error) or self.status.restarts >= ONCE_RESTARTS_MAX)
+        if is_last or self._stopping:
+            self.status.state = FAILED
+            return
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._failures_in_a_row, 16), PAUSE_MAX_S)
+        self._failures_in_a_row += 1
+        self._restart_at_s = now_s + pause_s
+        self.status.restart_in_s = pause_s
+        self.status.state = WAITING
+
+    def request_stop(self) -> None:
+        """Let the running micro-batches end, and begin no other ones."""
+        self._stopping = True
+        for query in self._queries:
+            query.request_stop()
+        if self.status.state == WAITING:
+            self.status.state = STOPPED
+
+    def stop_idle_queries(self) -> None:
+        """After `request_stop`: stop the queries that are between two micro-batches."""
+        if self.status.state == RUNNING:
+            for query in self._queries:
+                if not query.is_in_batch():
+                    query.stop()
+
+    def stop_now(self) -> None:
+        self._stopping = True
+        self._close_queries()
+        if self.status.state in (RUNNING, STARTING, WAITING):
+            self.status.state = STOPPED
+
+    def _close_queries(self) -> None:
+        for query in self._queries:
+            query.stop()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status.state in (DONE, FAILED, STOPPED)
+
+    def write_status(self) -> None:
+        document = self.status.document() | {"time_ms": time.time_ns() // 1_000_000}
+        self._state.write_status(document)
+
+
+class Run:
+    """A run of several pipelines in one Spark session. Use it in a `with` block, which locks their states."""
+
+    def __init__(
+        self,
+        pipelines: Sequence[Pipeline],
+        spark: "SparkSession",
+        *,
+        bootstrap: str,
+        state: Path = DEFAULT_STATE,
+        once: bool = False,
+        begin: str | int | None = None,
+        checkpoints: str | None = None,
+    ) -> None:
+        """`begin` is where pipelines begin that have no state yet. For a pipeline with a state it has no effect."""
+        self._states = [PipelineState(state, each.name) for each in pipelines]
+        context = RunContext(bootstrap, once, checkpoints)
+        self._begin = begin
+        self.pipelines = [
+            RunningPipeline(each, spark, context, each_state)
+            for each, each_state in zip(pipelines, self._states, strict=True)
+        ]
+
+    def __enter__(self) -> "Run":
+        try:
+            for state in self._states:
+                state.lock()
+                if state.identity() is None:
+                    state.create_identity(self._begin)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for each in self.pipelines:
+            each.stop_now()
+            if raised:
+                each.write_status()
+        for state in self._states:
+            state.unlock()
+
+    def start(self) -> None:
+        for each in self.pipelines:
+            each.start(time.monotonic())
+
+    def step(self) -> None:
+        for each in self.pipelines:
+            each.step(time.monotonic())
+
+    def write_status(self) -> None:
+        for each in self.pipelines:
+            each.write_status()
+
+    @property
+    def statuses(self) -> list[PipelineStatus]:
+        return [each.status for each in self.pipelines]
+
+    @property
+    def has_ended(self) -> bool:
+        return all(each.has_ended for each in self.pipelines)
+
+    def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """Let the running micro-batches end, and stop. After the timeout, stop also within micro-batches."""
+        for each in self.pipelines:
+            each.request_stop()
+        deadline_s = time.monotonic() + timeout_s
+        while not self.has_ended and time.monotonic() < deadline_s:
+            for each in self.pipelines:
+                each.stop_idle_queries()
+            self.step()
+            while_waiting()
+            time.sleep(POLL_S)
+        for each in self.pipelines:
+            each.stop_now()
+
+
+def run(
+    pipelines: "Pipeline | Callable[..., Any] | Sequence[Pipeline | Callable[..., Any]]",
+    *,
+    bootstrap: str = "127.0.0.1:9092",
+    state: str | Path = DEFAULT_STATE,
+    begin: str | int | None = None,
+    spark: "SparkSession | None" = None,
+    master: str = "local[*]",
+    settings: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> dict[str, PipelineStatus]:
+    """Process all data that the sources have now, and return the figures of each pipeline by its name.
+
+    A second call with the same `state` continues where the first one ended. Without `spark`, a session is started with
+    `master` and `settings`, and stopped at the end. Raises PipelineError if a pipeline fails; the other pipelines
+    process their data first.
+    """
+    given = [pipelines] if isinstance(pipelines, Pipeline) or callable(pipelines) else list(pipelines)
+    declared = [declared_pipeline(each) for each in given]
+    names = [each.name for each in declared]
+    if len(set(names)) < len(names):
+        raise PipelineError(f"two of the pipelines have the same name: {', '.join(names)}")
+    session = spark or start_session(declared, master, settings)
+    try:
+        with Run(declared, session, bootstrap=bootstrap, state=Path(state), once=True, begin=begin) as started:
+            started.start()
+            deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+            while not started.has_ended:
+                started.step()
+                if deadline_s is not None and time.monotonic() > deadline_s:
+                    raise PipelineError(f"the pipelines {', '.join(names)} did not end within {timeout_s:g} s")
+                time.sleep(POLL_S)
+            failed = [each for each in started.statuses if each.state == FAILED]
+            if failed:
+                raise PipelineError("; ".join(each.error or f"pipeline {each.pipeline} failed" for each in failed))
+            return {each.pipeline: each for each in started.statuses}
+    finally:
+        if spark is None:
+            session.stop()

@@ -1,0 +1,112 @@
+"""The Spark session in which pipelines run."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidelog.pipelines.declarations import Pipeline, PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = {
+    "spark.scheduler.mode": "FAIR",  # a large micro-batch does not hold up the other pipelines
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def start_session(
+    pipelines: Sequence[Pipeline], master: str = "local[*]", settings: Mapping[str, str] | None = None
+) -> "SparkSession":
+    """Start Spark for these pipelines. `settings` override the settings of the pipelines.
+
+    Raises PipelineError if PySpark or Java is missing, or if two pipelines need different values of one setting that
+    all pipelines of a session share.
+    """
+    try:
+        import pyarrow  # noqa: F401
+        from pyspark.sql import SparkSession
+
+        from pyspark_tidelog.java import NoJava, ensure_java
+        from pyspark_tidelog.session import SETTINGS as LOCAL_SETTINGS
+    except ImportError as error:
+        raise PipelineError(f"pipelines need {error.name}: pip install 'tidelog[spark]'") from None
+    is_local = master.startswith("local")
+    if is_local or "JAVA_HOME" not in os.environ:
+        try:
+            os.environ["JAVA_HOME"] = str(ensure_java())
+        except NoJava as error:
+            raise PipelineError(str(error)) from None
+    if is_local:
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    else:
+        choose_python_of_cluster()
+    defaults = SETTINGS | (LOCAL_SETTINGS if is_local else {})
+    if is_local:
+        defaults["spark.sql.shuffle.partitions"] = str(local_cores(master))
+    merged = defaults | merged_settings(pipelines) | dict(settings or {})
+    name = pipelines[0].name if len(pipelines) == 1 else f"{len(pipelines)} pipelines"
+    builder = SparkSession.Builder().appName(f"tidelog {name}").master(master)
+    for key, value in merged.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def choose_python_of_cluster() -> None:
+    """Let Spark run the same name of a program on all machines: PYSPARK_PYTHON, by default for example `python3.11`.
+
+    Spark starts the Python workers of the driver and of the executors with one and the same text. The path of this
+    process's Python may not exist on other machines, so the name is found by the PATH of each machine.
+    """
+    if "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    os.environ["PYSPARK_DRIVER_PYTHON"] = os.environ["PYSPARK_PYTHON"]
+
+
+def local_cores(master: str) -> int:
+    """Return the number of cores of `local`, `local[N]` and `local[*]`."""
+    text = master.removeprefix("local").strip("[]").partition(",")[0]
+    return int(text) if text.isdecimal() else 1 if not text else os.cpu_count() or 2
+
+
+def merged_settings(pipelines: Sequence[Pipeline]) -> dict[str, str]:
+    """Return the settings of all pipelines. A setting of Spark's SQL may differ between pipelines, because each
+    pipeline has a session of its own; raises PipelineError if another setting differs.
+    """
+    merged: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    for each in pipelines:
+        for key, value in each.settings.items():
+            if key.startswith("spark.sql.") and len(pipelines) > 1:
+                continue
+            if merged.setdefault(key, value) != value:
+                raise PipelineError(
+                    f"pipelines {owners[key]} and {each.name} set {key} to {merged[key]!r} and {value!r}: they run in"
+                    " one Spark application, so give them the same value or run them separately"
+                )
+            owners.setdefault(key, each.name)
+    return merged
+
+
+def pipeline_session(spark: "SparkSession", pipeline: Pipeline) -> "SparkSession":
+    """Return a session with the pipeline's own settings of Spark's SQL: `spark` itself if it has them, otherwise a new
+    session of the same application.
+    """
+    defaults = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
+    wanted = {key: value for key, value in (defaults | dict(pipeline.settings)).items() if spark.conf.isModifiable(key)}
+    # A new session costs some seconds, because Spark looks up the data sources in Python again.
+    if all(spark.conf.get(key, None) == value for key, value in wanted.items()):
+        return spark
+    session = spark.newSession()
+    for key, value in wanted.items():
+        session.conf.set(key, value)
+    return session

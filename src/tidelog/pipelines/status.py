@@ -1,0 +1,94 @@
+"""The figures of running pipelines, for the live view, the status file, JSON lines and Prometheus."""
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+WAITING, STARTING, RUNNING, FAILED, STOPPED, DONE = "waiting", "starting", "running", "failed", "stopped", "done"
+"""The states of a pipeline. `waiting`: it failed and starts again later. `done`: it has processed all data (--once)."""
+
+
+@dataclass
+class QueryStatus:
+    """The figures of one query. All counts begin with the start of this process."""
+
+    sink: str
+    batches: int = 0
+    rows: int = 0
+    rows_per_s: float = 0.0
+    """Rows per second of the newest micro-batch, from its trigger to its end."""
+    batch_ms: int = 0
+    """Duration of the newest micro-batch."""
+    lag_records: int | None = None
+    """Records that the query has not processed; None if it is not known."""
+    lag_ms: int | None = None
+    """Age of the oldest record that the query has not processed; 0 if there is none; None if it is not known."""
+    state_rows: int = 0
+    state_bytes: int = 0
+    """Rows and memory of the state of aggregations, joins and deduplications."""
+    late_rows: int = 0
+    """Rows that came later than the watermark, which Spark has dropped."""
+    dead_letters: int = 0
+    """Records that could not be parsed."""
+    watermark: str | None = None
+    offsets: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The next offset to process, by topic and partition."""
+
+
+@dataclass
+class PipelineStatus:
+    pipeline: str
+    state: str = STARTING
+    restarts: int = 0
+    error: str | None = None
+    """The reason of the newest failure. It remains after a restart."""
+    restart_in_s: float | None = None
+    queries: list[QueryStatus] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
+    """Add the figures of a progress report of Spark. Each report must be added once."""
+    from tidelog.pipelines.dead_letters import BEGINNINGS, METRIC
+
+    sources = progress.get("sources") or []
+    rows = int(progress.get("numInputRows") or 0)
+    duration_ms = int((progress.get("durationMs") or {}).get("triggerExecution") or 0)
+    if rows or "addBatch" in (progress.get("durationMs") or {}):
+        status.batches += 1
+        status.rows += rows
+        status.batch_ms = duration_ms
+        status.rows_per_s = rows * 1000 / duration_ms if duration_ms else 0.0
+    else:
+        status.rows_per_s = 0.0
+    operators = progress.get("stateOperators") or []
+    status.state_rows = sum(int(each.get("numRowsTotal") or 0) for each in operators)
+    status.state_bytes = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
+    status.late_rows += sum(int(each.get("numRowsDroppedByWatermark") or 0) for each in operators)
+    status.watermark = (progress.get("eventTime") or {}).get("watermark")
+    for name, row in (progress.get("observedMetrics") or {}).items():
+        if name.startswith(METRIC):
+            status.dead_letters += int(row["unparsed"])
+    offsets: dict[str, dict[str, int]] = {}
+    for source in sources:
+        end = source.get("endOffset")
+        if isinstance(end, dict):
+            for topic, partitions in end.items():
+                if topic != BEGINNINGS and isinstance(partitions, dict):
+                    offsets.setdefault(topic, {}).update({number: int(each) for number, each in partitions.items()})
+    status.offsets = offsets or status.offsets
+
+
+def status_of_document(document: dict[str, Any]) -> PipelineStatus:
+    """Return the status that `PipelineStatus.document` has described. Fields that are missing or unknown, as another
+    version may have written them, are left out.
+    """
+    known = {each.name for each in fields(PipelineStatus)}
+    query_fields = {each.name for each in fields(QueryStatus)}
+    values = {name: value for name, value in document.items() if name in known and name != "queries"}
+    queries = [
+        QueryStatus(**{name: value for name, value in each.items() if name in query_fields})
+        for each in document.get("queries", [])
+    ]
+    return PipelineStatus(**values, queries=queries)

@@ -1,0 +1,348 @@
+"""`topic()`: a topic as the source or the sink of a pipeline."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidelog.pipelines.brokers import connect, create_topic, partition_count
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from pyspark_tidelog.formats import Format
+
+Tombstones = Literal["error", "keep", "skip"]
+
+KAFKA_COLUMNS = ("key", "topic", "partition", "offset", "timestamp", "headers")
+"""The fields of the column `kafka` that a source with a value format has beside the fields of the record."""
+OFFSETS_PER_TRIGGER = 1_000_000
+"""Default of the largest number of offsets in one micro-batch. It bounds the work that a failure repeats."""
+DECODED = "decoded"
+"""Column of a frame between decoding and the separation of records that cannot be parsed."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One or several topics. It is a Source and a Sink."""
+
+    names: tuple[str, ...]
+    pattern: str | None = None
+    value: "Format | None" = None
+    key: "str | tuple[str, ...] | Format | None" = None
+    bootstrap: str | None = None
+    begin: str | int | None = None
+    group: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    exactly_once: bool = True
+    partitions: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    tombstones: Tombstones = "error"
+
+    def describe(self) -> str:
+        if self.pattern is not None:
+            return f"topics matching {self.pattern}"
+        if not self.names:
+            return "topics by column"
+        return f"{'topic' if len(self.names) == 1 else 'topics'} {', '.join(self.names)}"
+
+    # The source
+
+    def load(self, context: SourceContext) -> "DataFrame":
+        """Return the rows of the topics. A record that cannot be parsed makes the query fail."""
+        return self.parsed(self.records(context), context.pipeline, f"records of {self.describe()}")
+
+    def records(self, context: SourceContext) -> "DataFrame":
+        """Return the columns of the Spark source. With a value format, there is also the column DECODED: a struct of
+        `record` and `error`, where exactly one of the two is null.
+        """
+        reader = context.spark.readStream if context.is_streaming else context.spark.read
+        frame = reader.format("tidelog").options(**self._read_options(context)).load()
+        return self.decoded(frame if context.rows_max is None else frame.limit(context.rows_max))
+
+    def read_range(self, context: SourceContext, ranges: Mapping[str, Mapping[str, tuple[int, int]]]) -> "DataFrame":
+        """Return the same columns for the offsets from begin to end (exclusive) of each partition, as a batch."""
+        parts = {topic: {p: r for p, r in numbers.items() if r[0] < r[1]} for topic, numbers in ranges.items()}
+        parts = {topic: numbers for topic, numbers in parts.items() if numbers}
+        options = {
+            "kafka.bootstrap.servers": self.bootstrap or context.bootstrap,
+            "includeHeaders": "true",
+            "kafka.isolation.level": "read_committed",
+            "assign": json.dumps({topic: [int(p) for p in numbers] for topic, numbers in parts.items()}),
+            "startingOffsets": json.dumps({t: {p: r[0] for p, r in numbers.items()} for t, numbers in parts.items()}),
+            "endingOffsets": json.dumps({t: {p: r[1] for p, r in numbers.items()} for t, numbers in parts.items()}),
+        }
+        options |= {k: v for k, v in self.options.items() if k.startswith("kafka.") or k == "failOnDataLoss"}
+        return self.decoded(context.spark.read.format("tidelog").options(**options).load())
+
+    def decoded(self, frame: "DataFrame") -> "DataFrame":
+        """Add the column DECODED, if the topic has a value format."""
+        if self.value is None:
+            return frame
+        from pyspark.sql import functions as f
+
+        if self.tombstones == "skip":
+            frame = frame.where(f.col("value").isNotNull())
+        return frame.withColumn(DECODED, self.value.decode(f.col("value")))
+
+    def parsed(self, records: "DataFrame", pipeline: str, metric: str, *, drop_unparsed: bool = False) -> "DataFrame":
+        """Return the fields of the records and the column `kafka`. Without a value format, return `records` itself.
+
+        A record that cannot be parsed makes the query fail, or is left out with `drop_unparsed`. `metric` is the name
+        of an observed metric of the query with two numbers: `records`, and `unparsed` among them.
+        """
+        if self.value is None:
+            return records
+        from pyspark.sql import functions as f
+
+        unparsed = self.unparsed()
+        # Besides the counts, the observation ensures that records are decoded once: Spark moves no filter below it.
+        observed = records.observe(
+            metric, f.count(f.lit(1)).alias("records"), f.count(f.when(unparsed, 1)).alias("unparsed")
+        )
+        if drop_unparsed:
+            kept = observed.where(~unparsed)
+        else:
+            place = f.concat_ws(" ", f.col("topic"), f.lit("partition"), "partition", f.lit("offset"), "offset")
+            message = f.concat(
+                f.lit(f"pipeline {pipeline}: the record at topic "),
+                place,
+                f.lit(" cannot be parsed: "),
+                f.col(f"{DECODED}.error"),
+                f.lit(". Set dead_letters='TOPIC' in the declaration to put such records aside"),
+            )
+            # The condition is true for every row. It is a filter, and not a column, so that Spark cannot leave it out
+            # when the function uses no field of the record.
+            kept = observed.where(f.when(unparsed, f.raise_error(message).cast("boolean")).otherwise(f.lit(True)))
+        fields = [f.col(DECODED)["record"][name].alias(name) for name in self._field_names()]
+        return kept.select(*fields, f.struct(*KAFKA_COLUMNS).alias("kafka"))
+
+    def unparsed(self) -> "Column":
+        """Return the condition of records that cannot be parsed. It applies to the frame of `records`."""
+        from pyspark.sql import functions as f
+
+        failed = f.col(f"{DECODED}.error").isNotNull()
+        return failed & f.col("value").isNotNull() if self.tombstones == "keep" else failed
+
+    def _field_names(self) -> list[str]:
+        assert self.value is not None
+        schema: StructType = self.value.schema
+        if "kafka" in schema.fieldNames():
+            raise PipelineError(
+                f"{self.describe()}: a field of the records is named 'kafka', which is the name of the column with"
+                " key, topic, partition and offset: rename the field in the schema"
+            )
+        return list(schema.fieldNames())
+
+    def _read_options(self, context: SourceContext) -> dict[str, str]:
+        options = {
+            "kafka.bootstrap.servers": self.bootstrap or context.bootstrap,
+            "includeHeaders": "true",
+            "kafka.isolation.level": "read_committed",
+        }
+        if self.pattern is not None:
+            options["subscribePattern"] = self.pattern
+        elif self.names:
+            options["subscribe"] = ",".join(self.names)
+        else:
+            raise PipelineError(f"pipeline {context.pipeline}: topic() without a name is only a sink; name a topic")
+        begin = context.begin if context.begin is not None else self.begin
+        if isinstance(begin, int):
+            options |= {"startingTimestamp": str(begin), "startingOffsetsByTimestampStrategy": "latest"}
+        else:
+            options["startingOffsets"] = begin or "earliest"
+        if context.is_streaming:
+            options["maxOffsetsPerTrigger"] = str(OFFSETS_PER_TRIGGER)
+            if self.group is not None:
+                options["groupId"] = self.group
+        return options | dict(self.options)
+
+    # The sink
+
+    def open(self, context: SinkContext) -> Opened:
+        if self.pattern is not None or len(self.names) > 1:
+            raise PipelineError(
+                f"pipeline {context.pipeline}: {self.describe()} cannot be a sink: name one topic, or use topic() with"
+                " a column 'topic'"
+            )
+        for name in self.names:
+            self._ensure_exists(context, name)
+        return OpenedTopic(self, context)
+
+    def _ensure_exists(self, context: SinkContext, name: str) -> None:
+        ensure_topic(
+            self.bootstrap or context.bootstrap,
+            name,
+            self.partitions,
+            self.settings,
+            f"pipeline {context.pipeline}",
+            f"or declare topic({name!r}, partitions=N) to create it",
+        )
+
+
+def ensure_topic(
+    bootstrap: str, name: str, partitions: int | None, settings: Mapping[str, str], subject: str, remedy: str
+) -> None:
+    """Create a missing topic with `partitions`. Raises PipelineError if it is missing and `partitions` is None."""
+    with connect(bootstrap) as client:
+        if partition_count(client, name) is not None:
+            return
+        if partitions is None:
+            raise PipelineError(
+                f"{subject}: topic {name} does not exist: create it (tidelog topic create {name} --partitions N),"
+                f" {remedy}"
+            )
+        create_topic(client, name, partitions, settings)
+
+
+class OpenedTopic:
+    """Writes micro-batches to a topic."""
+
+    def __init__(self, topic: Topic, context: SinkContext) -> None:
+        self._topic = topic
+        self._context = context
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        topic = self._topic
+        options = {"kafka.bootstrap.servers": topic.bootstrap or self._context.bootstrap}
+        if topic.names:
+            options["topic"] = topic.names[0]
+        if topic.exactly_once:
+            options |= exactly_once_options(self._context.query, batch_id)
+        self._encoded(batch).write.format("tidelog").mode("append").options(**(options | dict(topic.options))).save()
+
+    def close(self) -> None:
+        pass
+
+    def _encoded(self, batch: "DataFrame") -> "DataFrame":
+        """Return the columns key, value, headers, topic and partition, as far as they exist."""
+        from pyspark.sql import functions as f
+
+        topic, subject = self._topic, f"pipeline {self._context.pipeline}: {self._topic.describe()}"
+        key_names = (topic.key,) if isinstance(topic.key, str) else topic.key if isinstance(topic.key, tuple) else ()
+        for name in key_names:
+            if name not in batch.columns:
+                raise PipelineError(
+                    f"{subject}: the key column {name!r} is not in the result, which has {', '.join(batch.columns)}"
+                )
+        key = self._key(batch, key_names)
+        if topic.value is None:
+            if "value" not in batch.columns:
+                raise PipelineError(
+                    f"{subject}: the result has no column 'value', only {', '.join(batch.columns)}: add it, or give the"
+                    " topic a format, for example value=json()"
+                )
+            return batch if key is None else batch.withColumn("key", key)
+        beside = ["headers"] if "headers" in batch.columns else []
+        if not topic.names and "topic" in batch.columns:
+            beside.append("topic")
+        value_names = [name for name in batch.columns if name not in (*key_names, *beside, "key")]
+        if key is None and "key" in batch.columns:
+            key = _text(f.col("key")) if dict(batch.dtypes)["key"] != "binary" else f.col("key")
+        if not value_names:
+            raise PipelineError(f"{subject}: the result has no columns besides {', '.join(batch.columns)}")
+        value = topic.value.encode(f.struct(*(f.col(_quoted(name)) for name in value_names)))
+        if key is not None:
+            # A row with a key whose other columns are all null deletes the key in a compacted topic.
+            is_deletion = f.lit(True)
+            for name in value_names:
+                is_deletion &= f.col(_quoted(name)).isNull()
+            value = f.when(~is_deletion, value)
+        columns = [value.alias("value"), *(f.col(name) for name in beside)]
+        return batch.select(*([key.alias("key")] if key is not None else []), *columns)
+
+    def _key(self, batch: "DataFrame", names: Sequence[str]) -> "Column | None":
+        from pyspark.sql import functions as f
+
+        if not names:
+            return None
+        if len(names) == 1:
+            name = names[0]
+            kind = dict(batch.dtypes)[name]
+            column = f.col(_quoted(name))
+            return column if kind == "binary" else _text(f.to_json(column) if kind.startswith("struct") else column)
+        return _text(f.to_json(f.struct(*(f.col(_quoted(name)) for name in names))))
+
+
+def _text(column: "Column") -> "Column":
+    return column.cast("string").cast("binary")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def exactly_once_options(query: str, batch_id: int) -> dict[str, str]:
+    """Return the options that make the write of one micro-batch exactly once."""
+    return {"exactlyOnce": "true", "exactlyOnceId": query, "exactlyOnceBatch": str(batch_id)}
+
+
+def topic(
+    name: str | Sequence[str] | None = None,
+    *,
+    pattern: str | None = None,
+    value: "Format | None" = None,
+    key: "str | Sequence[str] | None" = None,
+    bootstrap: str | None = None,
+    begin: str | int | None = None,
+    group: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    exactly_once: bool = True,
+    partitions: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    tombstones: Tombstones = "error",
+) -> Topic:
+    """Declare topics as a source or a sink.
+
+    As a source without `value`, its columns are those of the Spark source. With `value=json(...)`, its columns are the
+    fields of the record, and the column `kafka` with key, topic, partition, offset, timestamp and headers. `pattern`, a
+    regular expression of Java, selects topics by name. `begin` is where a new query begins: `earliest` (the default),
+    `latest`, or milliseconds since the epoch. `group` is the consumer group that reports the query's progress.
+    `tombstones` says what happens to records with a null value: `error` (they cannot be parsed), `keep` (all fields
+    are null), or `skip`.
+
+    As a sink without `value`, the columns are value and, as far as they exist, key, headers, topic and partition. With
+    a format, all columns except headers and the columns of the key are encoded as the value. `key` names the columns of
+    the key: one column is written as text, several as a JSON object. A row with a key whose other columns are all null
+    is written as a tombstone, which deletes the key in a compacted topic. A missing topic is created with `partitions`
+    and `settings`. Without `name`, the column `topic` names the topic of each row.
+
+    `options` are further options of format("tidelog").
+    """
+    names = (name,) if isinstance(name, str) else tuple(name or ())
+    subject = f"topic {', '.join(names)}" if names else "topic()"
+    if pattern is not None and names:
+        raise PipelineError(f"{subject}: give either a name or a pattern, not both")
+    for each in names:
+        if not isinstance(each, str) or not each:
+            raise PipelineError(f"{subject}: {each!r} is not a topic's name")
+    if isinstance(begin, str) and begin not in ("earliest", "latest"):
+        raise PipelineError(f"{subject}: begin {begin!r} must be 'earliest', 'latest' or milliseconds since the epoch")
+    if value is not None and not (
+        callable(getattr(value, "decode", None)) and callable(getattr(value, "encode", None))
+    ):
+        raise PipelineError(f"{subject}: value {value!r} is not a format; use for example value=json('id int')")
+    if partitions is not None and partitions < 1:
+        raise PipelineError(f"{subject}: partitions must be at least 1, not {partitions}")
+    if tombstones not in ("error", "keep", "skip"):
+        raise PipelineError(f"{subject}: tombstones {tombstones!r} must be 'error', 'keep' or 'skip'")
+    return Topic(
+        names=names,
+        pattern=pattern,
+        value=value,
+        key=key if isinstance(key, str) or key is None else tuple(key),
+        bootstrap=bootstrap,
+        begin=begin,
+        group=group,
+        options={each: _option_text(text) for each, text in (options or {}).items()},
+        exactly_once=exactly_once,
+        partitions=partitions,
+        settings={each: _option_text(text) for each, text in (settings or {}).items()},
+        tombstones=tombstones,
+    )
+
+
+def _option_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

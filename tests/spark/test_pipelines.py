@@ -1,0 +1,154 @@
+"""Declared pipelines in a real Spark, against a live broker."""
+
+import json
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import functions as f
+
+from tidelog.pipelines import PipelineError, pipeline, topic
+from tidelog.pipelines import json as json_format
+from tidelog.pipelines.running import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LIMIT_S = 280
+
+
+SALES = "product string, quantity int"
+
+
+def sale(product: str, quantity: object) -> str:
+    return json.dumps({"product": product, "quantity": quantity})
+
+
+class Log:
+    """Topics of one test, with two partitions each."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.suffix = uuid.uuid4().hex[:8]
+
+    def create(self, name: str, partitions: int = 2) -> str:
+        full_name = f"{name}-{self.suffix}"
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.create_topics([NewTopic(full_name, partitions)])[full_name].result(30)
+        return full_name
+
+    def send(self, name: str, *values: str | None, **more: Any) -> None:
+        producer = Producer({"bootstrap.servers": self.bootstrap})
+        for number, value in enumerate(values):
+            producer.produce(name, value=value, partition=number % 2, **more)
+        assert producer.flush(30) == 0
+
+    def records(self, name: str) -> list[Any]:
+        """Return all committed records of a topic."""
+        settings = {"bootstrap.servers": self.bootstrap, "group.id": "test", "isolation.level": "read_committed"}
+        consumer = Consumer({**settings, "enable.partition.eof": True})
+        parts = consumer.list_topics(name, timeout=30).topics[name].partitions
+        consumer.assign([TopicPartition(name, number, 0) for number in parts])
+        messages: list[Any] = []
+        at_end: list[int] = []
+        while len(at_end) < len(parts):
+            message = consumer.poll(30)
+            assert message is not None, f"no answer from topic {name}"
+            if message.error():
+                at_end.append(message.partition())
+            else:
+                messages.append(message)
+        consumer.close()
+        return messages
+
+
+@pytest.fixture
+def log(bootstrap: str) -> Log:
+    return Log(bootstrap)
+
+
+def test_a_pipeline_continues_where_it_ended_and_puts_unparsable_records_aside(
+    spark: "SparkSession", log: Log, tmp_path: Path
+) -> None:
+    sales, totals, dead = log.create("sales"), f"totals-{log.suffix}", f"dead-{log.suffix}"
+
+    @pipeline(
+        source=topic(sales, value=json_format(SALES)),
+        sink=topic(totals, value=json_format(), key="product", partitions=2),
+        output_mode="update",
+        dead_letters=dead,
+    )
+    def totals_by_product(sales: "DataFrame") -> "DataFrame":
+        return sales.groupBy("product").agg(f.sum("quantity").alias("units"))
+
+    log.send(sales, sale("tea", 2), sale("tea", 3), sale("coffee", 1))
+    first = run(totals_by_product, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)
+    assert log.records(dead) == []
+    log.send(sales, sale("tea", "x"), sale("tea", 5), "cocoa", None, headers=[("trace", b"7")])
+    second = run(totals_by_product, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)
+
+    written = {(r.key(), r.value()) for r in log.records(totals)}
+    assert written == {(b"tea", b'{"units":5}'), (b"coffee", b'{"units":1}'), (b"tea", b'{"units":10}')}
+    letters = sorted(log.records(dead), key=lambda r: (r.value() or b"", r.offset()))
+    assert [letter.value() for letter in letters] == [None, b"cocoa", sale("tea", "x").encode()]
+    headers = dict(letters[2].headers())
+    assert {name: headers[name] for name in ("reason", "topic", "pipeline", "trace")} == {
+        "reason": b"the value does not fit the schema: quantity is not int",
+        "topic": sales.encode(),
+        "pipeline": b"totals_by_product",
+        "trace": b"7",
+    }
+    assert (headers["partition"], headers["offset"]) == (b"0", b"2")
+    assert abs(int(headers["timestamp"]) - letters[2].timestamp()[1]) < 60_000
+    counts = [each["totals_by_product"].queries[0] for each in (first, second)]
+    assert [(count.rows, count.dead_letters) for count in counts] == [(3, 0), (4, 3)]
+
+
+def test_without_a_dead_letter_topic_an_unparsable_record_stops_the_pipeline(
+    spark: "SparkSession", log: Log, tmp_path: Path
+) -> None:
+    sales, copies = log.create("sales"), log.create("copies")
+    log.send(sales, sale("tea", 2), sale("tea", 3), sale("tea", 4), "broken")
+
+    @pipeline(source=topic(sales, value=json_format(SALES)), sink=topic(copies, value=json_format()))
+    def copy(sales: "DataFrame") -> "DataFrame":
+        return sales.select("product")
+
+    with pytest.raises(PipelineError) as failure:
+        run(copy, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)
+    assert str(failure.value) == (
+        f"pipeline copy: the record at {sales} partition 1 offset 1 cannot be parsed: the value is not exactly one JSON"
+        " object. Set dead_letters='TOPIC' in the declaration to put such records aside"
+    )
+
+
+def test_two_sinks_and_two_pipelines_share_a_session(spark: "SparkSession", log: Log, tmp_path: Path) -> None:
+    sales, small, large = log.create("sales"), log.create("small"), log.create("large")
+
+    @pipeline(
+        source={"orders": topic(sales, value=json_format(SALES))},
+        sink={"small": topic(small, value=json_format()), "large": topic(large, value=json_format(), key="product")},
+        settings={"spark.sql.shuffle.partitions": "1"},
+    )
+    def divide(orders: "DataFrame") -> dict[str, "DataFrame"]:
+        fields = orders.select("product", "quantity")
+        return {"small": fields.where("quantity < 3"), "large": fields.where("quantity >= 3")}
+
+    @pipeline(source=topic(sales), sink=topic("nowhere"))
+    def fails(records: "DataFrame") -> "DataFrame":
+        return records.select("value")
+
+    log.send(sales, sale("tea", 2), sale("tea", 3), sale("tea", 4))
+    with pytest.raises(PipelineError, match="pipeline fails: topic nowhere does not exist: create it"):
+        run([fails, divide], bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)
+    assert [r.value() for r in log.records(small)] == [b'{"product":"tea","quantity":2}']
+    assert sorted((r.key(), r.value()) for r in log.records(large)) == [
+        (b"tea", b'{"quantity":3}'),
+        (b"tea", b'{"quantity":4}'),
+    ]

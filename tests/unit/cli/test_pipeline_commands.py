@@ -1,0 +1,105 @@
+"""`tidelog pipeline`, as far as it does not start Spark."""
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tidelog.cli.app import run
+from tidelog.pipelines.loading import load
+from tidelog.pipelines.state import PipelineState
+
+
+def test_a_new_pipeline_can_be_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["pipeline", "new", "web-sales", "--directory", str(tmp_path)]) == 0
+    assert [each.name for each in load(str(tmp_path / "web-sales.py"))] == ["web_sales"]
+    capsys.readouterr()
+    assert run(["pipeline", "list", str(tmp_path / "web-sales.py"), "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    assert document["sources"] == {"sales": "topic web-sales"}
+    assert document["dead_letters"] == "web-sales-dead"
+    assert run(["pipeline", "new", "web-sales", "--directory", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"Error: {tmp_path}/web-sales.py exists already: choose another name\n"
+    assert run(["pipeline", "new", "../x"]) == 2
+
+
+def test_help_and_list_do_not_import_pyspark(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("from tidelog.pipelines import pipeline, topic\n@pipeline(source=topic('a'),\n")
+    with open(tmp_path / "a.py", "a") as file:
+        file.write("    sink=topic('b'))\ndef copy(records):\n    return records\n")
+    program = (
+        "import sys; from tidelog.cli.app import run;"
+        f"assert run(['pipeline', '--help']) == 0; assert run(['pipeline', 'list', {str(tmp_path / 'a.py')!r}]) == 0;"
+        "assert not [m for m in sys.modules if m.split('.')[0] in ('pyspark', 'pyarrow', 'numpy')]"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "copy" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["reset", "sales"], 1, "no pipeline sales has a state in .* --state names another directory"),
+        (["replay", "sales", "--from", "sometime"], 2, "--from: 'sometime' is not a time.*earliest, latest"),
+        (["run", "missing.py"], 1, "there is no file missing.py"),
+        (["pack", "x.zip"], 2, "the name of the archive must end with .tar.gz"),
+        (["pack", "x.tar.gz", "--without", "flask"], 2, "--without flask: the archive has tidelog"),
+    ],
+)
+def test_errors_name_the_remedy(
+    arguments: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["pipeline", *arguments]) == code
+    assert __import__("re").search(message, capsys.readouterr().err)
+
+
+def test_replay_and_reset_need_a_confirmation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = PipelineState(tmp_path, "sales")
+    first = state.create_identity(None)
+    assert run(["pipeline", "reset", "sales", "--state", str(tmp_path)]) == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert run(["pipeline", "replay", "sales", "--from", "latest", "--state", str(tmp_path), "--yes"]) == 0
+    second = state.identity()
+    assert second is not None
+    assert (second.id != first.id, second.begin) == (True, "latest")
+    state.lock()
+    assert run(["pipeline", "reset", "sales", "--state", str(tmp_path), "--yes"]) == 1
+    assert "pipeline sales is running already" in capsys.readouterr().err
+    state.unlock()
+    assert run(["pipeline", "reset", "sales", "--state", str(tmp_path), "--yes"]) == 0
+    assert state.identity() is None
+
+
+def test_status_of_a_process_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = PipelineState(tmp_path, "sales")
+    state.create_identity(None)
+    state.write_status({"pipeline": "sales", "state": "running", "queries": [{"sink": "sales", "rows": 7}]})
+    assert run(["pipeline", "status", "--state", str(tmp_path), "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    assert (document["state"], document["process"], document["queries"][0]["rows"]) == ("ended", False, 7)
+    state.lock()
+    assert run(["pipeline", "status", "--state", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["sales", "running"]
+    state.unlock()
+
+
+def test_a_pack_has_the_packages_and_no_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = tmp_path / "packages.tar.gz"
+    large = ["numpy", "pyarrow", "numba", "llvmlite", "pandas", "python-dateutil", "pytz", "tzdata", "protobuf"]
+    options = [option for name in large for option in ("--without", name)]
+    assert run(["pipeline", "pack", str(archive), *options]) == 0
+    assert capsys.readouterr().out.startswith("Packed tidelog, cramjam, crc32c")
+    with tarfile.open(archive) as packed:
+        names = packed.getnames()
+    assert {"tidelog/__init__.py", "pyspark_tidelog/source.py", "cramjam/__init__.py"} <= {*names}
+    assert not [name for name in names if "__pycache__" in name or name.startswith(("/", ".."))]

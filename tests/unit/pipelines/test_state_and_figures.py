@@ -1,0 +1,195 @@
+"""The state directory, the figures from Spark's reports, and their forms: table, lines, JSON, Prometheus."""
+
+import json
+import multiprocessing
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidelog.cli.pipeline_view import LineView, status_table
+from tidelog.pipelines.dead_letters import last_planned_batch, micro_batch_ranges
+from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.failures import cause_text, is_permanent
+from tidelog.pipelines.metrics import MetricsServer, exposition
+from tidelog.pipelines.state import Identity, PipelineState, stored_pipelines
+from tidelog.pipelines.status import (
+    RUNNING,
+    WAITING,
+    PipelineStatus,
+    QueryStatus,
+    status_of_document,
+    update_from_progress,
+)
+from tidelog.pipelines.topics import topic
+
+REPORT: dict[str, Any] = {
+    "batchId": 3,
+    "numInputRows": 500,
+    "durationMs": {"triggerExecution": 250, "addBatch": 200},
+    "eventTime": {"watermark": "2026-01-01T00:00:00.000Z"},
+    "stateOperators": [
+        {"numRowsTotal": 10, "memoryUsedBytes": 2048, "numRowsDroppedByWatermark": 2},
+        {"numRowsTotal": 5, "memoryUsedBytes": 1024, "numRowsDroppedByWatermark": 0},
+    ],
+    "sources": [{"endOffset": {"a": {"0": 7}, "@begun": {"a": {"0": 0}}}}, {"endOffset": {"b": {"0": 9, "1": 4}}}],
+    "observedMetrics": {"records of source sales": {"records": 500, "unparsed": 4}, "other": {"records": 1}},
+}
+
+
+def figures() -> QueryStatus:
+    query = QueryStatus("sales")
+    update_from_progress(query, REPORT)
+    query.lag_records, query.lag_ms = 1_200, 65_000
+    return query
+
+
+def test_reports_are_added_up() -> None:
+    query = figures()
+    idle = {"batchId": 4, "numInputRows": 0, "durationMs": {"triggerExecution": 3, "latestOffset": 2}}
+    update_from_progress(query, idle | {"sources": REPORT["sources"]})
+    update_from_progress(query, REPORT)
+    assert (query.batches, query.rows, query.late_rows, query.dead_letters) == (2, 1_000, 4, 8)
+    assert (query.rows_per_s, query.batch_ms, query.state_rows, query.state_bytes) == (2_000.0, 250, 15, 3_072)
+    assert query.offsets == {"a": {"0": 7}, "b": {"0": 9, "1": 4}}
+
+
+def test_a_status_survives_as_json_also_from_another_version() -> None:
+    status = PipelineStatus("sales", RUNNING, restarts=2, error="broken", queries=[figures()])
+    document = json.loads(json.dumps(status.document()))
+    assert status_of_document(document) == status
+    assert status_of_document(document | {"invented": 1, "queries": [{"sink": "x", "new": 2}]}).queries == [
+        QueryStatus("x")
+    ]
+
+
+def test_prometheus_reads_the_figures_over_http() -> None:
+    statuses = [PipelineStatus("sales", RUNNING, restarts=1, queries=[figures(), QueryStatus("other")])]
+    server = MetricsServer(0, lambda: statuses, "127.0.0.1")
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/other", timeout=10)
+        with pytest.raises(PipelineError, match=f"--metrics-port: port {server.port} cannot be opened"):
+            MetricsServer(server.port, lambda: statuses, "127.0.0.1")
+    finally:
+        server.close()
+    assert text == exposition(statuses)
+    lines = text.splitlines()
+    assert 'tidelog_pipeline_up{pipeline="sales"} 1' in lines
+    assert 'tidelog_pipeline_restarts_total{pipeline="sales"} 1' in lines
+    assert 'tidelog_pipeline_rows_total{pipeline="sales",sink="sales"} 500' in lines
+    assert 'tidelog_pipeline_lag_seconds{pipeline="sales",sink="sales"} 65.000' in lines
+    assert "# TYPE tidelog_pipeline_dead_letters_total counter" in lines
+    # The lag of the second query is not known, so there is no sample of it.
+    assert not [line for line in lines if line.startswith("tidelog_pipeline_lag_records{") and "other" in line]
+
+
+def test_the_table_has_a_row_for_each_query() -> None:
+    statuses = [
+        PipelineStatus("sales", RUNNING, queries=[figures()]),
+        PipelineStatus("late", WAITING, restarts=3, error="x", queries=[]),
+    ]
+    rows = status_table(statuses).rows
+    assert rows[0] == ["sales", "running", "2,000", "500", "1,200", "1 min 5 s", "0.2 s", "3.0 KiB", "2", "4", "0"]
+    assert rows[1][:5] == ["late", "waiting", "-", "0", "-"]
+    assert rows[1][-1] == "3"
+
+
+def test_in_a_pipe_only_changes_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    view = LineView(json=False)
+    status = PipelineStatus("sales", RUNNING, queries=[figures()])
+    for _ in range(3):
+        view.show([status])
+    status.state, status.error, status.restart_in_s = WAITING, "no answer", 2.0
+    view.show([status])
+    status.restart_in_s = 1.5
+    view.show([status])
+    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "sales  running",
+        "sales  500 rows in all  newest micro-batch 0.2 s, 2,000 rows/s  lag 1,200  state 15 rows  late 2  dead 4",
+        "sales  waiting  no answer  (restart in 2 s)",
+    ]
+
+
+def test_json_lines_have_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    LineView(json=True).show([PipelineStatus("sales", RUNNING, queries=[figures()])])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["pipeline"], document["state"], document["queries"][0]["dead_letters"]) == ("sales", "running", 4)
+
+
+def test_a_reset_state_has_a_new_identity(tmp_path: Path) -> None:
+    state = PipelineState(tmp_path, "sales")
+    assert (state.exists, state.identity()) == (False, None)
+    first = state.create_identity("latest")
+    checkpoint = state.checkpoint(first, "sales")
+    checkpoint.mkdir(parents=True)
+    assert (state.identity(), [each.pipeline for each in stored_pipelines(tmp_path)]) == (first, ["sales"])
+    state.reset()
+    assert (state.exists, checkpoint.exists()) == (False, False)
+    second = state.create_identity(5)
+    assert second.id != first.id
+    assert PipelineState(tmp_path, "sales").identity() == Identity(second.id, 5)
+    (tmp_path / "sales/identity.json").write_text("{}")
+    with pytest.raises(PipelineError, match=r"pipeline sales: .*identity.json is damaged \('id'\)"):
+        state.identity()
+
+
+def _try_lock(directory: Path, results: Any) -> None:
+    try:
+        PipelineState(directory, "sales").lock()
+    except PipelineError as error:
+        results.put(str(error))
+
+
+def test_only_one_process_runs_a_pipeline(tmp_path: Path) -> None:
+    state = PipelineState(tmp_path, "sales")
+    assert not state.is_running()
+    state.lock()
+    assert PipelineState(tmp_path, "sales").is_running()
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    other = context.Process(target=_try_lock, args=(tmp_path, results))
+    other.start()
+    assert results.get(timeout=60).startswith("pipeline sales is running already with the state directory")
+    other.join(60)
+    state.unlock()
+    assert not state.is_running()
+
+
+def test_ranges_of_a_micro_batch_come_from_the_checkpoint(tmp_path: Path) -> None:
+    offsets = tmp_path / "offsets"
+    offsets.mkdir()
+    first = {"a": {"0": 5, "1": 2}, "@begun": {"a": {"0": 3, "1": 2}}}
+    second = {"a": {"0": 9, "1": 2, "2": 4}, "@begun": {"a": {"2": 1}}}
+    (offsets / "0").write_text("v1\n{}\n" + json.dumps(first) + "\n-")
+    (offsets / "1").write_text("v1\n{}\n" + json.dumps(second) + "\n" + json.dumps({"b": {"0": 1}}))
+    sources = {"left": topic("a"), "right": topic(pattern="^b")}
+    assert micro_batch_ranges(tmp_path, 0, sources)["left"] == {"a": {"0": (3, 5), "1": (2, 2)}}
+    ranges = micro_batch_ranges(tmp_path, 1, sources)
+    assert ranges["left"] == {"a": {"0": (5, 9), "1": (2, 2), "2": (1, 4)}}
+    assert list(ranges) == ["left", "right"]
+    (offsets / ".1.crc").touch()
+    assert (last_planned_batch(tmp_path), last_planned_batch(tmp_path / "missing")) == (1, -1)
+    with pytest.raises(PipelineError, match="the offsets of micro-batch 2 cannot be read from"):
+        micro_batch_ranges(tmp_path, 2, sources)
+
+
+def test_the_cause_of_a_failure_is_one_line() -> None:
+    raised = "pipeline a: the record at t partition 0 offset 1 cannot be parsed: x. Set dead_letters='T' in the"
+    raised += " declaration to put such records aside"
+    spark_error = RuntimeError(f"[STREAM_FAILED] Query [...]\n... {raised} SQLSTATE: P0001\nat org.apache...")
+    assert cause_text(spark_error) == raised
+    assert is_permanent(spark_error)
+    python_error = RuntimeError(
+        "[STREAM_FAILED] terminated\nTraceback (most recent call last):\n  File x\n"
+        "pyspark_tidelog.errors.DataLoss: a-0: offsets 0 to 4 are gone\n\tat org.apache"
+    )
+    assert cause_text(python_error) == "DataLoss: a-0: offsets 0 to 4 are gone"
+    assert not is_permanent(python_error)
+    assert cause_text(ValueError("one\ntwo")) == "ValueError: one"
