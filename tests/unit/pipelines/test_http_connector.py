@@ -1,0 +1,166 @@
+"""The HTTP sink and the HTTP source, with a server that fails on purpose."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+
+import pyarrow as pa
+
+from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.http import Http, http, send_rows
+from tidelog.pipelines.sources.http import HttpStreamReader
+
+
+class Server:
+    """Remembers the requests. `statuses` are the answers to the next requests; then all are 200."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.received: list[tuple[str, Any]] = []
+        """Idempotency keys and bodies of accepted requests."""
+        self.records: list[dict[str, int]] = []
+        self.page_size = 3
+        self.paging = "next"
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status = outer.statuses.pop(0) if outer.statuses else 200
+                if status == 200 or status == 599:  # 599: handled, but the answer is lost
+                    outer.received.append((self.headers["Idempotency-Key"], json.loads(body)))
+                if status == 599:
+                    self.close_connection = True
+                    return
+                self.answer(status, b"the reason")
+
+            def do_GET(self) -> None:
+                status = outer.statuses.pop(0) if outer.statuses else 200
+                query = parse_qs(urlsplit(self.path).query)
+                self.answer(status, json.dumps(outer.page(query.get("after", [None])[0])).encode())
+
+            def answer(self, status: int, content: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/things?token=hunter2"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def page(self, after: str | None) -> Any:
+        begin = int(after or 0)
+        if self.paging == "last id":
+            begin = int(after) + 1 if after else 0
+        chosen = self.records[begin : begin + self.page_size]
+        if self.paging != "next":
+            return chosen
+        has_more = begin + self.page_size < len(self.records)
+        return {"data": {"items": chosen}, "next": begin + self.page_size if has_more else None}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+def texts(*numbers: int) -> list[pa.RecordBatch]:
+    return [pa.RecordBatch.from_pydict({"body": [json.dumps({"id": n}) for n in numbers]})]
+
+
+def test_rows_are_posted_with_keys(server: Server) -> None:
+    sink = http(server.url)
+    [result] = send_rows(iter(texts(1, 2, 3)), sink.request, 2, "query-7-0")
+    assert result.to_pydict() == {"requests": [2]}
+    assert server.received == [("query-7-0-0", [{"id": 1}, {"id": 2}]), ("query-7-0-1", [{"id": 3}])]
+    list(send_rows(iter(texts(4)), sink.request, 1, "query-8-0"))
+    assert server.received[-1] == ("query-8-0-0", {"id": 4})
+
+
+def test_a_repeated_request_has_the_same_key(server: Server) -> None:
+    server.statuses = [503, 429, 599]
+    list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
+    assert server.received == [("k-0", {"id": 1}), ("k-0", {"id": 1})], "at least once"
+
+
+def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
+    server.statuses = [400]
+    with pytest.raises(
+        PipelineError, match=r"http://127\.0\.0\.1:\d+/things: POST failed after 1 attempts: status 400"
+    ):
+        list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
+    server.statuses = [500] * 2
+    with pytest.raises(PipelineError, match="after 2 attempts: status 500") as raised:
+        list(send_rows(iter(texts(1)), http(server.url, attempts=2).request, 1, "k"))
+    assert "hunter2" not in str(raised.value)
+    assert "hunter2" not in repr(http(server.url, headers={"Authorization": "hunter2"}))
+    with pytest.raises(PipelineError, match="does not begin with http"):
+        http("ftp://host/x")
+
+
+def reader(source: Http, staging: Path) -> HttpStreamReader:
+    options = {"secretRequest": json.dumps(vars(source.request)), "paging": json.dumps(vars(source.paging))}
+    return HttpStreamReader(options | {"staging": str(staging), "intervalS": "0"})
+
+
+def read_on(stream: HttpStreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    end = stream.latestOffset(start, None)  # type: ignore[arg-type]
+    return end, [json.loads(row[0])["id"] for part in stream.partitions(start, end) for row in stream.read(part)]
+
+
+@pytest.mark.parametrize("paging", ["next", "last id", "count"])
+def test_an_endpoint_is_read_once(server: Server, tmp_path: Path, paging: str) -> None:
+    server.paging = paging
+    options: dict[str, Any] = {
+        "next": {"records": "data.items", "cursor": "next"},
+        "last id": {"cursor_field": "id"},
+        "count": {},
+    }[paging]
+    source = http(server.url, parameter="after", **options)
+    start: dict[str, Any] = {"page": 0}
+    server.statuses = [503]
+    end, rows = read_on(reader(source, tmp_path), start)
+    assert (end, rows) == (start, [])
+    server.records = [{"id": n} for n in range(7)]
+    end, rows = read_on(reader(source, tmp_path), start)
+    assert rows == list(range(7))
+    server.records += [{"id": n} for n in range(7, 12)]
+    stream = reader(source, tmp_path)
+    last, rows = read_on(stream, end)
+    assert rows == list(range(7, 12))
+    replayed = [json.loads(row[0])["id"] for part in stream.partitions(end, last) for row in stream.read(part)]
+    assert replayed == rows, "the pages are stored"
+    stream.commit(end)
+    assert read_on(reader(source, tmp_path), last) == (last, [])
+    stream.commit(last)
+    assert len(list(tmp_path.iterdir())) == 1
+    server.records.append({"id": 12})
+    stream = reader(source, tmp_path)
+    stream.prepareForTriggerAvailableNow()
+    server.records.append({"id": 13})
+    last, rows = read_on(stream, last)
+    assert rows == [12]
+    with pytest.raises(PipelineError, match="page 1 is missing"):
+        stream.partitions({"page": 0}, last)
+
+
+def test_a_wrong_answer_is_an_error(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="the answer is not a list: name the list in http"):
+        reader(http(server.url), tmp_path).latestOffset({"page": 0}, None)  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="the field nothing of the answer is not a list"):
+        reader(http(server.url, records="nothing"), tmp_path).latestOffset({"page": 0}, None)  # type: ignore[arg-type]

@@ -1,0 +1,173 @@
+"""Delta and Iceberg tables, and files, as streams: what a micro-batch reads, also when it is repeated."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+
+import json
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from sinks_harness.rows import Rows
+from sinks_harness.trials import opened
+from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.delta import delta
+from tidelog.pipelines.sinks.iceberg import iceberg, load_catalog
+from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaReader, DeltaStreamReader
+from tidelog.pipelines.sources.iceberg import IcebergDataSource, IcebergReader, IcebergStreamReader
+from tidelog.pipelines.sources.tail import TailReader
+
+
+def ids(reader: Any, parts: list[Any]) -> list[int]:
+    return sorted(n for part in parts for batch in reader.read(part) for n in batch.to_pydict()["id"])
+
+
+def read_on(reader: Any, start: dict[str, Any], again: Any = None) -> tuple[dict[str, Any], list[int]]:
+    """Return the end of the next micro-batch and the ids of its rows, which must be the same when it is repeated."""
+    end = json.loads(json.dumps(reader.latestOffset(start, None)))
+    rows = ids(reader, reader.partitions(start, end))
+    again = again or reader
+    assert ids(again, again.partitions(start, end)) == rows
+    return end, rows
+
+
+class TestDelta:
+    def reader(self, path: Path, begin: str | int | None = None, version: int | None = None) -> DeltaStreamReader:
+        options = {"location": str(path), "storageSecrets": "{}", "beginIsVersion": str(version is not None)}
+        options["begin"] = json.dumps(version if version is not None else begin)
+        return DeltaStreamReader(options, DeltaDataSource(options).schema())
+
+    def test_a_stream_reads_what_is_appended(self, tmp_path: Path) -> None:
+        path = tmp_path / "t"
+        writer = opened(delta(str(path)), None)
+        writer.write(Rows.numbers(0, 10), 0)
+        writer.write(Rows.numbers(10, 20), 1)
+        reader = self.reader(path)
+        end, rows = read_on(reader, reader.initialOffset())
+        assert rows == list(range(20))
+        assert reader.latestOffset(end, None) == end  # type: ignore[arg-type]
+        writer.write(Rows.numbers(20, 30), 2)
+        writer.write(Rows.numbers(30, 35), 3)
+        assert read_on(reader, end, self.reader(path, "latest"))[1] == list(range(20, 35))
+        assert read_on(self.reader(path, version=3), {})[1] == list(range(30, 35))
+        latest = self.reader(path, "latest")
+        end, rows = read_on(latest, {})
+        writer.write(Rows.numbers(35, 40), 4)
+        assert (rows, read_on(latest, end)[1]) == ([], list(range(35, 40)))
+        bounded = self.reader(path)
+        bounded.prepareForTriggerAvailableNow()
+        writer.write(Rows.numbers(40, 50), 5)
+        assert read_on(bounded, {})[1] == list(range(40))
+
+    def test_partition_columns_and_new_columns(self, tmp_path: Path) -> None:
+        path = tmp_path / "t"
+        sink = opened(delta(str(path), partition_by=["place", "flag"]), None)
+        rows: dict[str, Any] = {"id": [1, 2, 3], "place": ["a b/c%é", None, ""], "flag": [True, False, None]}
+        sink.write(Rows(pa.table(rows)), 0)
+        sink.write(Rows(pa.table({"id": [4], "place": ["x"], "flag": [True], "extra": [1.5]})), 1)
+        reader = self.reader(path)
+        end = reader.latestOffset({}, None)  # type: ignore[arg-type]
+        found = [row for part in reader.partitions({}, end) for b in reader.read(part) for row in b.to_pylist()]
+        assert sorted(found, key=lambda row: row["id"]) == [
+            {"id": 1, "place": "a b/c%é", "flag": True, "extra": None},
+            {"id": 2, "place": None, "flag": False, "extra": None},
+            {"id": 3, "place": None, "flag": None, "extra": None},  # Delta has no empty text in a partition column
+            {"id": 4, "place": "x", "flag": True, "extra": 1.5},
+        ]
+        streamed = [
+            row
+            for part in reader.partitions({"version": 0}, end)
+            for batch in reader.read(part)
+            for row in batch.to_pylist()
+        ]
+        assert sorted(streamed, key=lambda row: row["id"]) == sorted(found, key=lambda row: row["id"])
+
+    def test_changes_that_are_not_appends_are_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "t"
+        opened(delta(str(path)), None).write(Rows.numbers(0, 10), 0)
+        reader = self.reader(path)
+        end, _ = read_on(reader, {})
+        write_deltalake(path, Rows.numbers(0, 5).table, mode="overwrite")
+        later = reader.latestOffset(end, None)  # type: ignore[arg-type]
+        with pytest.raises(PipelineError, match=r"version 2 updates or deletes rows.*begin_version=2"):
+            reader.partitions(end, later)
+        batch = DeltaReader({"location": str(path), "storageSecrets": "{}"}, DeltaDataSource.schema(_with(path)))
+        assert ids(batch, batch.partitions()) == list(range(5))
+        with pytest.raises(PipelineError, match="the table cannot be read"):
+            self.reader(tmp_path / "none")
+
+
+def _with(path: Path) -> DeltaDataSource:
+    return DeltaDataSource({"location": str(path), "storageSecrets": "{}"})
+
+
+def test_an_iceberg_stream_reads_what_is_appended(tmp_path: Path) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+    table = iceberg("lake.rows", catalog=catalog, partition_by="text")
+    writer = opened(table, None)
+    writer.write(Rows.numbers(0, 6), 0)
+
+    def reader(begin: str = "earliest") -> IcebergStreamReader:
+        options = {"table": "lake.rows", "catalogSecrets": json.dumps(list(catalog.items())), "begin": begin}
+        return IcebergStreamReader(options, IcebergDataSource(options).schema())
+
+    stream = reader()
+    end, rows = read_on(stream, {})
+    assert rows == list(range(6))
+    latest, _ = read_on(reader("latest"), {})
+    writer.write(Rows.numbers(6, 9), 1)
+    writer.write(Rows(Rows.numbers(9, 10).table.append_column("extra", pa.array([1]))), 2)
+    assert read_on(reader(), end, reader("latest"))[1] == list(range(6, 10))
+    assert read_on(reader("latest"), latest)[1] == list(range(6, 10))
+    stored = load_catalog(list(catalog.items()), "test").load_table("lake.rows")
+    assert len(stored.scan(row_filter="text = 'text 7'").to_arrow()) == 1
+    assert [each.summary["tidelog.batch"] for each in stored.snapshots() if each.summary] == ["0", "1", "2"]
+    options = {"table": "lake.rows", "catalogSecrets": json.dumps(list(catalog.items())), "begin": "earliest"}
+    batch = IcebergReader(options, IcebergDataSource(options).schema())
+    assert ids(batch, batch.partitions()) == list(range(10))
+    stored.delete("id = 3")
+    last = reader().latestOffset(end, None)  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="and a stream can only read rows that are appended"):
+        reader().partitions(end, last)
+
+
+def test_lines_are_read_while_files_grow(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_bytes(b"one\ntwo\r\nthr")
+
+    def reader(begin: str = "earliest") -> TailReader:
+        return TailReader({"pattern": str(tmp_path / "app.log*"), "begin": begin})
+
+    def lines(stream: TailReader, start: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        end = json.loads(json.dumps(stream.latestOffset(start, None)))  # type: ignore[arg-type]
+        rows = [row[0] for part in stream.partitions(start, end) for row in stream.read(part)]
+        assert [row[0] for part in reader("latest").partitions(start, end) for row in stream.read(part)] == rows
+        return end, rows
+
+    stream = reader()
+    end, rows = lines(stream, {})
+    latest, nothing = lines(reader("latest"), {})
+    assert (rows, nothing) == (["one", "two"], [])
+    assert stream.latestOffset(end, None) == end  # type: ignore[arg-type]
+    with log.open("ab") as file:
+        file.write("ee\nvier \xff\n".encode("latin-1"))
+    log.rename(tmp_path / "app.log.1")
+    log.write_bytes(b"five\n")
+    end, rows = lines(stream, end)
+    assert sorted(rows) == ["five", "three", "vier \N{REPLACEMENT CHARACTER}"]
+    assert sorted(lines(reader("latest"), latest)[1]) == sorted(rows)
+    log.write_bytes(b"6\n")  # truncated
+    end, rows = lines(stream, end)
+    assert rows == ["6"]
+    (tmp_path / "app.log.1").unlink()
+    with log.open("ab") as file:
+        file.write(b"7\n")
+    following, rows = lines(stream, end)
+    assert rows == ["7"]
+    log.unlink()
+    with pytest.raises(PipelineError, match="was removed, truncated or renamed"):
+        stream.partitions(end, following)
