@@ -11,6 +11,10 @@ class SchemaError(ValueError):
     """The columns that are read or written do not fit the columns of a topic."""
 
 
+class WriteError(RuntimeError):
+    """An exactly-once write failed. The message names the micro-batch and the remedy."""
+
+
 class DataLoss(RuntimeError):
     """Offsets that the query had to read are not in the log. With `failOnDataLoss=false` the query reads the
     remaining offsets instead.

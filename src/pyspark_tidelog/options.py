@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.exactly_once.decision import BatchIdentity
 from pyspark_tidelog.offsets import (
     Bound,
     ByTimestamp,
@@ -30,12 +31,15 @@ from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNC
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import Codec
 
+EXACTLY_ONCE_ID, EXACTLY_ONCE_BATCH = "exactlyOnceId", "exactlyOnceBatch"
+ENABLE_IDEMPOTENCE, TRANSACTION_TIMEOUT = PREFIX + "enable.idempotence", PREFIX + "transaction.timeout.ms"
 READ_WITH_EFFECT = (
     "assign",
     "endingOffsets",
     "endingOffsetsByTimestamp",
     "endingTimestamp",
     "failOnDataLoss",
+    "groupId",
     "includeHeaders",
     "kafkaConsumer.pollTimeoutMs",
     "maxOffsetsPerTrigger",
@@ -65,6 +69,9 @@ READ_WITH_EFFECT = (
 WRITE_WITH_EFFECT = (
     "topic",
     "checkpointLocation",
+    "exactlyOnce",
+    EXACTLY_ONCE_ID,
+    EXACTLY_ONCE_BATCH,
     *(PREFIX + name for name in (*CLIENT, "acks", "batch.size", "compression.type", "delivery.timeout.ms")),
 )
 CLIENT_WITHOUT_EFFECT = {PREFIX + name: reason for name, reason in WITHOUT_EFFECT.items()}
@@ -94,7 +101,7 @@ READ_UNSUPPORTED = {"path": "topics are chosen with subscribe, subscribePattern 
 WRITE_UNSUPPORTED = {"path": "the topic is chosen with option topic or a topic column"}
 STREAMING_ONLY = dict.fromkeys(
     ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"), "a batch query has no triggers"
-)
+) | {"groupId": "only a streaming query commits its offsets"}
 ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 
 PARTITION_FETCH_BYTES = 8 << 20
@@ -103,6 +110,10 @@ BATCH_BYTES = 256 << 10
 """Default of kafka.batch.size."""
 MAX_TRIGGER_DELAY_MS = 15 * 60_000
 """Default of maxTriggerDelay, as in Spark's Kafka source."""
+TRANSACTION_TIMEOUT_MS = 15 * 60_000
+"""Default of kafka.transaction.timeout.ms in an exactly-once write: the default of transaction.max.timeout.ms, the
+largest timeout that a broker accepts."""
+EXACTLY_ONCE_ID_CHARS_MAX = 200
 TIME_UNITS_MS = {"us": 0.001, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 CODECS = {"none": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
@@ -133,6 +144,8 @@ class ReadOptions(NamedTuple):
     max_trigger_delay_ms: int
     fetch: FetchLimits
     check_crcs: bool
+    group_id: str | None
+    """The consumer group to which a streaming query commits its offsets. None for no group."""
     poll_timeout_ms: int
     """Time in milliseconds for which a task waits for records that existed when the query was planned."""
 
@@ -145,6 +158,11 @@ class WriteOptions(NamedTuple):
     acks: int
     codec: Codec
     batch_bytes: int
+    exactly_once: bool
+    transaction_timeout_ms: int
+    """Time limit of a task's transaction, from its first row to the end of the micro-batch. Only for exactly once."""
+    identity: BatchIdentity | None
+    """What names the rows of an exactly-once batch write. None in a streaming write, where Spark names them."""
 
 
 def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -185,6 +203,7 @@ def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             isolation=options.choice(PREFIX + "isolation.level", isolation, "read_uncommitted"),
         ),
         check_crcs=options.flag(PREFIX + "check.crcs", True),
+        group_id=options.required_text("groupId") if "groupId" in options else None,
         poll_timeout_ms=options.integer("kafkaConsumer.pollTimeoutMs", client.default_api_timeout_ms, at_least=1),
     )
 
@@ -192,20 +211,52 @@ def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 def write_options(texts: Mapping[str, str]) -> WriteOptions:
     """Parse the options. Raises OptionError for the first one that is invalid."""
     options = Options(texts)
-    options.refuse_unknown(WRITE, WRITE_UNSUPPORTED)
-    options.warn_without_effect(WRITE_WITHOUT_EFFECT)
+    exactly_once = options.flag("exactlyOnce", False)
+    accepted = (*WRITE, ENABLE_IDEMPOTENCE) if exactly_once else WRITE
+    options.refuse_unknown(accepted, WRITE_UNSUPPORTED)
+    without_effect = {k: v for k, v in WRITE_WITHOUT_EFFECT.items() if not (exactly_once and k == TRANSACTION_TIMEOUT)}
+    options.warn_without_effect(without_effect)
     options.flag("includeHeaders", False)
     topic = options.required_text("topic") if "topic" in options else None
     client = client_config(options, "tidelog-spark-sink")
     delivery_timeout_ms = options.integer(PREFIX + "delivery.timeout.ms", client.delivery_timeout_ms, at_least=1)
+    acks = options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1}, "all")
+    if exactly_once and acks != -1:
+        raise OptionError(
+            f"option {PREFIX}acks must be all with exactlyOnce: records that only the leader has can be lost"
+        )
+    if exactly_once and not options.flag(ENABLE_IDEMPOTENCE, True):
+        raise OptionError(f"option {ENABLE_IDEMPOTENCE} cannot be false with exactlyOnce: transactions need it")
+    transaction_timeout_ms = TRANSACTION_TIMEOUT_MS
+    if exactly_once:
+        transaction_timeout_ms = options.integer(TRANSACTION_TIMEOUT, TRANSACTION_TIMEOUT_MS, at_least=1)
     return WriteOptions(
         bootstrap=bootstrap(options),
         client=client._replace(delivery_timeout_ms=delivery_timeout_ms),
         topic=topic,
-        acks=options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1}, "all"),
+        acks=acks,
         codec=Codec(options.choice(PREFIX + "compression.type", CODECS, "none")),
         batch_bytes=max(1, options.integer(PREFIX + "batch.size", BATCH_BYTES, at_most=1 << 30)),
+        exactly_once=exactly_once,
+        transaction_timeout_ms=transaction_timeout_ms,
+        identity=_identity(options, exactly_once),
     )
+
+
+def _identity(options: Options, exactly_once: bool) -> BatchIdentity | None:
+    """Return what names the rows of an exactly-once batch write; None if neither of the two options is set."""
+    given_names = [name for name in (EXACTLY_ONCE_ID, EXACTLY_ONCE_BATCH) if name in options]
+    if not given_names:
+        return None
+    if not exactly_once:
+        raise OptionError(f"option {given_names[0]} has no meaning without exactlyOnce=true: set it, too")
+    query = options.required_text(EXACTLY_ONCE_ID)
+    if len(query) > EXACTLY_ONCE_ID_CHARS_MAX or not query.isprintable():
+        raise OptionError(
+            f"option {EXACTLY_ONCE_ID} must have at most {EXACTLY_ONCE_ID_CHARS_MAX} printable characters"
+        )
+    options.required_text(EXACTLY_ONCE_BATCH)
+    return BatchIdentity(query, options.integer(EXACTLY_ONCE_BATCH, 0, at_most=(1 << 62)))
 
 
 def _subscription(options: Options) -> Subscription:

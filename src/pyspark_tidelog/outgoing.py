@@ -29,6 +29,12 @@ _HEADER = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
 _CRC_AT = 17
 _CRC_FROM = 21
+_ATTRIBUTES = Struct(">h")
+_TRANSACTIONAL = 0x10
+"""Bit of the attributes that marks a batch of a transaction."""
+_PRODUCER = Struct(">qhii")
+_PRODUCER_AT = 43
+"""Position of the producer's id and epoch, the base sequence number, and the number of records."""
 
 Columns: TypeAlias = Mapping[str, pa.Array]
 
@@ -163,6 +169,18 @@ class BatchEncoder:
             size += record_bytes
         if batch:
             yield encode_batch(batch, codec=self._codec)
+
+
+def stamp(batch: bytearray, producer_id: int, producer_epoch: int, sequence: int) -> int:
+    """Make a finished batch a part of a producer's transaction: write the producer's id and epoch, the sequence number
+    of the first record, and the CRC into its header. Return the number of records.
+    """
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, _CRC_FROM)
+    count: int = _PRODUCER.unpack_from(batch, _PRODUCER_AT)[3]
+    _ATTRIBUTES.pack_into(batch, _CRC_FROM, attributes | _TRANSACTIONAL)
+    _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, producer_epoch, sequence, count)
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
+    return count
 
 
 def records_of(columns: Columns) -> Records:

@@ -39,14 +39,14 @@ REFUSED = {
     "auto.offset.reset": "say where to begin with startingOffsets",
     "config.providers": "the values of options are used as they are written",
     "enable.auto.commit": "offsets are stored in the query's checkpoint, none are committed to a group",
-    "enable.idempotence": "the sink is at least once, without an idempotent producer",
+    "enable.idempotence": "a write is at least once, without an idempotent producer, unless option exactlyOnce is true",
     "interceptor.classes": "interceptors written in Java cannot run here",
     "key.deserializer": "keys are binary, cast the column in the DataFrame",
     "key.serializer": "keys are written as the column's bytes, cast it in the DataFrame",
     "partitioner.class": "records go where Java's default partitioner puts them, or where a partition column says",
     "partitioner.ignore.keys": "records with a key go where Java's default partitioner puts them",
-    "transaction.two.phase.commit.enable": "the sink is at least once, it opens no transactions",
-    "transactional.id": "the sink is at least once, it opens no transactions",
+    "transaction.two.phase.commit.enable": "set option exactlyOnce, which needs no support of brokers for it",
+    "transactional.id": "set option exactlyOnce, which chooses the transactional ids",
     "value.deserializer": "values are binary, cast the column in the DataFrame",
     "value.serializer": "values are written as the column's bytes, cast it in the DataFrame",
 }
@@ -112,7 +112,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "share.acknowledgement.mode": GROUPS,
     "share.acquire.mode": GROUPS,
     "socket.connection.setup.timeout.max.ms": RECONNECTING,
-    "transaction.timeout.ms": "the sink opens no transactions",
+    "transaction.timeout.ms": "only a write with exactlyOnce=true opens transactions",
 }
 """Settings of Kafka's consumer and producer that are accepted without effect, each with the reason."""
 

@@ -1,12 +1,14 @@
-"""The sink. It writes rows as record batches, at least once.
+"""The sink. It writes rows as record batches.
 
-A task that runs again, or a micro-batch that is replayed, writes its rows again. The sink never removes records that
-it has written, not even in `abort`, because Spark may commit the results of the same tasks in a later attempt.
+Without the option `exactlyOnce`, rows are written at least once. A task that runs again, or a micro-batch that is
+replayed, writes its rows again. The sink then never removes records that it has written, not even in `abort`, because
+Spark may commit the results of the same tasks in a later attempt. `exactly_once` explains the other case.
 """
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,16 +16,22 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
 from pyspark_tidelog.connecting import connect
-from pyspark_tidelog.errors import OptionError, SchemaError
+from pyspark_tidelog.errors import OptionError, SchemaError, WriteError
+from pyspark_tidelog.exactly_once.decision import BatchIdentity
 from pyspark_tidelog.options import WriteOptions
 from tidelog.client.blocking import Client, StartedOperation
+from tidelog.client.errors import ClientError
 from tidelog.client.operations import Produced
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.errors import RecordTooLarge
+from tidelog.wire.errors import ApiError, RecordTooLarge
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import TaskContext
 
+    from pyspark_tidelog.exactly_once.task import TaskResult, TransactionalSender
+
+logger = logging.getLogger("tidelog.spark")
 
 ROUND_BYTES = 32 << 20
 """Limit of the bytes of record batches that are sent before the sink waits for their acknowledgements."""
@@ -45,26 +53,82 @@ class WriteResult(WriterCommitMessage):
         self.records = records
 
 
-class TidelogWriter(DataSourceArrowWriter):
+class _Writer:
+    """The parts that the writers of batch and of streaming queries have in common."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_columns(schema, options.topic)
+        self._options = options
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+        write = write_rows_once if self._options.exactly_once else write_rows
+        return write(self._options, iterator)
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Commit what the tasks have written, in the driver."""
+        from pyspark_tidelog.exactly_once.driver import commit_batch
+
+        results = _task_results(messages)
+        if results:
+            with connect(self._options) as client:
+                commit_batch(client, results[0].identity, results)
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Abort what the tasks have written, in the driver, unless it is decided. Failures are only logged, because
+        Spark reports the error that caused the abort.
+        """
+        from pyspark_tidelog.exactly_once.driver import abort_batch
+
+        results = _task_results(messages)
+        if results:
+            try:
+                with connect(self._options) as client:
+                    abort_batch(client, results[0].identity, results)
+            except (ApiError, ClientError, WriteError) as error:
+                logger.warning("transactions of %s remain open: %s", results[0].identity, error)
+
+
+def _task_results(messages: Sequence[WriterCommitMessage | None]) -> "list[TaskResult]":
+    """Return the results of exactly-once tasks. The message of a failed task is None."""
+    from pyspark_tidelog.exactly_once.task import TaskResult
+
+    return [message for message in messages if isinstance(message, TaskResult)]
+
+
+class TidelogWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise OptionError('a topic only accepts appended rows: write with mode("append")')
-        check_columns(schema, options.topic)
-        self._options = options
+        if options.exactly_once and options.identity is None:
+            raise OptionError(
+                "option exactlyOnce needs exactlyOnceId and exactlyOnceBatch in a batch write: they name the batch, "
+                "so that it is written only once"
+            )
+        super().__init__(options, schema)
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
-        return write_rows(self._options, iterator)
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._abort(messages)
 
 
-class TidelogStreamWriter(DataSourceStreamArrowWriter):
+class TidelogStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise OptionError('a topic only accepts appended rows: use outputMode("append"), or foreachBatch')
-        check_columns(schema, options.topic)
-        self._options = options
+        if options.identity is not None:
+            raise OptionError(
+                "options exactlyOnceId and exactlyOnceBatch are for batch writes: Spark names the micro-batches of a "
+                "streaming query; remove them"
+            )
+        super().__init__(options, schema)
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
-        return write_rows(self._options, iterator)
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._abort(messages)
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
@@ -119,47 +183,103 @@ class _Sender:
         if self._in_flight is None:
             return
         in_flight, self._in_flight = self._in_flight, None
-        try:
-            in_flight.acknowledgements.result()
-        except RecordTooLarge as error:
-            remedy = "raise the topic's max.message.bytes, or lower kafka.batch.size for batches of several records"
-            raise RecordTooLarge(f"{error.message}: {remedy}") from error
+        in_flight.acknowledgements.result()
 
 
 def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> WriteResult:
-    """Write the rows of one task, in a worker.
+    """Write the rows of one task at least once, in a worker.
 
     When this function returns, the brokers have acknowledged every row. Any error is raised, so that the task fails.
     """
+    with connect(options) as client:
+        return WriteResult(_send_rows(options, client, _Sender(client, options.acks), rows))
+
+
+def write_rows_once(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+    """Write the rows of one task in a transaction, in a worker. The transaction remains open.
+
+    If a decision says that the rows are written, write nothing.
+    """
+    from pyspark import TaskContext
+
+    from pyspark_tidelog.exactly_once.decision import TaskTransaction
+    from pyspark_tidelog.exactly_once.driver import read_decision
+    from pyspark_tidelog.exactly_once.task import TaskResult, TransactionalSender
+
+    context = TaskContext.get()
+    assert context is not None
+    task = context.partitionId()
+    identity = options.identity or _streaming_identity(context)
+    with connect(options) as client:
+        decision = read_decision(client, identity.query)
+        if decision.covers(identity.batch):
+            for _ in rows:  # Spark expects that a task reads its input
+                pass
+            return TaskResult(identity, None, is_skipped=True)
+        written_tasks = decision.written_tasks(identity.batch)
+        if task in written_tasks:
+            count = sum(batch.num_rows for batch in rows)
+            if count != written_tasks[task]:
+                raise WriteError(
+                    f"task {task} of {identity} has {count} rows now, but {written_tasks[task]} when it was written: "
+                    "the query must compute the same rows again, so that only the missing rows are written"
+                )
+            return TaskResult(identity, None, is_skipped=True)
+        sender = TransactionalSender(client, options.bootstrap, identity, options.transaction_timeout_ms)
+        try:
+            count = _send_rows(options, client, sender, rows)
+        except BaseException:
+            sender.abort()
+            raise
+        producer = sender.transaction
+        transaction = TaskTransaction(task, count, producer) if producer is not None else None
+        return TaskResult(identity, transaction, is_skipped=False)
+
+
+def _streaming_identity(context: "TaskContext") -> BatchIdentity:
+    """Return the identity of the micro-batch that this task belongs to."""
+    query = context.getLocalProperty("sql.streaming.queryId")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    if not query or not batch:
+        raise WriteError("Spark does not name the micro-batch of this task: use foreachBatch with exactlyOnceId")
+    return BatchIdentity(query, int(batch))
+
+
+def _send_rows(
+    options: WriteOptions, client: Client, sender: "_Sender | TransactionalSender", rows: "Iterator[pa.RecordBatch]"
+) -> int:
+    """Send the rows, and return their number when the brokers have acknowledged every row."""
     from pyspark import TaskContext
 
     from pyspark_tidelog.outgoing import BatchEncoder
 
     context = TaskContext.get()
     written = 0
-    with connect(options) as client:
-        counts: dict[str, int] = {}
+    counts: dict[str, int] = {}
 
-        def partition_count(topic: str) -> int:
-            if topic not in counts:
-                counts[topic] = len(client.topics([topic], create=True)[topic].leaders)
-            return counts[topic]
+    def partition_count(topic: str) -> int:
+        if topic not in counts:
+            counts[topic] = len(client.topics([topic], create=True)[topic].leaders)
+        return counts[topic]
 
-        encoder = BatchEncoder(
-            options.topic,
-            partition_count,
-            lambda: time.time_ns() // 1_000_000,
-            batch_bytes=options.batch_bytes,
-            codec=options.codec,
-            first_partition=context.partitionId() if context else 0,
-        )
-        sender = _Sender(client, options.acks)
+    encoder = BatchEncoder(
+        options.topic,
+        partition_count,
+        lambda: time.time_ns() // 1_000_000,
+        batch_bytes=options.batch_bytes,
+        codec=options.codec,
+        first_partition=context.partitionId() if context else 0,
+    )
+    try:
         for batch in rows:
             for round_batches in split_into_rounds(encoder.batches(batch)):
                 sender.send(round_batches)
             written += batch.num_rows
         sender.finish()
-    return WriteResult(written)
+    except RecordTooLarge as error:
+        remedy = "raise the topic's max.message.bytes, or lower kafka.batch.size for batches of several records"
+        raise RecordTooLarge(f"{error.message}: {remedy}") from error
+    return written
 
 
 def split_into_rounds(batches: dict[TopicPartition, list[bytearray]]) -> Iterator[dict[TopicPartition, bytearray]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
-from tidelog.client import groups, operations, partitions, transactions
+from tidelog.client import groups, operations, partitions, transactional_writes, transactions
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.each import Results
 from tidelog.client.errors import ClientError, GaveUp, NoBrokerReachable, Unreachable
@@ -31,6 +31,7 @@ from tidelog.client.operations import (
     Produced,
 )
 from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Security
+from tidelog.client.transactional_writes import TransactionalProducer
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.message import Message
 from tidelog.wire.primitives import Buffer
@@ -251,6 +252,45 @@ class Client:
     def fence(self, transactional_id: str, timeout_ms: int) -> transactions.FencedProducer:
         """Fence the producers of a transactional id, and abort its open transaction. See `transactions.fence`."""
         return self._run(transactions.fence(self.cluster, self.config.backoff, transactional_id, timeout_ms))
+
+    def init_producer(self, transactional_id: str, timeout_ms: int) -> TransactionalProducer:
+        """Begin to produce in transactions. See `transactional_writes.init_producer`."""
+        return self._run(
+            transactional_writes.init_producer(self.cluster, self.config.backoff, transactional_id, timeout_ms)
+        )
+
+    def add_partitions(self, producer: TransactionalProducer, topic_partitions: Sequence[TopicPartition]) -> None:
+        self._run(transactional_writes.add_partitions(self.cluster, self.config.backoff, producer, topic_partitions))
+
+    def start_produce_in_transaction(
+        self, producer: TransactionalProducer, batches: Mapping[TopicPartition, Buffer]
+    ) -> StartedOperation[dict[TopicPartition, Produced]]:
+        """Send the batches. The buffers must not change until `result` has returned."""
+        config = self.config
+        operation = transactional_writes.produce_in_transaction(
+            self.cluster, config.backoff, producer, batches, config.request_timeout_ms
+        )
+        return StartedOperation(self, operation, config.delivery_timeout_ms)
+
+    def commit_in_transaction(
+        self,
+        producer: TransactionalProducer,
+        group_id: str,
+        offsets: Mapping[TopicPartition, transactional_writes.CommittedOffset],
+    ) -> None:
+        self._run(transactional_writes.commit_offsets(self.cluster, self.config.backoff, producer, group_id, offsets))
+
+    def end_transactions(
+        self, producers: Sequence[TransactionalProducer], *, commit: bool
+    ) -> Results[TransactionalProducer, None]:
+        """Commit or abort the transaction of each producer. See `transactional_writes.end_transactions`."""
+        return self._run(
+            transactional_writes.end_transactions(self.cluster, self.config.backoff, producers, commit=commit)
+        )
+
+    def stable_offsets(self, group_id: str) -> dict[TopicPartition, transactional_writes.CommittedOffset]:
+        """Return the committed offsets of a group with their metadata. See `transactional_writes.stable_offsets`."""
+        return self._run(transactional_writes.stable_offsets(self.cluster, self.config.backoff, group_id))
 
     def list_offsets_each(
         self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED

@@ -46,6 +46,9 @@ class Cluster:
         self.seeds = seeds
         self.brokers: dict[int, Address] = {}
         self.topics: dict[str, Topic] = {}
+        self.coordinators: dict[tuple[int, str], Address] = {}
+        """Coordinators by type of key (`coordinators.KeyType.code`) and key. A caller removes an entry if a response
+        shows that it is out of date."""
 
     def update(self, response: MetadataResponse) -> dict[str, ApiError]:
         """Store a Metadata response. Return the error of each topic for which the broker answered with an error.

@@ -274,10 +274,17 @@ def fetch(
 
 
 def produce(
-    cluster: Cluster, backoff: Backoff, batches: Mapping[TopicPartition, Buffer], acks: int, timeout_ms: int
+    cluster: Cluster,
+    backoff: Backoff,
+    batches: Mapping[TopicPartition, Buffer],
+    acks: int,
+    timeout_ms: int,
+    *,
+    transactional_id: str | None = None,
+    version_max: int = NEWEST,
 ) -> Operation[dict[TopicPartition, Produced]]:
     """Append one record batch to each partition. A batch whose response is lost is sent again, so it may be appended
-    more than once.
+    more than once, unless its header has a producer id and a sequence number.
     """
     produced: dict[TopicPartition, Produced] = {}
 
@@ -285,12 +292,12 @@ def produce(
         remaining = [tp for tp in batches if tp not in produced]
         leaders = yield from _by_leader(cluster, remaining)
         names = {cluster.topic_id(tp.topic): tp.topic for tp in remaining}
-        version_max = NEWEST if NO_TOPIC_ID not in names else PRODUCE_BY_NAME
+        by_id_or_name_max = NEWEST if NO_TOPIC_ID not in names else PRODUCE_BY_NAME
         requests = [
             Request(
                 address,
-                _produce_request(cluster, {tp: batches[tp] for tp in partitions}, acks, timeout_ms),
-                version_max,
+                _produce_request(cluster, {tp: batches[tp] for tp in partitions}, acks, timeout_ms, transactional_id),
+                min(version_max, by_id_or_name_max),
             )
             for address, partitions in leaders.items()
         ]
@@ -436,14 +443,18 @@ def _fetched_partition(response: FetchResponse) -> PartitionData:
 
 
 def _produce_request(
-    cluster: Cluster, batches: Mapping[TopicPartition, Buffer], acks: int, timeout_ms: int
+    cluster: Cluster,
+    batches: Mapping[TopicPartition, Buffer],
+    acks: int,
+    timeout_ms: int,
+    transactional_id: str | None,
 ) -> ProduceRequest:
     by_topic: dict[str, TopicProduceData] = {}
     for tp, batch in batches.items():
         data = TopicProduceData(name=tp.topic, topic_id=cluster.topic_id(tp.topic))
         topic = by_topic.setdefault(tp.topic, data)
         topic.partition_data.append(PartitionProduceData(index=tp.partition, records=batch))
-    return ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=list(by_topic.values()))
+    return ProduceRequest(transactional_id, acks=acks, timeout_ms=timeout_ms, topic_data=list(by_topic.values()))
 
 
 def _produce_message(item: PartitionProduceResponse) -> str | None:

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 from tidelog.pipelines.declarations import PipelineError, pipeline
 
 if TYPE_CHECKING:
+    from pyspark_tidelog.formats import avro, csv, json, protobuf
+    from tidelog.pipelines.sinks.delta import delta
+    from tidelog.pipelines.sinks.iceberg import iceberg
+    from tidelog.pipelines.sinks.parquet import parquet
+    from tidelog.pipelines.sinks.sql import sql
     from tidelog.pipelines.topics import topic
 
-__all__ = ["PipelineError", "pipeline", "topic"]
+__all__ = [
+    "PipelineError", "avro", "csv", "delta", "iceberg", "json", "parquet", "pipeline", "protobuf", "sql", "topic",
+]  # fmt: skip
 
 MODULES = {
     "topic": "tidelog.pipelines.topics",
@@ -21,12 +28,12 @@ MODULES = {
     "csv": "pyspark_tidelog.formats",
     "avro": "pyspark_tidelog.formats",
     "protobuf": "pyspark_tidelog.formats",
-    "delta": "tidelog.pipelines.sinks",
-    "iceberg": "tidelog.pipelines.sinks",
-    "parquet": "tidelog.pipelines.sinks",
-    "sql": "tidelog.pipelines.sinks",
-    "file": "tidelog.pipelines.sinks",
-    "http": "tidelog.pipelines.sinks",
+    "delta": "tidelog.pipelines.sinks.delta",
+    "iceberg": "tidelog.pipelines.sinks.iceberg",
+    "parquet": "tidelog.pipelines.sinks.parquet",
+    "sql": "tidelog.pipelines.sinks.sql",
+    "file": "tidelog.pipelines.sinks.file",
+    "http": "tidelog.pipelines.sinks.http",
 }
 """The module of each public name that is loaded at its first use."""
 

@@ -3,6 +3,7 @@
 import pytest
 
 from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.exactly_once.decision import BatchIdentity
 from pyspark_tidelog.offsets import ByTimestamp, Everywhere, Specific
 from pyspark_tidelog.options import (
     READ,
@@ -262,6 +263,37 @@ def test_write_options() -> None:
     with pytest.raises(OptionError, match=r"option topic is required, but it is empty"):
         write_options(given | {"topic": " "})
     assert write_options(given | {"kafka.batch.size": "0"}).batch_bytes == 1
+
+
+def test_options_of_an_exactly_once_write(caplog: pytest.LogCaptureFixture) -> None:
+    given = without("subscribe", exactlyOnce="true")
+    options = write_options(given)
+    assert (options.exactly_once, options.identity, options.transaction_timeout_ms) == (True, None, 900_000)
+    more = {"kafka.transaction.timeout.ms": "7000", "kafka.enable.idempotence": "true", "kafka.acks": "-1"}
+    named = {"exactlyOnceId": "totals of/ä", "exactlyonceBATCH": "3"}
+    options = write_options(given | more | named)
+    assert (options.transaction_timeout_ms, options.identity) == (7000, BatchIdentity("totals of/ä", 3))
+    assert not caplog.records
+    assert not write_options(without("subscribe", exactlyOnce="false")).exactly_once
+    write_options(without("subscribe", **{"kafka.transaction.timeout.ms": "7000"}))
+    assert "only a write with exactlyOnce=true opens transactions" in caplog.text
+    for wrong, message in [
+        ({"kafka.acks": "1"}, "kafka.acks must be all with exactlyOnce"),
+        ({"kafka.enable.idempotence": "false"}, "kafka.enable.idempotence cannot be false with exactlyOnce"),
+        ({"kafka.transactional.id": "x"}, "set option exactlyOnce, which chooses the transactional ids"),
+        ({"kafka.transaction.timeout.ms": "0"}, "kafka.transaction.timeout.ms is '0'"),
+        ({"exactlyOnce": "yes"}, "exactlyOnce is 'yes': it must be true or false"),
+        ({"exactlyOnceId": "x"}, "option exactlyOnceBatch is required"),
+        ({"exactlyOnceBatch": "1"}, "option exactlyOnceId is required"),
+        (named | {"exactlyonceBATCH": "-1"}, "exactlyOnceBatch is '-1'"),
+        (named | {"exactlyOnceId": "a\x00b"}, "exactlyOnceId must have at most 200 printable characters"),
+        (named | {"exactlyOnceId": "a" * 201}, "exactlyOnceId must have at most 200 printable characters"),
+        (named | {"exactlyOnce": "false"}, "exactlyOnceId has no meaning without exactlyOnce=true"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            write_options(given | wrong)
+    with pytest.raises(OptionError, match=r"option kafka.enable.idempotence is not accepted .* unless option exactly"):
+        write_options(without("subscribe", **{"kafka.enable.idempotence": "true"}))
 
 
 def test_no_option_is_listed_twice() -> None:

@@ -84,6 +84,13 @@ def test_readers_and_writers_check_their_options() -> None:
     sink = pyspark_tidelog.DefaultSource({**SERVERS, "topic": "t"})
     assert isinstance(sink.writer(struct(value="binary"), False), TidelogWriter)
     assert isinstance(sink.streamWriter(struct(value="binary"), False), TidelogStreamWriter)
+    once = {**SERVERS, "topic": "t", "exactlyOnce": "true"}
+    named = pyspark_tidelog.DefaultSource({**once, "exactlyOnceId": "q", "exactlyOnceBatch": "0"})
+    assert isinstance(named.writer(struct(value="binary"), False), TidelogWriter)
+    with pytest.raises(OptionError, match="exactlyOnce needs exactlyOnceId and exactlyOnceBatch in a batch write"):
+        pyspark_tidelog.DefaultSource(once).writer(struct(value="binary"), False)
+    with pytest.raises(OptionError, match="exactlyOnceId and exactlyOnceBatch are for batch writes"):
+        named.streamWriter(struct(value="binary"), False)
     for make in (sink.writer, sink.streamWriter):
         with pytest.raises(OptionError, match="a topic only accepts appended rows"):
             make(struct(value="binary"), True)

@@ -1,0 +1,14 @@
+"""The exactly-once sink. Each task writes in a transaction of its own and leaves it open. The driver then decides.
+
+1. A task (`task`) opens a transaction, writes its rows, and reports the transaction to the driver.
+2. The driver (`driver`) commits a decision: the list of the transactions of the micro-batch, in a transaction of its
+   own. The decision is stored in the committed offsets of a group (`decision`).
+3. The driver commits every transaction of the list. After a crash, a new driver reads the decision and continues here.
+
+A micro-batch without a decision did not happen: its transactions are aborted, and Spark runs it again. A micro-batch
+with a decision is never decided again. Its rows become visible to readers with `read_committed`, one transaction after
+the other.
+
+An open transaction that no decision lists (of a failed or repeated task, or of a killed driver's task) is aborted after
+the next decision. It cannot be aborted earlier: another driver of the same query may be about to decide for it.
+"""

@@ -1,0 +1,135 @@
+"""The decision about a micro-batch, as the committed offsets of a group. Pure.
+
+The group has no members. Its offsets are stored for partitions of `__consumer_offsets`, because this topic exists in
+every cluster and cannot be deleted. Each offset is the number of the first micro-batch that is not decided. The
+metadata of the offsets contains the transactions of the last decided micro-batch, divided into chunks: partition 0 has
+the first chunk. The offsets are committed in one transaction, so the chunks always belong together.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyspark_tidelog.errors import WriteError
+from tidelog.client.transactional_writes import CommittedOffset, TransactionalProducer
+from tidelog.model.ids import TopicPartition
+
+PREFIX = "tidelog-spark-"
+"""Prefix of the group ids and the transactional ids of this sink."""
+OFFSETS_TOPIC = "__consumer_offsets"
+CHUNK_BYTES = 4096
+"""Size of a chunk: Kafka's default of `offset.metadata.max.bytes`."""
+CHUNK_BYTES_MIN = 64
+NOTHING_DECIDED = -1
+
+_HEADER = re.compile(r"1 (\d+);")
+"""Beginning of the first chunk: the version of the format, and the number of chunks."""
+
+
+class BatchIdentity(NamedTuple):
+    """What names a micro-batch: Spark repeats a micro-batch with the same identity and the same rows."""
+
+    query: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch} of query {self.query}"
+
+
+class TaskTransaction(NamedTuple):
+    """The transaction in which one task has written its rows."""
+
+    task: int
+    """Number of the task: of its Spark partition."""
+    records: int
+    producer: TransactionalProducer
+
+
+class Decision(NamedTuple):
+    """The last decision of a query: these transactions, and no others, are the micro-batch `batch`."""
+
+    batch: int
+    """NOTHING_DECIDED if there is no decision yet."""
+    tasks: int = 0
+    """Number of tasks of the micro-batch. Tasks without rows have no transaction."""
+    transactions: tuple[TaskTransaction, ...] = ()
+    is_partial: bool = False
+    """Whether other transactions of the micro-batch were lost: its decision is revoked. The transactions of this list
+    are committed, so their tasks must not write again. The other tasks must."""
+
+    def covers(self, batch: int) -> bool:
+        """Return whether nothing of the micro-batch may be written any more."""
+        return batch < self.batch or (batch == self.batch and not self.is_partial)
+
+    def written_tasks(self, batch: int) -> dict[int, int]:
+        """Return the tasks of the micro-batch, which is not covered, that must not write again, each with the number
+        of its records.
+        """
+        return {each.task: each.records for each in self.transactions} if batch == self.batch else {}
+
+
+def group_of(query: str) -> str:
+    """Return the group of the query's decisions. It is also the driver's transactional id."""
+    return PREFIX + query
+
+
+def task_id(query: str, worker: str, number: int) -> str:
+    """Return a transactional id of a task. `worker` identifies a Python worker process."""
+    return f"{PREFIX}{query}:{worker}:{number}"
+
+
+def is_task_id(query: str, transactional_id: str) -> bool:
+    return re.fullmatch(re.escape(PREFIX + query) + r":[0-9a-f]{12}:\d+", transactional_id) is not None
+
+
+def encode(query: str, decision: Decision, chunk_bytes: int) -> dict[TopicPartition, CommittedOffset]:
+    """Return the offsets that store the decision."""
+    prefix_chars = len(PREFIX + query) + 1
+    body = f"{len(decision.transactions)} {decision.tasks} {int(decision.is_partial)};" + "".join(
+        f"{task},{records},{each.transactional_id[prefix_chars:]},{each.producer_id},{each.producer_epoch},"
+        f"{each.version};"
+        for task, records, each in decision.transactions
+    )
+    first_bytes = chunk_bytes - len(f"1 {len(body)};")
+    chunks = [body[:first_bytes], *(body[at : at + chunk_bytes] for at in range(first_bytes, len(body), chunk_bytes))]
+    chunks[0] = f"1 {len(chunks)};{chunks[0]}"
+    offset = decision.batch if decision.is_partial else decision.batch + 1
+    return {
+        TopicPartition(OFFSETS_TOPIC, number): CommittedOffset(offset, chunk) for number, chunk in enumerate(chunks)
+    }
+
+
+def decode(query: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> Decision:
+    """Return the decision that the offsets store. Raises WriteError if they are not a decision."""
+    first = offsets.get(TopicPartition(OFFSETS_TOPIC, 0))
+    if first is None:
+        return Decision(NOTHING_DECIDED)
+    header = _HEADER.match(first.metadata)
+    if header is None:
+        raise WriteError(_malformed(query, f"the metadata of its offset begins with {first.metadata[:40]!r}"))
+    text = first.metadata[header.end() :]
+    for number in range(1, int(header[1])):
+        chunk = offsets.get(TopicPartition(OFFSETS_TOPIC, number))
+        if chunk is None or chunk.offset != first.offset:
+            raise WriteError(_malformed(query, f"chunk {number} of {header[1]} is missing"))
+        text += chunk.metadata
+    try:
+        summary, *entries, _ = text.split(";")
+        count, tasks, is_partial = map(int, summary.split(" "))
+        transactions = tuple(_transaction(query, entry) for entry in entries)
+    except ValueError:
+        raise WriteError(_malformed(query, f"{text[:200]!r} is not a list of transactions")) from None
+    if len(transactions) != count:
+        raise WriteError(_malformed(query, f"it has {len(transactions)} of {count} transactions"))
+    batch = first.offset if is_partial else first.offset - 1
+    return Decision(batch, tasks, transactions, bool(is_partial))
+
+
+def _transaction(query: str, entry: str) -> TaskTransaction:
+    task, records, name, producer_id, epoch, version = entry.split(",")
+    producer = TransactionalProducer(f"{PREFIX}{query}:{name}", int(producer_id), int(epoch), int(version))
+    return TaskTransaction(int(task), int(records), producer)
+
+
+def _malformed(query: str, reason: str) -> str:
+    return f"group {group_of(query)!r} does not hold a decision of the exactly-once sink: {reason}"

@@ -1,0 +1,402 @@
+"""Operations of a producer that writes in transactions (see `operations`): begin, write, commit offsets, end.
+
+A transaction may be ended by another process than the one that wrote its records: `TransactionalProducer` is everything
+that such a process needs. `transactions` has the operations of administrators on transactions.
+
+Both versions of the protocol are supported. With version 1, the client adds each partition to the transaction before
+it writes to it. With version 2 (KIP-890), brokers do this, and each end of a transaction raises the producer's epoch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from tidelog.client.cluster import Address, Cluster
+from tidelog.client.connection import NEWEST
+from tidelog.client.coordinators import GROUPS, TRANSACTIONS, Coordinator, KeyType, find_coordinators
+from tidelog.client.each import Failure, Results
+from tidelog.client.error_codes import error_name
+from tidelog.client.errors import ClientError, Unreachable
+from tidelog.client.operations import (
+    PRODUCE_BY_NAME,
+    Ask,
+    AskAny,
+    Backoff,
+    Operation,
+    Produced,
+    Request,
+    Retries,
+    produce,
+)
+from tidelog.client.transactions import fence
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.errors import ApiError, ErrorCode, error_for
+from tidelog.wire.message import Message
+from tidelog.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from tidelog.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from tidelog.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tidelog.wire.messages.end_txn import EndTxnRequest, EndTxnResponse
+from tidelog.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchResponse
+from tidelog.wire.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+from tidelog.wire.primitives import Buffer
+
+M = TypeVar("M", bound=Message)
+
+ADD_PARTITIONS_MAX = 3
+"""The last version of AddPartitionsToTxn that clients send. Later versions are for brokers."""
+PRODUCE_MAX = {1: PRODUCE_BY_NAME - 1, 2: NEWEST}
+TXN_OFFSET_COMMIT_MAX = {1: 4, 2: 5}
+END_TXN_MAX = {1: 4, 2: 5}
+"""The last versions of Produce, TxnOffsetCommit and EndTxn, by transaction version. A later request would make the
+broker handle the transaction as one of the later transaction version."""
+OFFSET_FETCH_BY_NAME = 9
+
+END_REQUESTS_MAX = 500
+"""Upper bound on the EndTxn requests that are sent before the first response is read, so that the requests and the
+responses fit into the buffers of the connections."""
+CONCURRENT_BACKOFF = Backoff(5, 100)
+"""Pauses while the markers of a transactional id's last transaction are being written, which takes milliseconds."""
+
+FENCING_CODES = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
+NOT_OPEN_CODES = FENCING_CODES | {ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
+"""Errors of EndTxn that say that the transaction is no longer open, and did not end as requested."""
+
+
+class TransactionalProducer(NamedTuple):
+    """A producer with the epoch of its current transaction."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    version: int
+    """The transaction version: 1 or 2."""
+
+
+class CommittedOffset(NamedTuple):
+    offset: int
+    metadata: str
+
+
+class ProducerFenced(ApiError):
+    """A newer producer uses the transactional id, or the coordinator aborted the transaction after its timeout."""
+
+    code = ErrorCode.PRODUCER_FENCED
+
+
+def transaction_version(cluster: Cluster, backoff: Backoff) -> Operation[int]:
+    """Return the transaction version of the cluster: 2 if its feature `transaction.version` is 2 or more, else 1."""
+    retries = Retries(cluster, backoff, ())
+    while True:
+        try:
+            answer = yield AskAny(ApiVersionsRequest("tidelog", "1"))
+            assert isinstance(answer, ApiVersionsResponse)
+            levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+            return 2 if levels.get("transaction.version", 0) >= 2 else 1
+        except Unreachable as error:
+            pause = retries.after(error)
+        yield pause
+
+
+def init_producer(
+    cluster: Cluster, backoff: Backoff, transactional_id: str, timeout_ms: int
+) -> Operation[TransactionalProducer]:
+    """Return a producer that is ready to begin a transaction. Older producers with the transactional id are fenced,
+    and their open transaction is aborted.
+
+    The coordinator aborts a transaction that is open for longer than `timeout_ms`. Raises ApiError.
+    """
+    version = yield from transaction_version(cluster, backoff)
+    fenced = yield from fence(cluster, CONCURRENT_BACKOFF, transactional_id, timeout_ms)
+    return TransactionalProducer(transactional_id, fenced.producer_id, fenced.producer_epoch, version)
+
+
+def add_partitions(
+    cluster: Cluster, backoff: Backoff, producer: TransactionalProducer, partitions: Iterable[TopicPartition]
+) -> Operation[None]:
+    """Add the partitions to the transaction, as version 1 requires before the first write to each of them."""
+    topics: dict[str, AddPartitionsToTxnTopic] = {}
+    for tp in partitions:
+        topics.setdefault(tp.topic, AddPartitionsToTxnTopic(tp.topic)).partitions.append(tp.partition)
+    request = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=producer.transactional_id,
+        v3_and_below_producer_id=producer.producer_id,
+        v3_and_below_producer_epoch=producer.producer_epoch,
+        v3_and_below_topics=list(topics.values()),
+    )
+
+    def codes(answer: AddPartitionsToTxnResponse) -> list[tuple[str, int]]:
+        return [
+            (str(TopicPartition(topic.name, part.partition_index)), part.partition_error_code)
+            for topic in answer.results_by_topic_v3_and_below
+            for part in topic.results_by_partition
+        ]
+
+    yield from _ask_coordinator(
+        cluster,
+        CONCURRENT_BACKOFF,
+        (TRANSACTIONS, producer.transactional_id),
+        Request(_NO_ADDRESS, request, ADD_PARTITIONS_MAX),
+        AddPartitionsToTxnResponse,
+        codes,
+        producer,
+    )
+
+
+def produce_in_transaction(
+    cluster: Cluster,
+    backoff: Backoff,
+    producer: TransactionalProducer,
+    batches: Mapping[TopicPartition, Buffer],
+    timeout_ms: int,
+) -> Operation[dict[TopicPartition, Produced]]:
+    """Append one record batch to each partition. Each batch must have the producer's id, epoch and next sequence
+    number in its header, so that brokers recognise a batch that is sent again.
+    """
+    try:
+        return (
+            yield from produce(
+                cluster,
+                backoff,
+                batches,
+                -1,
+                timeout_ms,
+                transactional_id=producer.transactional_id,
+                version_max=PRODUCE_MAX[producer.version],
+            )
+        )
+    except ApiError as error:
+        raise _explained(error, producer) from error
+
+
+def commit_offsets(
+    cluster: Cluster,
+    backoff: Backoff,
+    producer: TransactionalProducer,
+    group_id: str,
+    offsets: Mapping[TopicPartition, CommittedOffset],
+) -> Operation[None]:
+    """Commit the offsets of a group without members as a part of the transaction. They become visible when the
+    transaction is committed.
+
+    Raises OffsetMetadataTooLarge if the metadata is longer than the broker's offset.metadata.max.bytes.
+    """
+    if producer.version == 1:
+        yield from _ask_coordinator(
+            cluster,
+            CONCURRENT_BACKOFF,
+            (TRANSACTIONS, producer.transactional_id),
+            Request(
+                _NO_ADDRESS,
+                AddOffsetsToTxnRequest(
+                    producer.transactional_id, producer.producer_id, producer.producer_epoch, group_id
+                ),
+            ),
+            AddOffsetsToTxnResponse,
+            lambda answer: [(f"group {group_id!r}", answer.error_code)],
+            producer,
+        )
+    topics: dict[str, TxnOffsetCommitRequestTopic] = {}
+    for tp, committed in offsets.items():
+        topics.setdefault(tp.topic, TxnOffsetCommitRequestTopic(tp.topic)).partitions.append(
+            TxnOffsetCommitRequestPartition(tp.partition, committed.offset, committed_metadata=committed.metadata)
+        )
+    request = TxnOffsetCommitRequest(
+        producer.transactional_id,
+        group_id,
+        producer.producer_id,
+        producer.producer_epoch,
+        topics=list(topics.values()),
+    )
+
+    def codes(answer: TxnOffsetCommitResponse) -> list[tuple[str, int]]:
+        return [
+            (f"group {group_id!r}, {TopicPartition(topic.name, part.partition_index)}", part.error_code)
+            for topic in answer.topics
+            for part in topic.partitions
+        ]
+
+    yield from _ask_coordinator(
+        cluster,
+        CONCURRENT_BACKOFF,
+        (GROUPS, group_id),
+        Request(_NO_ADDRESS, request, TXN_OFFSET_COMMIT_MAX[producer.version]),
+        TxnOffsetCommitResponse,
+        codes,
+        producer,
+    )
+
+
+def end_transactions(
+    cluster: Cluster, backoff: Backoff, producers: Sequence[TransactionalProducer], *, commit: bool
+) -> Operation[Results[TransactionalProducer, None]]:
+    """Commit or abort the transaction of each producer. Return None for each that has ended as requested, now or
+    earlier, and the final error of each other producer.
+
+    Temporary failures are retried until the call times out. Then GaveUp is raised, and some transactions may be open.
+    """
+    results: Results[TransactionalProducer, None] = {}
+    remaining = list(dict.fromkeys(producers))
+    retries = Retries(cluster, CONCURRENT_BACKOFF, ())
+    while remaining:
+        failures: list[ApiError | Unreachable] = []
+        for first in range(0, len(remaining), END_REQUESTS_MAX):
+            some = remaining[first : first + END_REQUESTS_MAX]
+            for producer, failure in (yield from _end_each(cluster, some, commit=commit)).items():
+                if isinstance(failure, Unreachable) or (isinstance(failure, ApiError) and failure.retriable):
+                    failures.append(failure)
+                    cluster.coordinators.pop((TRANSACTIONS.code, producer.transactional_id), None)
+                else:
+                    results[producer] = failure
+        remaining = [producer for producer in remaining if producer not in results]
+        if failures:
+            yield retries.after(failures[0])
+    return results
+
+
+def _end_each(
+    cluster: Cluster, producers: Sequence[TransactionalProducer], *, commit: bool
+) -> Operation[Results[TransactionalProducer, None]]:
+    """Send each coordinator its EndTxn requests, once."""
+    results: Results[TransactionalProducer, None] = {}
+    try:
+        addresses = yield from _coordinators(cluster, [p.transactional_id for p in producers], TRANSACTIONS)
+    except Unreachable as error:
+        return dict.fromkeys(producers, error)
+    requests: dict[TransactionalProducer, Request] = {}
+    for producer in producers:
+        address = addresses[producer.transactional_id]
+        if isinstance(address, Address):
+            request = EndTxnRequest(
+                producer.transactional_id, producer.producer_id, producer.producer_epoch, committed=commit
+            )
+            requests[producer] = Request(address, request, END_TXN_MAX[producer.version])
+        else:
+            results[producer] = address
+    if not requests:
+        return results
+    answers = yield Ask(list(requests.values()))
+    assert isinstance(answers, list)
+    for producer, answer in zip(requests, answers, strict=True):
+        assert isinstance(answer, EndTxnResponse | ClientError)
+        if isinstance(answer, ClientError):
+            results[producer] = answer
+        elif answer.error_code:
+            text = f"transactional id {producer.transactional_id!r}: {error_name(answer.error_code)}"
+            results[producer] = _explained(error_for(answer.error_code, text), producer)
+        else:
+            results[producer] = None
+    return results
+
+
+def stable_offsets(
+    cluster: Cluster, backoff: Backoff, group_id: str
+) -> Operation[dict[TopicPartition, CommittedOffset]]:
+    """Return the committed offsets of a group, with their metadata; none if the group does not exist.
+
+    If a transaction with offsets of the group is open or ends at present, wait for its end (KIP-447).
+    """
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id, topics=None)], require_stable=True)
+
+    def codes(answer: OffsetFetchResponse) -> list[tuple[str, int]]:
+        return [
+            (f"group {group_id!r}", code)
+            for group in answer.groups
+            for code in (group.error_code, *(part.error_code for topic in group.topics for part in topic.partitions))
+        ]
+
+    try:
+        answer = yield from _ask_coordinator(
+            cluster,
+            CONCURRENT_BACKOFF,
+            (GROUPS, group_id),
+            Request(_NO_ADDRESS, request, OFFSET_FETCH_BY_NAME),
+            OffsetFetchResponse,
+            codes,
+        )
+    except ApiError as error:
+        if error.code == ErrorCode.GROUP_ID_NOT_FOUND:
+            return {}
+        raise
+    return {
+        TopicPartition(topic.name, part.partition_index): CommittedOffset(part.committed_offset, part.metadata or "")
+        for group in answer.groups
+        for topic in group.topics
+        for part in topic.partitions
+        if part.committed_offset >= 0
+    }
+
+
+_NO_ADDRESS = Address("", 0)
+"""Address of a request that `_ask_coordinator` sends to the coordinator."""
+
+
+def _ask_coordinator(
+    cluster: Cluster,
+    backoff: Backoff,
+    key: tuple[KeyType, str],
+    request: Request,
+    response_class: type[M],
+    codes: Callable[[M], list[tuple[str, int]]],
+    producer: TransactionalProducer | None = None,
+) -> Operation[M]:
+    """Send the request to the coordinator until the response has no retriable error, and return the response.
+
+    `codes` returns what the errors of a response concern, and their codes. The address of the coordinator is cached,
+    because a producer sends it several requests. Raises ApiError for a final error, and ProducerFenced.
+    """
+    key_type, name = key
+    retries = Retries(cluster, backoff, ())
+    while True:
+        try:
+            address = (yield from _coordinators(cluster, [name], key_type))[name]
+            if not isinstance(address, Address):
+                raise address
+            answers = yield Ask([request._replace(address=address)])
+            assert isinstance(answers, list)
+            (answer,) = answers
+            if isinstance(answer, ClientError):
+                raise answer
+            assert isinstance(answer, response_class)
+            errors = [error_for(code, f"{subject}: {error_name(code)}") for subject, code in codes(answer) if code]
+            if errors:
+                raise min(errors, key=lambda error: error.retriable)
+            return answer
+        except (ApiError, Unreachable) as error:
+            cluster.coordinators.pop((key_type.code, name), None)
+            if producer is not None and isinstance(error, ApiError) and not error.retriable:
+                raise _explained(error, producer) from error
+            pause = retries.after(error)
+        yield pause
+
+
+def _coordinators(cluster: Cluster, names: Sequence[str], key_type: KeyType) -> Operation[dict[str, Address | Failure]]:
+    """Return the address of each key's coordinator, from the cache if possible. Raises NoBrokerReachable."""
+    unknown = [name for name in names if (key_type.code, name) not in cluster.coordinators]
+    failures: dict[str, Failure] = {}
+    if unknown:
+        coordinators = yield from find_coordinators(unknown, key_type)
+        for name in unknown:
+            coordinator = coordinators.get(name) or ApiError(f"no broker names the coordinator of {name!r}")
+            if isinstance(coordinator, Coordinator):
+                cluster.coordinators[key_type.code, name] = coordinator.address
+            else:
+                failures[name] = coordinator
+    return {name: failures.get(name) or cluster.coordinators[key_type.code, name] for name in names}
+
+
+def _explained(error: ApiError, producer: TransactionalProducer) -> ApiError:
+    """Return ProducerFenced for an error that means this; return any other error unchanged."""
+    if error.code not in FENCING_CODES:
+        return error
+    return ProducerFenced(
+        f"{error.message}: a newer producer uses transactional id {producer.transactional_id!r}, or the transaction "
+        "was aborted after its timeout"
+    )

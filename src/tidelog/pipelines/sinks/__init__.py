@@ -1,0 +1,1 @@
+"""Sinks of pipelines besides topics: lakes, databases, files and HTTP endpoints."""

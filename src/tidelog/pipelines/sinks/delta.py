@@ -1,0 +1,251 @@
+"""`delta()`: a Delta table as the sink or the source of a pipeline, without Spark's Delta jar.
+
+The executors write Parquet files. The driver commits them with deltalake, once for each micro-batch: the commit
+contains the identifier of the query and the number of the micro-batch as a `txn` action of Delta's protocol. Before it
+writes, and again if another writer's commit came first, the driver compares this number with the table's.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.sinks.extras import load
+from tidelog.pipelines.sinks.keyed_rows import KeyedRows
+from tidelog.pipelines.sinks.stores import DeltaStore, LocalStore, Store, is_url, local_path
+from tidelog.pipelines.sinks.written_files import Layout, WrittenFile, check_partition_columns, now_ms, write_files
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+    from pyspark.sql import DataFrame
+
+ATTEMPTS_MAX = 20
+"""Upper bound on the attempts to commit a micro-batch while other writers change the table."""
+BACKOFF_MAX_S = 1.0
+"""Longest pause between two attempts, in seconds."""
+
+
+def delta(
+    path: str,
+    *,
+    key: str | Sequence[str] | None = None,
+    delete: str | None = None,
+    order_by: str | None = None,
+    partition_by: str | Sequence[str] = (),
+    evolve: bool = True,
+    storage_options: Mapping[str, str] | None = None,
+    begin_version: int | None = None,
+) -> "Delta":
+    """Return the Delta table at `path`, a directory or a URL of an object store such as `s3://bucket/table`.
+
+    As a sink: the table is created by the first micro-batch, with `partition_by`. Rows are appended. With `key`, a row
+    replaces the row with the same key, and rows for which `delete` holds (a boolean column, which is not stored, or a
+    condition in Spark's SQL) remove it; `order_by` names the column that decides among rows of one micro-batch with the
+    same key. With the output mode `complete`, each micro-batch replaces the whole table. `evolve`: add new columns of
+    the rows to the table; otherwise they are an error. `storage_options` are those of deltalake.
+
+    As a source: the rows of the table, and in a stream the rows that are appended to it. `begin_version` is the version
+    of the table after which a stream begins; without it, a stream begins with all rows.
+    """
+    keys = tuple([key] if isinstance(key, str) else key or ())
+    columns = tuple([partition_by] if isinstance(partition_by, str) else partition_by)
+    options = tuple(sorted((storage_options or {}).items()))
+    location = path if is_url(path) else local_path(path)
+    if (delete or order_by) and not keys:
+        raise PipelineError(f"delta {path}: delete and order_by need a key")
+    return Delta(location, KeyedRows(keys, delete, order_by) if keys else None, columns, evolve, options, begin_version)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A Delta table: a sink and a source."""
+
+    location: str
+    keyed: KeyedRows | None
+    partition_by: tuple[str, ...]
+    evolve: bool
+    options: tuple[tuple[str, str], ...]
+    """Options of the object store, as pairs. They may contain secrets and are never printed."""
+    begin_version: int | None
+
+    def __repr__(self) -> str:
+        return f"delta({self.location!r})"
+
+    def describe(self) -> str:
+        return f"delta {self.location}"
+
+    def open(self, context: SinkContext) -> Opened:
+        load("deltalake", "delta()", "lake")
+        if context.output_mode == "update" and self.keyed is None:
+            raise PipelineError(f"{self.describe()}: the output mode update needs a key, as in delta(..., key=['id'])")
+        if context.output_mode == "complete" and self.keyed is not None:
+            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows and has no key")
+        opened = OpenedDelta(self, f"tidelog-{context.query}", context.output_mode == "complete")
+        opened.check_table()
+        return opened
+
+    def load(self, context: SourceContext) -> "DataFrame":
+        load("deltalake", "delta()", "lake")
+        from tidelog.pipelines.sources.delta import load_delta
+
+        return load_delta(self.location, dict(self.options), self.begin_version, context)
+
+
+class OpenedDelta:
+    """A Delta table that is open for one query."""
+
+    def __init__(self, sink: Delta, application: str, replaces_rows: bool) -> None:
+        self._sink = sink
+        self._application = application
+        """Identifier of the query in the table's log."""
+        self._replaces_rows = replaces_rows
+        self._table: DeltaTable | None = None
+        self._store: Store
+        if is_url(sink.location):
+            self._store = DeltaStore(sink.location, sink.options)
+        else:
+            self._store = LocalStore(sink.location)
+
+    def check_table(self) -> None:
+        """Raise PipelineError if the table exists and cannot be used, for example because of other partition
+        columns."""
+        table = self._load()
+        if table is not None and self._sink.partition_by:
+            existing = tuple(table.metadata().partition_columns)
+            if existing != self._sink.partition_by:
+                raise self._error(f"the table is partitioned by {list(existing)}, not {list(self._sink.partition_by)}")
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        """Write one micro-batch with one commit, unless the table contains it already."""
+        if self._is_written(batch_id):
+            return
+        if self._sink.keyed is not None:
+            self._merge(self._sink.keyed.prepare(batch, self._sink.describe()), batch_id)
+            return
+        table = self._prepared(batch)
+        layout = Layout(partition_by=tuple(table.metadata().partition_columns))
+        files = write_files(self._widened(batch, table), self._store, layout)
+        if files or self._replaces_rows:
+            self._commit(batch_id, lambda table, properties: self._add_files(table, files, properties))
+
+    def close(self) -> None:
+        self._table = None
+
+    def _merge(self, rows: "DataFrame", batch_id: int) -> None:
+        from tidelog.pipelines.sinks.delta_merge import changes_of, merge
+
+        table = self._prepared(rows)
+        changes = changes_of(self._widened(rows, table))
+        if changes.num_rows:
+            key = self._sink.keyed.key if self._sink.keyed else ()
+            self._commit(batch_id, lambda table, properties: merge(table, changes, key, properties))
+
+    def _commit(self, batch_id: int, change: "Callable[[DeltaTable, CommitProperties], None]") -> None:
+        """Make `change` with the number of the micro-batch, unless another process has written this micro-batch.
+
+        If a concurrent commit conflicts, load the table again and repeat.
+        """
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        transaction = Transaction(self._application, batch_id, now_ms())
+        properties = CommitProperties(app_transactions=[transaction])
+        for attempt in range(ATTEMPTS_MAX):
+            if self._is_written(batch_id):
+                return
+            table = self._load()
+            if table is None:
+                raise self._error("the table was removed while the query ran")
+            try:
+                change(table, properties)
+            except CommitFailedError as error:
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise self._error(f"{ATTEMPTS_MAX} attempts to commit met other writers: {error}") from error
+                time.sleep(random.uniform(0, min(BACKOFF_MAX_S, 0.02 * 2**attempt)))  # noqa: S311  # not a secret
+            else:
+                return
+
+    def _add_files(self, table: "DeltaTable", files: list[WrittenFile], properties: "CommitProperties") -> None:
+        from deltalake.transaction import AddAction, RemoveAction
+
+        names = table.metadata().partition_columns
+        time_ms = now_ms()
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(
+                path=file.path,
+                size=file.size,
+                partition_values=dict(zip(names, file.partition, strict=True)),
+                modification_time=time_ms,
+                data_change=True,
+                stats=file.statistics,
+            )
+            for file in files
+        ]
+        mode = "overwrite" if self._replaces_rows else "append"
+        table.create_write_transaction(actions, mode, table.schema(), names, commit_properties=properties)
+
+    def _is_written(self, batch_id: int) -> bool:
+        """Return whether the table contains this micro-batch. Reads the newest version of the table."""
+        table = self._load()
+        if table is None:
+            return False
+        version = table.transaction_version(self._application)
+        return version is not None and version >= batch_id
+
+    def _load(self) -> "DeltaTable | None":
+        """Return the newest version of the table, or None if there is no table."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            if self._table is None:
+                self._table = DeltaTable(self._sink.location, storage_options=dict(self._sink.options))
+            else:
+                self._table.update_incremental()
+        except TableNotFoundError:
+            self._table = None
+        except (DeltaError, OSError) as error:
+            raise self._error(f"the table cannot be read: {error}") from error
+        return self._table
+
+    def _prepared(self, rows: "DataFrame") -> "DeltaTable":
+        """Return the table with all columns of `rows`. Creates the table, or adds columns, if necessary.
+
+        Neither changes a row, so that a repetition after a crash does no harm.
+        """
+        from deltalake import DeltaTable
+
+        from tidelog.pipelines.sinks.delta_schema import missing_columns, stored_schema
+
+        schema = stored_schema(rows, self._sink.describe())
+        table = self._load()
+        if table is None:
+            check_partition_columns(rows, self._sink.partition_by)
+            DeltaTable.create(
+                self._sink.location,
+                schema,
+                mode="ignore",
+                partition_by=list(self._sink.partition_by),
+                storage_options=dict(self._sink.options),
+            )
+            table = self._load()
+            assert table is not None
+        added = missing_columns(table, schema)
+        if added and not self._sink.evolve:
+            names = ", ".join(field.name for field in added)
+            raise self._error(f"the table has no column {names}; delta(..., evolve=True) adds columns")
+        if added:
+            table.alter.add_columns(added)
+            table = self._load()
+            assert table is not None
+        return table
+
+    def _widened(self, rows: "DataFrame", table: "DeltaTable") -> "DataFrame":
+        from tidelog.pipelines.sinks.delta_schema import widened
+
+        return widened(rows, table, self._sink.describe())
+
+    def _error(self, text: str) -> PipelineError:
+        return PipelineError(f"{self._sink.describe()}: {text}")

@@ -1,0 +1,46 @@
+"""Merges the changed rows of a micro-batch into a Delta table by key.
+
+deltalake joins the changed rows with the table in the driver's process, so the changed rows of one micro-batch have to
+fit into the driver's memory. Limit them with the source, as `topic(..., options={"maxOffsetsPerTrigger": "100000"})`
+does.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidelog.pipelines.sinks.keyed_rows import DELETED
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import CommitProperties, DeltaTable
+    from pyspark.sql import DataFrame
+
+
+def changes_of(rows: "DataFrame") -> "pa.Table":
+    """Return the rows, which include the column DELETED, in the driver's memory."""
+    import pyarrow as pa
+
+    from tidelog.pipelines.sinks.written_files import in_utc
+
+    table = rows.toArrow()
+    batches = [in_utc(batch) for batch in table.to_batches()]
+    return pa.Table.from_batches(batches) if batches else table
+
+
+def merge(table: "DeltaTable", changes: "pa.Table", key: Sequence[str], properties: "CommitProperties") -> None:
+    """Update, insert or delete one row for each row of `changes`, in one commit."""
+    conditions = [
+        # A comparison with `=` lets deltalake skip files by their statistics; it never holds for nulls.
+        f"(target.`{name}` {'IS NOT DISTINCT FROM' if changes.column(name).null_count else '='} source.`{name}`)"
+        for name in key
+    ]
+    merger = table.merge(
+        changes,
+        " AND ".join(conditions),
+        source_alias="source",
+        target_alias="target",
+        commit_properties=properties,
+    )
+    merger = merger.when_matched_delete(f"source.`{DELETED}`")
+    merger = merger.when_matched_update_all(except_cols=[DELETED])
+    merger.when_not_matched_insert_all(f"NOT source.`{DELETED}`", except_cols=[DELETED]).execute()

@@ -1,0 +1,232 @@
+"""`iceberg()`: an Iceberg table as the sink or the source of a pipeline, without Spark's Iceberg jar.
+
+The executors write Parquet files. The driver adds them to the table with pyiceberg, in one commit for each micro-batch.
+The commit also sets a property of the table to the number of the micro-batch. The catalog accepts a commit only if the
+table has not changed in the meantime; then the driver loads the table again, compares the number, and repeats.
+"""
+
+import hashlib
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.sinks.extras import load
+from tidelog.pipelines.sinks.stores import IcebergStore
+from tidelog.pipelines.sinks.written_files import Layout, check_partition_columns, write_files
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table, Transaction
+    from pyspark.sql import DataFrame
+
+ATTEMPTS_MAX = 20
+"""Upper bound on the attempts to commit a micro-batch while other writers change the table."""
+BACKOFF_MAX_S = 1.0
+"""Longest pause between two attempts, in seconds."""
+QUERY_PROPERTY = "tidelog.query"
+"""Property of a snapshot: identifier of the query that made it."""
+BATCH_PROPERTY = "tidelog.batch"
+"""Property of a snapshot: number of its micro-batch. Followed by a dot and the name of a query, a property of the
+table: the number of the last micro-batch of this query, which remains when snapshots expire."""
+
+
+def iceberg(
+    table: str,
+    *,
+    catalog: str | Mapping[str, str] = "default",
+    partition_by: str | Sequence[str] = (),
+    evolve: bool = True,
+) -> "Iceberg":
+    """Return the Iceberg table named `table`, as `namespace.name`.
+
+    `catalog` is the name of a catalog in pyiceberg's configuration, or the properties of a catalog, as
+    `{"type": "sql", "uri": "sqlite:////lake/catalog.db", "warehouse": "file:///lake"}`.
+
+    As a sink: the namespace and the table are created by the first micro-batch; `partition_by` names the columns by
+    whose values the table is partitioned. Rows are appended; with the output mode `complete`, each micro-batch
+    replaces all rows. `evolve`: add new columns of the rows to the table; otherwise they are an error.
+
+    As a source: the rows of the table, and in a stream the rows that are appended to it.
+    """
+    properties = catalog if isinstance(catalog, str) else tuple(sorted(catalog.items()))
+    columns = tuple([partition_by] if isinstance(partition_by, str) else partition_by)
+    if "." not in table:
+        raise PipelineError(f"iceberg {table}: the name of a table contains its namespace, as in sales.{table}")
+    return Iceberg(table, properties, columns, evolve)
+
+
+@dataclass(frozen=True)
+class Iceberg:
+    """An Iceberg table: a sink and a source."""
+
+    name: str
+    catalog: str | tuple[tuple[str, str], ...]
+    """Name or properties of the catalog. The properties may contain secrets and are never printed."""
+    partition_by: tuple[str, ...]
+    evolve: bool
+
+    def __repr__(self) -> str:
+        return f"iceberg({self.name!r})"
+
+    def describe(self) -> str:
+        return f"iceberg {self.name}"
+
+    def open(self, context: SinkContext) -> Opened:
+        load("pyiceberg", "iceberg()", "lake")
+        if context.output_mode == "update":
+            raise PipelineError(f"{self.describe()}: the output mode update needs delta() or sql() with a key")
+        return OpenedIceberg(self, context.query, context.output_mode == "complete")
+
+    def load(self, context: SourceContext) -> "DataFrame":
+        load("pyiceberg", "iceberg()", "lake")
+        from tidelog.pipelines.sources.iceberg import load_iceberg
+
+        return load_iceberg(self.name, self.catalog, context)
+
+
+def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog":
+    """Return the catalog. Raises PipelineError, without the catalog's properties, if it cannot be loaded."""
+    from pyiceberg.catalog import load_catalog as load_by_name
+
+    try:
+        if isinstance(catalog, str):
+            return load_by_name(catalog)
+        return load_by_name("tidelog", **{str(pair[0]): str(pair[1]) for pair in catalog})
+    except Exception as error:  # each kind of catalog has errors of its own
+        named = f"the catalog {catalog}" if isinstance(catalog, str) else "the catalog"
+        raise PipelineError(f"{user}: {named} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+class OpenedIceberg:
+    """An Iceberg table that is open for one query."""
+
+    def __init__(self, sink: Iceberg, query: str, replaces_rows: bool) -> None:
+        self._sink = sink
+        self._query = query
+        self._property = f"{BATCH_PROPERTY}.{hashlib.sha256(query.encode()).hexdigest()[:16]}"
+        self._replaces_rows = replaces_rows
+        self._catalog = load_catalog(sink.catalog, sink.describe())
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        """Write one micro-batch with one commit, unless the table contains it already."""
+        table = self._load()
+        if table is not None and self._is_written(table, batch_id):
+            return
+        table = self._prepared(batch, table)
+        names = partition_columns(table, self._sink.describe())
+        location = table.location().rstrip("/")
+        store = IcebergStore(location, tuple(table.io.properties.items()))
+        layout = Layout(directory="data/", partition_by=names, keeps_partition_columns=True)
+        files = write_files(batch, store, layout)
+        if files or self._replaces_rows:
+            self._commit([f"{location}/{file.path}" for file in files], batch_id)
+
+    def close(self) -> None:
+        pass
+
+    def _commit(self, paths: list[str], batch_id: int) -> None:
+        """Add the files, unless another process has written this micro-batch. Repeat if the table has changed."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        for attempt in range(ATTEMPTS_MAX):
+            table = self._load()
+            if table is None:
+                raise self._error("the table was removed while the query ran")
+            if self._is_written(table, batch_id):
+                return
+            try:
+                with table.transaction() as transaction:
+                    self._change(transaction, paths, batch_id)
+            except CommitFailedException as error:
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise self._error(f"{ATTEMPTS_MAX} attempts to commit met other writers: {error}") from error
+                time.sleep(random.uniform(0, min(BACKOFF_MAX_S, 0.02 * 2**attempt)))  # noqa: S311  # not a secret
+            else:
+                return
+
+    def _change(self, transaction: "Transaction", paths: list[str], batch_id: int) -> None:
+        from pyiceberg.expressions import AlwaysTrue
+
+        properties = {QUERY_PROPERTY: self._query, BATCH_PROPERTY: str(batch_id)}
+        if self._replaces_rows and transaction.table_metadata.current_snapshot() is not None:
+            transaction.delete(AlwaysTrue(), snapshot_properties=properties)
+        if paths:
+            # The names are new: a search for them in the table would read the whole table.
+            transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
+        transaction.set_properties({self._property: str(batch_id)})
+
+    def _is_written(self, table: "Table", batch_id: int) -> bool:
+        return int(table.properties.get(self._property, "-1")) >= batch_id
+
+    def _load(self) -> "Table | None":
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            table = self._catalog.load_table(self._sink.name)
+        except NoSuchTableError:
+            return None
+        # After a conflict, pyiceberg would add the files again without a look at the number of the micro-batch. Only
+        # this copy of the table's properties changes.
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        return table
+
+    def _prepared(self, rows: "DataFrame", table: "Table | None") -> "Table":
+        """Return the table with all columns of `rows`. Creates the table, or adds columns, if necessary."""
+        from tidelog.pipelines.sinks.delta_schema import stored_schema
+
+        schema = stored_schema(rows, self._sink.describe())
+        if table is None:
+            check_partition_columns(rows, self._sink.partition_by)
+            table = self._created(schema)
+        existing = {field.name: field for field in table.schema().fields}
+        added = [field for field in schema if field.name not in existing]
+        if added and not self._sink.evolve:
+            names = ", ".join(field.name for field in added)
+            raise self._error(f"the table has no column {names}; iceberg(..., evolve=True) adds columns")
+        try:
+            with table.update_schema() as update:
+                update.union_by_name(schema)
+        except ValueError as error:
+            raise self._error(f"the columns of the rows do not fit the table: {error}") from error
+        return table
+
+    def _created(self, schema: Any) -> "Table":
+        from pyiceberg.exceptions import TableAlreadyExistsError
+        from pyiceberg.partitioning import PartitionSpec
+
+        namespace = self._sink.name.rpartition(".")[0]
+        self._catalog.create_namespace_if_not_exists(namespace)
+        try:
+            with (
+                self._catalog.create_table_transaction(
+                    self._sink.name, schema, partition_spec=PartitionSpec()
+                ) as transaction,
+                transaction.update_spec() as spec,
+            ):
+                for name in self._sink.partition_by:
+                    spec.add_identity(name)
+        except TableAlreadyExistsError:  # another process has created it
+            pass
+        return self._catalog.load_table(self._sink.name)
+
+    def _error(self, text: str) -> PipelineError:
+        return PipelineError(f"{self._sink.describe()}: {text}")
+
+
+def partition_columns(table: "Table", user: str) -> tuple[str, ...]:
+    """Return the columns by whose values the table is partitioned.
+
+    Raises PipelineError if the table is partitioned by something else than values: pyiceberg accepts only files whose
+    rows all have the same partition, and the executors separate rows only by values of columns.
+    """
+    from pyiceberg.transforms import IdentityTransform
+
+    names = []
+    for field in table.spec().fields:
+        if not isinstance(field.transform, IdentityTransform):
+            raise PipelineError(f"{user}: the table is partitioned by {field.transform}; only columns are supported")
+        names.append(table.schema().find_column_name(field.source_id) or "")
+    return tuple(names)

@@ -1,0 +1,58 @@
+"""Prepares a micro-batch for a sink that stores one row for each key: at most one row for each key, with a deletion
+mark."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidelog.pipelines.declarations import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+DELETED = "_tidelog_deleted"
+"""Name of the column that says whether a row deletes its key. The sink does not store it."""
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """The options of a sink with a key."""
+
+    key: tuple[str, ...]
+    delete: str | None = None
+    """A boolean column, which is not stored, or a condition in Spark's SQL: rows for which it is true delete their
+    key."""
+    order_by: str | None = None
+    """A column. If several rows of a micro-batch have the same key, the row with the largest value counts."""
+
+    def prepare(self, batch: "DataFrame", sink: str) -> "DataFrame":
+        """Return the rows to write, with the additional column DELETED.
+
+        Raises PipelineError if a column does not exist, or if several rows have the same key and there is no
+        `order_by`.
+        """
+        from pyspark.sql import Window, functions
+
+        named = [*self.key, *([self.order_by] if self.order_by else [])]
+        for name in named:
+            if name not in batch.columns:
+                raise PipelineError(f"{sink} names the column {name}; the rows have {', '.join(batch.columns)}")
+        deleted = functions.lit(False)
+        if self.delete is not None:
+            deleted = functions.coalesce(functions.expr(self.delete).cast("boolean"), functions.lit(False))
+        rows = batch.withColumn(DELETED, deleted)
+        if self.delete in batch.columns:
+            rows = rows.drop(self.delete)
+        keys = [functions.col(f"`{name}`") for name in self.key]
+        if self.order_by is not None:
+            newest_first = Window.partitionBy(*keys).orderBy(functions.col(f"`{self.order_by}`").desc_nulls_last())
+            position = f"{DELETED}_position"
+            rows = rows.withColumn(position, functions.row_number().over(newest_first))
+            return rows.where(f"{position} = 1").drop(position)
+        repeated = rows.groupBy(*keys).count().where("count > 1").limit(1).collect()
+        if repeated:
+            values = ", ".join(f"{name}={repeated[0][name]!r}" for name in self.key)
+            raise PipelineError(
+                f"{sink}: {repeated[0]['count']} rows of one micro-batch have the key {values}: name a column in "
+                "order_by, so that the row with its largest value counts"
+            )
+        return rows

@@ -1,0 +1,273 @@
+"""`sql()`: a table of SQLite, MariaDB, MySQL or PostgreSQL as the sink or the source of a pipeline.
+
+The driver writes each micro-batch in one transaction of the database, which also contains the number of the
+micro-batch, in the table BATCHES. So a micro-batch is written completely and once, or not at all. Executors cannot
+share a transaction, so they do not write: the rows pass through the driver, partition by partition.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.sinks.extras import load
+from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from sqlalchemy import Connection, Engine, Table
+    from sqlalchemy.exc import SQLAlchemyError
+
+BATCHES = "tidelog_batches"
+"""Table with the number of the last micro-batch of each query, in the database of the target."""
+ROWS_PER_STATEMENT = 1000
+"""Number of rows that one call of the database driver sends."""
+ATTEMPTS_MAX = 5
+"""Upper bound on the attempts to write a micro-batch if the database ends the transaction because of a deadlock."""
+
+
+def sql(
+    url: str,
+    table: str,
+    *,
+    key: str | Sequence[str] | None = None,
+    delete: str | None = None,
+    order_by: str | None = None,
+    incrementing: str | None = None,
+    timestamp: str | None = None,
+    delay: str = "5 seconds",
+    rows_per_batch: int = 100_000,
+    options: Mapping[str, Any] | None = None,
+) -> "Sql":
+    """Return the table of the database at `url`, a URL of SQLAlchemy such as
+    `postgresql+psycopg://user:secret@host/db`, `mysql+pymysql://...` or `sqlite:////directory/file.db`.
+
+    As a sink: the table is created if it does not exist. Rows are appended. With `key`, a row replaces the row with the
+    same key, and rows for which `delete` holds (a boolean column, which is not stored, or a condition in Spark's SQL)
+    remove it; `order_by` names the column that decides among rows of one micro-batch with the same key. With the output
+    mode `complete`, each micro-batch replaces all rows.
+
+    As a source of a stream: `incrementing` names a column whose values grow with each new row, or `timestamp` a column
+    with the time of the last change of a row. Rows with a timestamp are read when they are older than `delay`.
+    `rows_per_batch` bounds a micro-batch.
+
+    `options` are arguments of SQLAlchemy's `create_engine`.
+    """
+    keys = tuple([key] if isinstance(key, str) else key or ())
+    if (delete or order_by) and not keys:
+        raise PipelineError(f"sql {table}: delete and order_by need a key")
+    if incrementing and timestamp:
+        raise PipelineError(f"sql {table}: incrementing and timestamp exclude each other")
+    keyed = KeyedRows(keys, delete, order_by) if keys else None
+    return Sql(url, table, keyed, incrementing, timestamp, delay, rows_per_batch, dict(options or {}))
+
+
+@dataclass(frozen=True)
+class Sql:
+    """A table of a database: a sink and a source."""
+
+    url: str
+    """May contain a password, and is never printed as it is."""
+    table: str
+    keyed: KeyedRows | None
+    incrementing: str | None
+    timestamp: str | None
+    delay: str
+    rows_per_batch: int
+    options: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"sql({self.table!r})"
+
+    def describe(self) -> str:
+        return f"sql {self.table}"
+
+    def open(self, context: SinkContext) -> Opened:
+        if context.output_mode == "update" and self.keyed is None:
+            raise PipelineError(f"{self.describe()}: the output mode update needs a key, as in sql(..., key=['id'])")
+        if context.output_mode == "complete" and self.keyed is not None:
+            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows and has no key")
+        return OpenedSql(self, context.query, context.output_mode == "complete")
+
+    def load(self, context: SourceContext) -> "DataFrame":
+        load("sqlalchemy", "sql()", "sql")
+        from tidelog.pipelines.sources.sql import load_sql
+
+        return load_sql(self, context)
+
+    def errors(self, engine: "Engine") -> "_DatabaseErrors":
+        """Return a context that turns errors of the database into PipelineError, without secrets and values of rows."""
+        return _DatabaseErrors(f"{self.describe()} at {engine.url.render_as_string(hide_password=True)}")
+
+    def engine(self) -> "Engine":
+        """Return a new engine. Raises PipelineError if the URL is wrong or the database's driver is not installed."""
+        sqlalchemy = load("sqlalchemy", "sql()", "sql")
+        try:
+            engine: Engine = sqlalchemy.create_engine(
+                self.url, **{"hide_parameters": True, "pool_pre_ping": True, **self.options}
+            )
+        except ImportError as error:
+            raise PipelineError(f"{self.describe()}: {error}: run pip install 'tidelog[sql]'") from error
+        except sqlalchemy.exc.ArgumentError as error:
+            raise PipelineError(
+                f"{self.describe()}: the URL of the database is wrong: write it as postgresql+psycopg://USER@HOST/NAME"
+            ) from error
+        if engine.dialect.name == "sqlite":
+            from tidelog.pipelines.sinks.sql_types import begin_transactions_explicitly
+
+            begin_transactions_explicitly(engine)
+        return engine
+
+
+class OpenedSql:
+    """A table that is open for one query."""
+
+    def __init__(self, sink: Sql, query: str, replaces_rows: bool) -> None:
+        import sqlalchemy
+
+        self._sink = sink
+        self._query = query
+        self._replaces_rows = replaces_rows
+        self._engine = sink.engine()
+        self._table: Table | None = None
+        self._batches = sqlalchemy.Table(
+            BATCHES,
+            sqlalchemy.MetaData(),
+            sqlalchemy.Column("query", sqlalchemy.String(255), primary_key=True),
+            sqlalchemy.Column("batch", sqlalchemy.BigInteger, nullable=False),
+            mysql_engine="InnoDB",
+        )
+        with self._errors():
+            self._batches.create(self._engine, checkfirst=True)
+            self._register_query()
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        """Write one micro-batch in one transaction, unless the database contains it already."""
+        with self._errors():
+            if self._last_batch() >= batch_id:
+                return
+        rows = batch if self._sink.keyed is None else self._sink.keyed.prepare(batch, self._sink.describe())
+        with self._errors():
+            table = self._prepared(rows)
+            self._repeat_after_deadlocks(lambda connection: self._write_rows(connection, table, rows, batch_id))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _write_rows(self, connection: "Connection", table: "Table", rows: "DataFrame", batch_id: int) -> None:
+        """Write the rows in the transaction of `connection`.
+
+        The first statement locks the query's line in BATCHES, so that a second driver of the same query waits, and then
+        finds the micro-batch written.
+        """
+        from tidelog.pipelines.sinks.sql_types import converters, delete_statement, insert_statement
+
+        line = self._batches.c
+        advance = self._batches.update().where(line.query == self._query, line.batch < batch_id)
+        if connection.execute(advance.values(batch=batch_id)).rowcount == 0:
+            return
+        if self._replaces_rows:
+            connection.execute(table.delete())
+        key = self._sink.keyed.key if self._sink.keyed else ()
+        names = [name for name in rows.columns if name != DELETED]
+        convert = converters([column for column in rows.schema if column.name in names], self._engine.dialect.name)
+        insert = insert_statement(self._engine.dialect.name, table, names, key)
+        remove = delete_statement(table, key) if key else None
+        for chunk in in_chunks(rows.toLocalIterator(prefetchPartitions=True)):
+            written = [row for row in chunk if remove is None or not row[DELETED]]
+            removed = [row for row in chunk if remove is not None and row[DELETED]]
+            if written:
+                connection.execute(insert, [{name: convert[name](row[name]) for name in names} for row in written])
+            if removed and remove is not None:
+                connection.execute(
+                    remove, [{f"key_{name}": convert[name](row[name]) for name in key} for row in removed]
+                )
+
+    def _repeat_after_deadlocks(self, write: "Callable[[Connection], None]") -> None:
+        from sqlalchemy.exc import DBAPIError
+
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                with self._engine.begin() as connection:
+                    write(connection)
+            except DBAPIError as error:
+                if attempt == ATTEMPTS_MAX - 1 or not is_deadlock(error):
+                    raise
+                time.sleep(0.05 * 2**attempt)
+            else:
+                return
+
+    def _last_batch(self) -> int:
+        import sqlalchemy
+
+        chosen = sqlalchemy.select(self._batches.c.batch).where(self._batches.c.query == self._query)
+        with self._engine.connect() as connection:
+            return int(connection.execute(chosen).scalar_one())
+
+    def _register_query(self) -> None:
+        """Add the query's line to BATCHES, unless it exists."""
+        import sqlalchemy
+        from sqlalchemy.exc import IntegrityError
+
+        exists = sqlalchemy.select(self._batches.c.batch).where(self._batches.c.query == self._query)
+        try:
+            with self._engine.begin() as connection:
+                if connection.execute(exists).first() is None:
+                    connection.execute(self._batches.insert().values(query=self._query, batch=-1))
+        except IntegrityError:  # another process has added the line
+            pass
+
+    def _prepared(self, rows: "DataFrame") -> "Table":
+        """Return the table. Creates it, if necessary, with the columns of the rows."""
+        from tidelog.pipelines.sinks.sql_types import check_table, created_table, existing_table
+
+        if self._table is None:
+            stored = rows.drop(DELETED).schema
+            key = self._sink.keyed.key if self._sink.keyed else ()
+            table = existing_table(self._engine, self._sink.table)
+            if table is None:
+                created_table(self._engine, self._sink.table, stored, key)
+                table = existing_table(self._engine, self._sink.table)
+                assert table is not None
+            check_table(self._engine, table, stored, key, self._sink.describe())
+            self._table = table
+        return self._table
+
+    def _errors(self) -> "_DatabaseErrors":
+        return self._sink.errors(self._engine)
+
+
+@dataclass(frozen=True)
+class _DatabaseErrors:
+    """A context that turns errors of the database into PipelineError. Values of rows are not in the message."""
+
+    place: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if isinstance(error, SQLAlchemyError):
+            raise PipelineError(f"{self.place}: {error_text(error)}") from error
+
+
+def error_text(error: "SQLAlchemyError") -> str:
+    original = getattr(error, "orig", None)
+    return str(original if original is not None else error).strip()
+
+
+def is_deadlock(error: Any) -> bool:
+    """Return whether the database ended the transaction only because of other transactions."""
+    original = error.orig
+    state = getattr(original, "sqlstate", None)
+    code = original.args[0] if getattr(original, "args", None) else None
+    return state in {"40001", "40P01"} or code in {1205, 1213} or "database is locked" in str(original)
+
+
+def in_chunks(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    while chunk := list(itertools.islice(rows, ROWS_PER_STATEMENT)):
+        yield chunk

@@ -1,0 +1,229 @@
+"""Types, tables and statements of databases for the rows of Spark."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from tidelog.pipelines.declarations import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructField, StructType
+    from sqlalchemy import Engine, Table
+    from sqlalchemy.sql.dml import Delete, Insert
+    from sqlalchemy.types import TypeEngine
+
+KEY_TEXT_MAX = 255
+"""Longest text or binary value of a key column in MariaDB and MySQL, in characters or bytes."""
+SQLITE_DIGITS = 15
+"""Number of digits that a number of SQLite stores exactly."""
+
+
+def column_type(data_type: "DataType", dialect: str, is_key: bool, collation: str) -> "TypeEngine[Any]":
+    """Return the database's type for values of `data_type`. Raises PipelineError if there is none."""
+    import sqlalchemy as sa
+    from sqlalchemy.dialects import mysql, postgresql
+
+    name = data_type.typeName()
+    is_mysql = dialect in {"mysql", "mariadb"}
+    if name in {"string", "char", "varchar"}:
+        if not is_mysql:
+            return sa.Text()
+        return sa.String(KEY_TEXT_MAX, collation) if is_key else mysql.LONGTEXT(collation=collation)
+    if name == "binary":
+        if is_mysql:
+            return sa.VARBINARY(KEY_TEXT_MAX) if is_key else mysql.LONGBLOB()
+        return sa.LargeBinary()
+    if name == "decimal":
+        precision, scale = getattr(data_type, "precision", 10), getattr(data_type, "scale", 0)
+        if dialect == "sqlite":
+            # A number of SQLite has 15 exact digits; a text has any number of them.
+            return sa.Text() if precision > SQLITE_DIGITS else sa.Numeric(precision, scale)
+        return sa.Numeric(precision, scale)
+    if name in {"timestamp", "timestamp_ntz"}:
+        if is_mysql:
+            return mysql.DATETIME(fsp=6)
+        return sa.DateTime(timezone=name == "timestamp")
+    if name in {"array", "map", "struct"}:
+        return postgresql.JSONB() if dialect == "postgresql" else sa.JSON()
+    simple: dict[str, TypeEngine[Any]] = {
+        "boolean": sa.Boolean(),
+        "byte": sa.SmallInteger(),
+        "short": sa.SmallInteger(),
+        "integer": sa.Integer(),
+        "long": sa.BigInteger(),
+        "float": sa.Double(),
+        "double": sa.Double(),
+        "date": sa.Date(),
+    }
+    if name not in simple:
+        raise PipelineError(f"a column of type {data_type.simpleString()} cannot be stored: cast it to another type")
+    return simple[name]
+
+
+def created_table(engine: "Engine", name: str, columns: "StructType", key: Sequence[str]) -> None:
+    """Create the table. Another process may create it at the same time."""
+    import sqlalchemy as sa
+    from sqlalchemy.exc import OperationalError, ProgrammingError
+
+    dialect = engine.dialect.name
+    # Texts of keys that differ in case, accents or trailing spaces are different keys in Spark.
+    is_mariadb = bool(getattr(engine.dialect, "is_mariadb", False))
+    collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+    definitions: list[Any] = [
+        sa.Column(
+            column.name,
+            column_type(column.dataType, dialect, column.name in key, collation),
+            primary_key=column.name in key,
+            autoincrement=False,
+        )
+        for column in columns
+    ]
+    schema, _, table_name = name.rpartition(".")
+    options: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
+    table = sa.Table(table_name, sa.MetaData(), *definitions, schema=schema or None, **options)
+    try:
+        table.create(engine, checkfirst=True)
+    except (OperationalError, ProgrammingError):
+        if existing_table(engine, name) is None:
+            raise
+
+
+def existing_table(engine: "Engine", name: str) -> "Table | None":
+    import sqlalchemy as sa
+    from sqlalchemy.exc import NoSuchTableError
+
+    schema, _, table_name = name.rpartition(".")
+    try:
+        return sa.Table(table_name, sa.MetaData(), schema=schema or None, autoload_with=engine)
+    except NoSuchTableError:
+        return None
+
+
+def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Sequence[str], sink: str) -> None:
+    """Raise PipelineError unless the table has all columns, a unique key and transactions."""
+    import sqlalchemy as sa
+
+    missing = [column for column in columns if column.name not in table.columns]
+    if missing:
+        preparer = engine.dialect.identifier_preparer
+        additions = "; ".join(
+            f"ALTER TABLE {preparer.format_table(table)} ADD COLUMN {preparer.quote(column.name)} "
+            f"{column_type(column.dataType, engine.dialect.name, False, 'utf8mb4_bin').compile(engine.dialect)}"
+            for column in missing
+        )
+        names = ", ".join(column.name for column in missing)
+        raise PipelineError(f"{sink}: the table has no column {names}. Add it: {additions}")
+    for name in key:
+        if name not in columns.names:
+            raise PipelineError(f"{sink}: the key names the column {name}; the rows have {', '.join(columns.names)}")
+    if key:
+        inspector = sa.inspect(engine)
+        unique = [set(table.primary_key.columns.keys())]
+        unique += [set(each["column_names"]) for each in inspector.get_unique_constraints(table.name, table.schema)]
+        unique += [
+            {name for name in each["column_names"] if name is not None}
+            for each in inspector.get_indexes(table.name, table.schema)
+            if each["unique"]
+        ]
+        if set(key) not in unique:
+            names = ", ".join(key)
+            raise PipelineError(f"{sink}: the table has no primary key and no unique index on ({names}): create one")
+    kind = table.dialect_options["mysql"].get("engine") if engine.dialect.name in {"mysql", "mariadb"} else None
+    if kind is not None and str(kind).lower() != "innodb":
+        raise PipelineError(f"{sink}: the table has the engine {kind}, which has no transactions: use ENGINE=InnoDB")
+
+
+def insert_statement(dialect: str, table: "Table", names: Sequence[str], key: Sequence[str]) -> "Insert":
+    """Return a statement that inserts a row, or with a key replaces the other columns of the row with the same key."""
+    from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+    others = [name for name in names if name not in key]
+    if dialect in {"mysql", "mariadb"}:
+        insert = mysql.insert(table)
+        if not key:
+            return insert
+        # A row with key columns only changes nothing: the assignment of a key column to itself says so.
+        return insert.on_duplicate_key_update({name: insert.inserted[name] for name in (others or key)})
+    if dialect in {"postgresql", "sqlite"}:
+        conflicting = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+        if not key:
+            return conflicting
+        if not others:
+            return conflicting.on_conflict_do_nothing(index_elements=list(key))
+        return conflicting.on_conflict_do_update(
+            index_elements=list(key), set_={name: conflicting.excluded[name] for name in others}
+        )
+    if key:
+        raise PipelineError(f"sql(): a key is possible with SQLite, MariaDB, MySQL and PostgreSQL, not with {dialect}")
+    return table.insert()
+
+
+def delete_statement(table: "Table", key: Sequence[str]) -> "Delete":
+    """Return a statement that removes the row whose key columns equal the parameters `key_NAME`."""
+    import sqlalchemy as sa
+
+    return table.delete().where(*[table.c[name] == sa.bindparam(f"key_{name}") for name in key])
+
+
+def converters(columns: "Iterable[StructField]", dialect: str) -> Mapping[str, Callable[[Any], Any]]:
+    """Return the function for each column that turns a value of Spark's Row into a value for the database."""
+    return {column.name: _converter(column.dataType, dialect) for column in columns}
+
+
+def _converter(data_type: "DataType", dialect: str) -> Callable[[Any], Any]:
+    name = data_type.typeName()
+    if name == "binary":
+        return lambda value: None if value is None else bytes(value)
+    if name == "timestamp":
+        # Spark's rows have local times without a time zone.
+        if dialect == "postgresql":
+            return lambda value: None if value is None else value.astimezone(UTC)
+        return lambda value: None if value is None else value.astimezone(UTC).replace(tzinfo=None)
+    if name in {"array", "map", "struct"}:
+        return lambda value: None if value is None else json.loads(json.dumps(_plain(value), default=_text))
+    if name == "decimal" and dialect == "sqlite":
+        precision = getattr(data_type, "precision", 10)
+        return lambda value: value if value is None or precision <= SQLITE_DIGITS else format(value, "f")
+    return lambda value: value
+
+
+def _plain(value: Any) -> Any:
+    """Return a nested value of Spark as lists and dictionaries."""
+    if hasattr(value, "asDict"):
+        return {name: _plain(each) for name, each in value.asDict().items()}
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _text(value: Any) -> str:
+    """Return a value that JSON does not have as a text."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).hex()
+    return str(value) if not isinstance(value, Decimal) else format(value, "f")
+
+
+def begin_transactions_explicitly(engine: "Engine") -> None:
+    """Make a transaction of SQLite include all its statements, also those that create tables, and wait for other
+    writers.
+
+    Python's sqlite3 begins a transaction only before the first change.
+    """
+    from sqlalchemy import event
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA busy_timeout = 30000")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,88 @@
+"""Places for the files of a sink. The driver creates a store, and Spark pickles it for the executors."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+
+class Store(Protocol):
+    def create(self, path: str) -> Any:
+        """Return a context manager with a new binary file at `path`, which is relative to the store's root.
+
+        When the context ends without an error, the file is complete and durable.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """A directory that the driver and all executors see at the same path."""
+
+    root: str
+    """Absolute path."""
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[IO[bytes]]:
+        file = Path(self.root) / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(file, "xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync_directory(file.parent)
+
+
+@dataclass(frozen=True)
+class DeltaStore:
+    """The storage of a Delta table, through deltalake's own object store, with the same options."""
+
+    url: str
+    options: tuple[tuple[str, str], ...]
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[Any]:
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        file_system = PyFileSystem(DeltaStorageHandler(self.url, dict(self.options)))
+        with file_system.open_output_stream(path) as stream:
+            yield stream
+
+
+@dataclass(frozen=True)
+class IcebergStore:
+    """The storage of an Iceberg table, through pyiceberg's FileIO with the catalog's properties."""
+
+    location: str
+    properties: tuple[tuple[str, str], ...]
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[Any]:
+        from pyiceberg.io import load_file_io
+
+        file_io = load_file_io(dict(self.properties), self.location)
+        with file_io.new_output(f"{self.location}/{path}").create() as stream:
+            yield stream
+
+
+def is_url(path: str) -> bool:
+    """Return whether `path` names an object store or another file system than the local one."""
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme != "file"
+
+
+def local_path(path: str) -> str:
+    """Return the absolute path of a local path or a file:// URL."""
+    return str(Path(path.removeprefix("file://")).absolute())
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Sources of pipelines besides topics: lakes, databases, files and HTTP endpoints."""

@@ -1,0 +1,262 @@
+"""Reads a Delta table, and in a stream the files that its versions add, without Spark's Delta jar.
+
+The position of a stream is a version of the table. A micro-batch reads the files that the versions after its start add,
+as the table's log names them, so a repeated micro-batch reads the same files.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from tidelog.pipelines.declarations import PipelineError, SourceContext
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame
+
+NO_VERSION = -1
+"""The position before a table's first version. A stream that begins here first reads all rows of the newest version."""
+VERSIONS_MAX = 1000
+"""Upper bound on the versions that one micro-batch reads."""
+
+
+def load_delta(
+    location: str, options: Mapping[str, str], begin_version: int | None, context: SourceContext
+) -> "DataFrame":
+    context.spark.dataSource.register(DeltaDataSource)
+    source_options = {
+        "location": location,
+        "storageSecrets": json.dumps(dict(options)),  # Spark hides the values of options with such names
+        "begin": json.dumps(begin_version if begin_version is not None else context.begin),
+        "beginIsVersion": str(begin_version is not None),
+    }
+    if context.is_streaming:
+        return context.spark.readStream.format(DeltaDataSource.name()).options(**source_options).load()
+    frame = context.spark.read.format(DeltaDataSource.name()).options(**source_options).load()
+    return frame if context.rows_max is None else frame.limit(context.rows_max)
+
+
+@dataclass(frozen=True)
+class DeltaFile(InputPartition):
+    """One Parquet file of the table, with the values of its partition columns."""
+
+    path: str
+    partition: tuple[tuple[str, str | None], ...]
+
+
+class DeltaDataSource(DataSource):
+    """The class behind `format("tidelog-delta")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidelog-delta"
+
+    def schema(self) -> StructType:
+        return StructType.fromJson(json.loads(DeltaLog(self.options).table().schema().to_json()))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return DeltaReader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return DeltaStreamReader(self.options, schema)
+
+
+class DeltaLog:
+    """The versions of a Delta table and their files."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.location = options["location"]
+        self.storage = json.loads(options["storageSecrets"])
+
+    def table(self, version: int | None = None) -> "DeltaTable":
+        """Return the newest version of the table, or the given one. Raises PipelineError if it does not exist."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            table = DeltaTable(self.location, version=version, storage_options=self.storage)
+        except (DeltaError, OSError) as error:
+            raise PipelineError(f"delta {self.location}: the table cannot be read: {error}") from error
+        features = set(table.protocol().reader_features or ())
+        if "columnMapping" in features and "delta.columnMapping.mode" in table.metadata().configuration:
+            raise PipelineError(f"delta {self.location}: the table maps its columns, which this source cannot read")
+        return table
+
+    def files(self, version: int) -> list[DeltaFile]:
+        """Return all files of one version of the table."""
+        import pyarrow as pa
+
+        table = self.table(version)
+        if (
+            "deletionVectors" in (table.protocol().reader_features or ())
+            and pa.table(table.deletion_vectors()).num_rows
+        ):
+            raise PipelineError(
+                f"delta {self.location}: the table has deletion vectors, which this source cannot read: rewrite its "
+                "files, as Spark's REORG TABLE ... APPLY (PURGE) does"
+            )
+        found = []
+        for action in pa.table(table.get_add_actions()).to_pylist():
+            values = action.get("partition_values") or action.get("partition") or {}
+            texts = tuple((name, None if value is None else partition_text(value)) for name, value in values.items())
+            found.append(DeltaFile(unquote(action["path"]), texts))
+        return found
+
+    def added_files(self, version: int) -> list[DeltaFile]:
+        """Return the files with new rows in the commit of `version`.
+
+        Raises PipelineError if the commit also removes rows, or if the log no longer has it.
+        """
+        name = f"_delta_log/{version:020}.json"
+        try:
+            with self.file_system().open_input_stream(name) as stream:
+                actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
+        except (FileNotFoundError, OSError) as error:
+            raise PipelineError(
+                f"delta {self.location}: the log no longer has version {version}, so its rows cannot be read: reset "
+                f"the pipeline to begin with the current rows ({error})"
+            ) from error
+        if any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
+            raise PipelineError(
+                f"delta {self.location}: version {version} updates or deletes rows, and a stream can only read rows "
+                f"that are appended: begin after it, with delta(..., begin_version={version})"
+            )
+        adds = [action["add"] for action in actions if "add" in action]
+        return [
+            DeltaFile(unquote(add["path"]), tuple(add.get("partitionValues", {}).items()))
+            for add in adds
+            if add.get("dataChange", True)
+        ]
+
+    def file_system(self) -> Any:
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        return PyFileSystem(DeltaStorageHandler(self.location, self.storage))
+
+
+class DeltaReader(DataSourceReader):
+    """Reads the newest version of a table."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self._log = DeltaLog(options)
+        self._schema = to_arrow_schema(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        return list(self._log.files(self._log.table().version()))
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        assert isinstance(partition, DeltaFile)
+        return read_file(self._log.file_system(), partition, self._schema)
+
+
+class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what is appended to a table."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self._log = DeltaLog(options)
+        self._schema = to_arrow_schema(schema)
+        self._begin = json.loads(options["begin"])
+        self._begin_is_version = options["beginIsVersion"] == "True"
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        return {}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._log.table().version()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        latest = self._target if self._target is not None else self._log.table().version()
+        if not start:
+            begin = min(self._begin_version(latest), latest)
+            return {"begin": begin, "version": self._limited(begin, latest)}
+        if start["version"] >= latest:
+            return start
+        return {"version": self._limited(start["version"], latest)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begin = start["version"] if start else end["begin"]
+        if begin == NO_VERSION:
+            return list(self._log.files(end["version"]))
+        return [file for version in range(begin + 1, end["version"] + 1) for file in self._log.added_files(version)]
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        assert isinstance(partition, DeltaFile)
+        return read_file(self._log.file_system(), partition, self._schema)
+
+    def _limited(self, begin: int, latest: int) -> int:
+        return latest if begin == NO_VERSION else min(latest, begin + VERSIONS_MAX)
+
+    def _begin_version(self, latest: int) -> int:
+        """Return the version after which the query begins."""
+        if self._begin_is_version:
+            return int(self._begin)
+        if self._begin == "latest":
+            return latest
+        if isinstance(self._begin, int):
+            earlier = [
+                entry["version"] for entry in self._log.table().history() if entry.get("timestamp", 0) < self._begin
+            ]
+            return max(earlier, default=NO_VERSION)
+        return NO_VERSION
+
+
+def read_file(file_system: Any, file: DeltaFile, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
+    """Yield the rows of one Parquet file with the table's columns. Columns that the file does not have are null."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    values = dict(file.partition)
+    with file_system.open_input_file(file.path) as stream:
+        parquet = pq.ParquetFile(stream)
+        stored = [
+            field.name for field in schema if field.name in parquet.schema_arrow.names and field.name not in values
+        ]
+        for batch in parquet.iter_batches(columns=stored):
+            columns = []
+            for field in schema:
+                if field.name in stored:
+                    columns.append(batch.column(batch.schema.get_field_index(field.name)).cast(field.type))
+                else:
+                    value = partition_value(values.get(field.name), field.type)
+                    columns.append(pa.repeat(value, batch.num_rows))
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def partition_value(text: str | None, data_type: "pa.DataType") -> "pa.Scalar":
+    """Return the value of a partition column from its text in the table's log."""
+    import pyarrow as pa
+
+    if text is None or text == "":
+        return pa.scalar(None, data_type)
+    if pa.types.is_timestamp(data_type):
+        naive = pa.scalar(text.removesuffix("Z").replace("T", " ")).cast(pa.timestamp("us"))
+        return naive.cast(data_type)
+    return pa.scalar(text).cast(data_type)
+
+
+def partition_text(value: object) -> str:
+    """Return the value of a partition column as a text, as `partition_value` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if hasattr(value, "strftime") and hasattr(value, "hour"):
+        return str(value.strftime("%Y-%m-%d %H:%M:%S.%f"))
+    return str(value)

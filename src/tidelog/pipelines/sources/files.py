@@ -1,0 +1,38 @@
+"""Reads files with Spark's own file source: each file once, in the order of their times of change."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tidelog.pipelines.declarations import PipelineError, SourceContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def load_files(
+    context: SourceContext, kind: str, path: str, schema: str | None, options: Mapping[str, str]
+) -> "DataFrame":
+    """Return the rows of the files at `path`: a directory, a file or a pattern. `kind` is a name of Spark's formats.
+
+    Raises PipelineError if the columns are unknown: without a `schema`, they are inferred from the files that exist.
+    """
+    from pyspark.errors import AnalysisException
+
+    if not context.is_streaming:
+        reader = context.spark.read.format(kind).options(**options)
+        try:
+            frame = (reader.schema(schema) if schema else reader).load(path)
+        except AnalysisException as error:
+            raise PipelineError(f"{kind} {path}: {error.getMessage() or error}") from error
+        return frame if context.rows_max is None else frame.limit(context.rows_max)
+    if schema is None and kind != "text":
+        try:
+            columns = context.spark.read.format(kind).options(**options).load(path).schema
+        except AnalysisException as error:
+            raise PipelineError(
+                f"{kind} {path}: there are no files yet, so the columns are unknown: name them in schema, as in "
+                'schema="id long, name string"'
+            ) from error
+        return context.spark.readStream.format(kind).options(**options).schema(columns).load(path)
+    stream = context.spark.readStream.format(kind).options(**options)
+    return (stream.schema(schema) if schema else stream).load(path)

@@ -1,0 +1,215 @@
+"""Reads an Iceberg table, and in a stream the files that its snapshots append, without Spark's Iceberg jar.
+
+The position of a stream is a snapshot of the table. A micro-batch reads the files that the snapshots after its start
+add, so a repeated micro-batch reads the same files. Snapshots that are not read yet must not expire.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.sinks.iceberg import load_catalog
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+    from pyspark.sql import DataFrame
+
+NO_SNAPSHOT = ""
+"""The position before the first snapshot. A stream that begins here first reads all rows of the newest snapshot."""
+
+
+def load_iceberg(name: str, catalog: str | tuple[tuple[str, str], ...], context: SourceContext) -> "DataFrame":
+    if isinstance(context.begin, int):
+        raise PipelineError(f"iceberg {name}: a stream begins with the `earliest` or the `latest` rows, not at a time")
+    context.spark.dataSource.register(IcebergDataSource)
+    options = {
+        "table": name,
+        "catalogSecrets": json.dumps(catalog),  # Spark hides the values of options with such names
+        "begin": context.begin or "earliest",
+    }
+    if context.is_streaming:
+        return context.spark.readStream.format(IcebergDataSource.name()).options(**options).load()
+    frame = context.spark.read.format(IcebergDataSource.name()).options(**options).load()
+    return frame if context.rows_max is None else frame.limit(context.rows_max)
+
+
+@dataclass(frozen=True)
+class IcebergFile(InputPartition):
+    """One Parquet file of the table."""
+
+    path: str
+
+
+class IcebergDataSource(DataSource):
+    """The class behind `format("tidelog-iceberg")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidelog-iceberg"
+
+    def schema(self) -> StructType:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        schema = schema_to_pyarrow(IcebergLog(self.options).table().schema(), include_field_ids=False)
+        return from_arrow_schema(schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return IcebergReader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return IcebergStreamReader(self.options, schema)
+
+
+class IcebergLog:
+    """The snapshots of an Iceberg table and their files."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.name = options["table"]
+        self.catalog = json.loads(options["catalogSecrets"])
+
+    def table(self) -> "Table":
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return load_catalog(self.catalog, f"iceberg {self.name}").load_table(self.name)
+        except NoSuchTableError as error:
+            raise PipelineError(f"iceberg {self.name}: there is no such table in the catalog") from error
+
+    def newest(self) -> str:
+        snapshot = self.table().current_snapshot()
+        return NO_SNAPSHOT if snapshot is None else str(snapshot.snapshot_id)
+
+    def files(self, snapshot: str) -> list[IcebergFile]:
+        """Return all files of one snapshot. Raises PipelineError if some of their rows are deleted."""
+        if snapshot == NO_SNAPSHOT:
+            return []
+        found = []
+        for task in self.table().scan(snapshot_id=int(snapshot)).plan_files():
+            if task.delete_files:
+                raise PipelineError(f"iceberg {self.name}: the table has files of deleted rows: rewrite its data files")
+            found.append(IcebergFile(task.file.file_path))
+        return found
+
+    def added_files(self, begin: str, end: str) -> list[IcebergFile]:
+        """Return the files that the snapshots after `begin` up to `end` append, the oldest first."""
+        from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+        from pyiceberg.table.snapshots import Operation
+
+        table = self.table()
+        snapshots: list[Snapshot] = []
+        identifier: int | None = int(end)
+        while identifier is not None and str(identifier) != begin:
+            snapshot = table.snapshot_by_id(identifier)
+            if snapshot is None:
+                raise PipelineError(
+                    f"iceberg {self.name}: snapshot {identifier} has expired, so its rows cannot be read: reset the "
+                    "pipeline to begin with the current rows"
+                )
+            snapshots.append(snapshot)
+            identifier = snapshot.parent_snapshot_id
+        if identifier is None and begin != NO_SNAPSHOT:
+            raise PipelineError(f"iceberg {self.name}: snapshot {begin} is not in the history of snapshot {end}")
+        found = []
+        for snapshot in reversed(snapshots):
+            operation = snapshot.summary.operation if snapshot.summary else Operation.APPEND
+            if operation == Operation.REPLACE:
+                continue  # the same rows in other files
+            if operation != Operation.APPEND:
+                raise PipelineError(
+                    f"iceberg {self.name}: snapshot {snapshot.snapshot_id} is a {operation.value}, and a stream can "
+                    "only read rows that are appended: reset the pipeline to begin with the current rows"
+                )
+            for manifest in snapshot.manifests(table.io):
+                if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content != ManifestContent.DATA:
+                    continue
+                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                    if entry.status == ManifestEntryStatus.ADDED:
+                        found.append(IcebergFile(entry.data_file.file_path))
+        return found
+
+
+class IcebergReader(DataSourceReader):
+    """Reads the newest snapshot of a table."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._log = IcebergLog(options)
+        self._rows = _FileRows(self._log, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        return list(self._log.files(self._log.newest()))
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        assert isinstance(partition, IcebergFile)
+        return self._rows.read(partition)
+
+
+class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the rows that are appended to a table."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._log = IcebergLog(options)
+        self._rows = _FileRows(self._log, schema)
+        self._begins_with_latest = options["begin"] == "latest"
+        self._target: str | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        return {}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._log.newest()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        newest = self._target if self._target is not None else self._log.newest()
+        if not start:
+            return {"begin": newest if self._begins_with_latest else NO_SNAPSHOT, "snapshot": newest}
+        return start if start["snapshot"] == newest else {"snapshot": newest}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begin = start["snapshot"] if start else end["begin"]
+        if begin == NO_SNAPSHOT:
+            return list(self._log.files(end["snapshot"]))
+        return list(self._log.added_files(begin, end["snapshot"]))
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        assert isinstance(partition, IcebergFile)
+        return self._rows.read(partition)
+
+
+class _FileRows:
+    """Reads the rows of files, on the executors. Columns are found by their names."""
+
+    def __init__(self, log: IcebergLog, schema: StructType) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        table = log.table()
+        self._schema = to_arrow_schema(schema)
+        self._properties = dict(table.io.properties)
+        self._location = table.location()
+
+    def read(self, file: IcebergFile) -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        from pyiceberg.io import load_file_io
+
+        file_io = load_file_io(self._properties, self._location)
+        with file_io.new_input(file.path).open() as stream:
+            parquet = pq.ParquetFile(stream)
+            stored = [field.name for field in self._schema if field.name in parquet.schema_arrow.names]
+            for batch in parquet.iter_batches(columns=stored):
+                columns = [
+                    batch.column(batch.schema.get_field_index(field.name)).cast(field.type)
+                    if field.name in stored
+                    else pa.nulls(batch.num_rows, field.type)
+                    for field in self._schema
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)

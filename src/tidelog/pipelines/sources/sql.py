@@ -1,0 +1,340 @@
+"""Reads a table of a database, and in a stream the rows that are new since the last micro-batch.
+
+The position of a stream is a value of one column: a number that grows with each new row (`incrementing`), or the time of
+the last change of a row (`timestamp`). A micro-batch reads the rows whose values are greater than its start and not
+greater than its end, in one task.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from tidelog.pipelines.declarations import PipelineError, SourceContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from sqlalchemy import Column, Connection, Engine, Table
+
+    from tidelog.pipelines.sinks.sql import Sql
+
+UNITS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
+"""Units of `delay`, in seconds."""
+
+
+def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
+    context.spark.dataSource.register(SqlDataSource)
+    options = {
+        "secretUrl": source.url,  # Spark hides the values of options with such names
+        "secretOptions": json.dumps(dict(source.options)),
+        "table": source.table,
+        "column": source.incrementing or source.timestamp or "",
+        "isTimestamp": str(source.timestamp is not None),
+        "delayS": str(seconds(source.delay, source.describe())),
+        "rowsPerBatch": str(source.rows_per_batch),
+        "begin": json.dumps(context.begin),
+    }
+    if not context.is_streaming:
+        if context.rows_max is not None:
+            options["rowsMax"] = str(context.rows_max)
+        return context.spark.read.format(SqlDataSource.name()).options(**options).load()
+    if not options["column"]:
+        raise PipelineError(
+            f"{source.describe()}: a stream needs a column that shows new rows: sql(..., incrementing='id') or "
+            "sql(..., timestamp='changed_at')"
+        )
+    if isinstance(context.begin, int) and source.timestamp is None:
+        raise PipelineError(f"{source.describe()}: a stream begins at a time only with sql(..., timestamp=COLUMN)")
+    return context.spark.readStream.format(SqlDataSource.name()).options(**options).load()
+
+
+def seconds(text: str, user: str) -> float:
+    """Return a duration such as `5 seconds` in seconds."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(millisecond|second|minute|hour)s?\s*", text)
+    if found is None:
+        raise PipelineError(f"{user}: {text!r} is not a duration: write it as '5 seconds' or '1 minute'")
+    return float(found[1]) * UNITS[found[2]]
+
+
+@dataclass(frozen=True)
+class ValueRange(InputPartition):
+    """The rows whose column is greater than `begin` and not greater than `end`. None has no bound."""
+
+    begin: str | None
+    end: str | None
+
+
+class SqlDataSource(DataSource):
+    """The class behind `format("tidelog-sql")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidelog-sql"
+
+    def schema(self) -> StructType:
+        table = TableReader(self.options).table
+        schema = StructType()
+        for column in table.columns:
+            schema = schema.add(column.name, spark_type(column), True)
+        return schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return SqlReader(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return SqlStreamReader(self.options)
+
+
+class TableReader:
+    """Reads one table of a database."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        from tidelog.pipelines.sinks.sql import Sql
+        from tidelog.pipelines.sinks.sql_types import existing_table
+
+        self.name = options["table"]
+        self._limit = int(options.get("rowsMax", 0)) or None
+        arguments = json.loads(options["secretOptions"])
+        sink = Sql(options["secretUrl"], self.name, None, None, None, "", 0, arguments)
+        self.engine: Engine = sink.engine()
+        with sink.errors(self.engine):
+            table = existing_table(self.engine, self.name)
+        if table is None:
+            raise PipelineError(f"sql {self.name}: the database has no such table")
+        self.table: Table = table
+        name = options["column"]
+        if name and name not in table.columns:
+            raise PipelineError(
+                f"sql {self.name}: there is no column {name}; there are {', '.join(table.columns.keys())}"
+            )
+        self.column: Column[Any] | None = table.columns[name] if name else None
+
+    def rows(self, selected: ValueRange) -> Iterator[tuple[Any, ...]]:
+        import sqlalchemy as sa
+
+        statement = sa.select(self.table)
+        if self.column is not None:
+            if selected.begin is not None:
+                statement = statement.where(self.column > self.value(selected.begin))
+            if selected.end is not None:
+                statement = statement.where(self.column <= self.value(selected.end))
+        statement = statement.limit(self._limit) if self._limit is not None else statement
+        converters = [_to_spark(column) for column in self.table.columns]
+        with self.engine.connect().execution_options(yield_per=10_000) as connection:
+            for row in connection.execute(statement):
+                yield tuple(convert(value) for convert, value in zip(converters, row, strict=True))
+
+    def end_of_rows(self, begin: str | None, rows_max: int, before: datetime | None) -> str | None:
+        """Return the value of the column at which a micro-batch after `begin` ends, or None if there are no rows.
+
+        The micro-batch has at most `rows_max` rows, except that all rows with the same value are in one micro-batch.
+        `before`: leave out rows whose timestamp is not before this time.
+        """
+        import sqlalchemy as sa
+
+        assert self.column is not None
+        chosen = sa.select(self.column.label("position")).where(self.column.is_not(None))
+        if begin is not None:
+            chosen = chosen.where(self.column > self.value(begin))
+        if before is not None:
+            chosen = chosen.where(self.column < before)
+        first = chosen.order_by(self.column).limit(rows_max).subquery()
+        with self.engine.connect() as connection:
+            value = connection.execute(sa.select(sa.func.max(first.c.position))).scalar_one()
+        return None if value is None else self.text(value)
+
+    def latest(self) -> str | None:
+        import sqlalchemy as sa
+
+        assert self.column is not None
+        with self.engine.connect() as connection:
+            value = connection.execute(sa.select(sa.func.max(self.column))).scalar_one()
+        return None if value is None else self.text(value)
+
+    def now(self) -> datetime:
+        """Return the time of the database's clock, in the form of the timestamp column."""
+        with self.engine.connect() as connection:
+            return self._now(connection)
+
+    def _now(self, connection: "Connection") -> datetime:
+        import sqlalchemy as sa
+
+        dialect = self.engine.dialect.name
+        if dialect == "postgresql":
+            now = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+            assert isinstance(now, datetime)
+            has_zone = self.column is not None and bool(getattr(self.column.type, "timezone", False))
+            return now if has_zone else now.astimezone(UTC).replace(tzinfo=None)
+        if dialect in {"mysql", "mariadb"}:
+            value = connection.execute(sa.text("SELECT UTC_TIMESTAMP(6)")).scalar_one()
+        else:
+            value = connection.execute(sa.text("SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')")).scalar_one()
+        return value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+
+    def text(self, value: Any) -> str:
+        """Return a value of the column as a text for the offset of the stream."""
+        if isinstance(value, datetime | date):
+            return value.isoformat()
+        return str(value)
+
+    def value(self, text: str) -> Any:
+        """Return the value of the column for a text of an offset."""
+        import sqlalchemy as sa
+
+        assert self.column is not None
+        if isinstance(self.column.type, sa.DateTime | sa.TIMESTAMP):
+            return datetime.fromisoformat(text)
+        if isinstance(self.column.type, sa.Date):
+            return date.fromisoformat(text)
+        if isinstance(self.column.type, sa.Integer):
+            return int(text)
+        if isinstance(self.column.type, sa.Numeric):
+            return Decimal(text)
+        return text
+
+
+class SqlReader(DataSourceReader):
+    """Reads all rows of a table."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = {name: options[name] for name in OPTION_NAMES if name in options}
+
+    def partitions(self) -> list[InputPartition]:
+        return [ValueRange(None, None)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        assert isinstance(partition, ValueRange)
+        return TableReader(self._options).rows(partition)
+
+
+class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the rows that are new since the last micro-batch."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = {name: options[name] for name in OPTION_NAMES if name in options}
+        self._begin = json.loads(options["begin"])
+        self._is_timestamp = options["isTimestamp"] == "True"
+        self._rows_max = int(options["rowsPerBatch"])
+        self._target: str | None = None
+        self._has_target = False
+        self._reader: TableReader | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        return {}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._table().end_of_rows(None, MANY_ROWS, self._before())
+        self._has_target = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = start["value"] if start else self._begin_value()
+        end = self._table().end_of_rows(begin, self._rows_max, self._before())
+        if end is not None and self._has_target:
+            values = self._table()
+            if self._target is None or values.value(end) > values.value(self._target):
+                end = self._target
+        if end is None or (begin is not None and end == begin):
+            return start or {"begin": begin, "value": begin}
+        return {"value": end} if start else {"begin": begin, "value": end}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begin = start["value"] if start else end["begin"]
+        return [] if end["value"] is None or begin == end["value"] else [ValueRange(begin, end["value"])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        assert isinstance(partition, ValueRange)
+        return TableReader(self._options).rows(partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the connection: a task opens its own."""
+        return vars(self) | {"_reader": None}
+
+    def _table(self) -> TableReader:
+        if self._reader is None:
+            self._reader = TableReader(self._options)
+        return self._reader
+
+    def _begin_value(self) -> str | None:
+        if self._begin == "latest":
+            return self._table().latest()
+        if isinstance(self._begin, int):
+            begin = datetime.fromtimestamp(self._begin / 1000, UTC) - timedelta(microseconds=1)
+            has_zone = bool(getattr(self._table().table.columns[self._options["column"]].type, "timezone", False))
+            return (begin if has_zone else begin.replace(tzinfo=None)).isoformat()
+        return None
+
+    def _before(self) -> datetime | None:
+        if not self._is_timestamp:
+            return None
+        return self._table().now() - timedelta(seconds=float(self._options["delayS"]))
+
+
+OPTION_NAMES = (
+    "secretUrl", "secretOptions", "table", "column", "isTimestamp", "delayS", "rowsPerBatch", "rowsMax",
+)  # fmt: skip
+"""Options that the executors need."""
+MANY_ROWS = 2**62
+
+
+def spark_type(column: "Column[Any]") -> str:
+    """Return Spark's type for a column of a database, as a name. A type without a counterpart is read as a text."""
+    import sqlalchemy as sa
+
+    kind = column.type
+    if isinstance(kind, sa.Boolean):
+        return "boolean"
+    if isinstance(kind, sa.SmallInteger):
+        # MariaDB and MySQL store a boolean as TINYINT(1).
+        return "boolean" if str(kind) == "TINYINT" and getattr(kind, "display_width", None) == 1 else "int"
+    if isinstance(kind, sa.BigInteger):
+        return "bigint"
+    if isinstance(kind, sa.Integer):
+        if str(kind).startswith("TINYINT") and getattr(kind, "display_width", None) == 1:
+            return "boolean"
+        return "bigint"
+    if isinstance(kind, sa.Float):
+        return "double"
+    if isinstance(kind, sa.Numeric):
+        return f"decimal({min(kind.precision or 38, 38)},{min(kind.scale if kind.scale is not None else 18, 38)})"
+    if isinstance(kind, sa.DateTime | sa.TIMESTAMP):
+        return "timestamp"
+    if isinstance(kind, sa.Date):
+        return "date"
+    if isinstance(kind, sa.LargeBinary | sa.types._Binary):
+        return "binary"
+    return "string"
+
+
+def _to_spark(column: "Column[Any]") -> Any:
+    kind = spark_type(column)
+    if kind == "boolean":
+        return lambda value: None if value is None else bool(value)
+    if kind == "timestamp":
+        # A database's time without a time zone is UTC.
+        return lambda value: value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+    if kind == "double":
+        return lambda value: None if value is None else float(value)
+    if kind == "binary":
+        return lambda value: None if value is None else bytes(value)
+    if kind == "string":
+        return _as_text
+    return lambda value: value
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, bytes | memoryview):
+        return base64.b64encode(bytes(value)).decode()
+    return str(value)

@@ -1,0 +1,151 @@
+"""A query that writes exactly once, as Spark runs it: tasks in worker processes, then the driver."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyspark
+import pytest
+
+from pyspark_tidelog import writer
+from pyspark_tidelog.batch_reader import RangePartition, read_range
+from pyspark_tidelog.exactly_once import task
+from pyspark_tidelog.exactly_once.decision import BatchIdentity
+from pyspark_tidelog.exactly_once.driver import abort_batch, commit_batch
+from pyspark_tidelog.exactly_once.task import TaskResult, TransactionalIds
+from pyspark_tidelog.options import WriteOptions, read_options, write_options
+from pyspark_tidelog.plan import OffsetRange
+from pyspark_tidelog.writer import write_rows_once
+from tidelog.client.blocking import Client, Ticket
+from tidelog.client.operations import LATEST, READ_COMMITTED, Ask
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.message import Message
+
+
+class Killed(BaseException):
+    """The process died. No handler of exceptions may run, so this is not an Exception."""
+
+
+class MortalClient(Client):
+    """A client whose process dies at its request number `dies_at`: before it sends the request, or after."""
+
+    def __init__(self, bootstrap: str, dies_at: int, *, after_sending: bool) -> None:
+        super().__init__(bootstrap)
+        self._remaining = dies_at
+        self._after_sending = after_sending
+
+    def ask_any(self, request: Message, deadline: float) -> Message:
+        self._die_before()
+        answer = super().ask_any(request, deadline)
+        self._die_after()
+        return answer
+
+    def send_all(self, ask: Ask, deadline: float) -> list[Ticket]:
+        """Of several requests, the process sends only the first half before it dies."""
+        if len(ask.requests) > 1 and self._remaining == 0:
+            super().send_all(Ask(ask.requests[: len(ask.requests) // 2]), deadline)
+            raise Killed
+        self._die_before()
+        tickets = super().send_all(ask, deadline)
+        if self._remaining == 0 and self._after_sending:
+            self.collect(tickets, deadline)  # the broker has executed the request, and nobody processes the response
+        self._die_after()
+        return tickets
+
+    def _die_before(self) -> None:
+        if self._remaining == 0 and not self._after_sending:
+            raise Killed
+
+    def _die_after(self) -> None:
+        if self._remaining == 0:
+            raise Killed
+        self._remaining -= 1
+
+
+class Context:
+    """The part of Spark's TaskContext that the sink uses."""
+
+    def __init__(self, task: int) -> None:
+        self._task = task
+
+    def partitionId(self) -> int:
+        return self._task
+
+
+class Query:
+    """One query, with the topic that it writes to."""
+
+    def __init__(self, bootstrap: str, name: str, monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
+        self.bootstrap = bootstrap
+        self.name = name
+        self.topic = f"to-{name}"
+        self._options = {key.replace("__", "."): str(value) for key, value in options.items()}
+        self._monkeypatch = monkeypatch
+        with Client(bootstrap) as client:
+            client.topics([self.topic], create=True)
+
+    def identity(self, batch: int) -> BatchIdentity:
+        return BatchIdentity(self.name, batch)
+
+    def options(self, batch: int) -> WriteOptions:
+        return write_options(
+            {
+                "kafka.bootstrap.servers": self.bootstrap,
+                "topic": self.topic,
+                "exactlyOnce": "true",
+                "exactlyOnceId": self.name,
+                "exactlyOnceBatch": str(batch),
+                **self._options,
+            }
+        )
+
+    def new_worker(self) -> None:
+        """The next tasks run in a new worker process."""
+        self._monkeypatch.setattr(task, "TRANSACTIONAL_IDS", TransactionalIds())
+
+    def run_task(self, batch: int, number: int, values: Iterable[str], client: Client | None = None) -> TaskResult:
+        """Run one task, with the rows `values`."""
+        self._monkeypatch.setattr(pyspark.TaskContext, "get", lambda: Context(number))
+        rows = [pa.record_batch({"value": pa.array([value.encode()])}) for value in values]
+        if client is not None:
+            self._monkeypatch.setattr(writer, "connect", lambda _: client)
+        try:
+            result = write_rows_once(self.options(batch), iter(rows))
+        finally:
+            self._monkeypatch.setattr(writer, "connect", lambda options: Client(options.bootstrap, options.client))
+        assert isinstance(result, TaskResult)
+        return result
+
+    def run_tasks(self, batch: int, tasks: Sequence[Sequence[str]]) -> list[TaskResult]:
+        return [self.run_task(batch, number, values) for number, values in enumerate(tasks)]
+
+    def commit(self, batch: int, results: Sequence[TaskResult], client: Client | None = None) -> None:
+        with client or Client(self.bootstrap) as driver:
+            commit_batch(driver, self.identity(batch), results)
+
+    def abort(self, batch: int, results: Sequence[TaskResult]) -> None:
+        with Client(self.bootstrap) as driver:
+            abort_batch(driver, self.identity(batch), results)
+
+    def write(self, batch: int, tasks: Sequence[Sequence[str]]) -> None:
+        """Write a micro-batch, as a driver without failures does."""
+        self.commit(batch, self.run_tasks(batch, tasks))
+
+    def committed(self) -> list[str]:
+        """Return the values that a reader with read_committed finds, sorted. Asserts that no transaction is open."""
+        options: dict[str, Any] = {
+            "kafka.bootstrap.servers": self.bootstrap,
+            "subscribe": self.topic,
+            "kafka.isolation.level": "read_committed",
+        }
+        values: list[str] = []
+        with Client(self.bootstrap) as client:
+            partitions = [TopicPartition(self.topic, n) for n in client.topics([self.topic])[self.topic].leaders]
+            stable = client.list_offsets(dict.fromkeys(partitions, LATEST), READ_COMMITTED)
+            ends = client.list_offsets(dict.fromkeys(partitions, LATEST))
+        for tp in partitions:
+            assert stable[tp].offset == ends[tp].offset, f"{tp}: a transaction is open"
+            offset_range = RangePartition(OffsetRange(*tp, 0, stable[tp].offset))
+            for batch in read_range(read_options(options, streaming=False), ("value",), offset_range):
+                values += [value.decode() for value in batch.column(0).to_pylist()]
+        return sorted(values)

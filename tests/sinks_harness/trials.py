@@ -1,0 +1,51 @@
+"""Opens sinks and sources as the runner does, for tests with a real Spark."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidelog.pipelines.declarations import Opened, Sink, SinkContext, Source, SourceContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+QUERY_LIMIT_S = 120
+
+
+class PlantedError(Exception):
+    """Stands for the end of the driver at a chosen point."""
+
+
+def opened(sink: Sink, spark: "SparkSession", mode: str = "append", query: str = "query-1") -> Opened:
+    return sink.open(SinkContext(spark, "127.0.0.1:1", "trial", query, mode))
+
+
+def batch_of(source: Source, spark: "SparkSession", rows_max: int | None = None) -> "DataFrame":
+    return source.load(SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=False, rows_max=rows_max))
+
+
+def stream_of(source: Source, spark: "SparkSession", begin: str | int | None = None) -> "DataFrame":
+    return source.load(SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=True, begin=begin))
+
+
+def run_to_end(frame: "DataFrame", sink: Opened, checkpoint: Path, mode: str = "append") -> None:
+    """Run a query until it has read what exists."""
+    writer = frame.writeStream.foreachBatch(sink.write).outputMode(mode)
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    assert query.awaitTermination(QUERY_LIMIT_S)
+
+
+@contextmanager
+def crash_at(monkeypatch: Any, owner: object, name: str, after: bool = False) -> Iterator[None]:
+    """Raise PlantedError when `owner.name` is called: before its work, or after it."""
+    real = getattr(owner, name)
+
+    def planted(*arguments: Any, **named: Any) -> Any:
+        if after:
+            real(*arguments, **named)
+        raise PlantedError(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, planted)
+        yield

@@ -1,0 +1,264 @@
+"""Sinks at every point where the driver may end, with two drivers of one query, and with other writers."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable, write_deltalake
+
+from sinks_harness.rows import Rows
+from sinks_harness.trials import PlantedError, crash_at, opened
+from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.delta import OpenedDelta, delta
+from tidelog.pipelines.sinks.directory import DirectoryTarget
+from tidelog.pipelines.sinks.iceberg import OpenedIceberg, iceberg, load_catalog
+from tidelog.pipelines.sinks.keyed_rows import DELETED
+from tidelog.pipelines.sinks.parquet import parquet
+
+
+class Target:
+    """One kind of sink in a directory: how to open it, and how to read it without it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "target"
+
+    def open(self, query: str = "query-1", mode: str = "append") -> Any:
+        raise NotImplementedError
+
+    def ids(self) -> list[int]:
+        raise NotImplementedError
+
+
+class DeltaTarget(Target):
+    def open(self, query: str = "query-1", mode: str = "append") -> Any:
+        return opened(delta(str(self.path)), None, mode, query)
+
+    def ids(self) -> list[int]:
+        ids = sorted(DeltaTable(self.path).to_pyarrow_table().column("id").to_pylist())
+        listed = ", ".join(f"'{uri}'" for uri in DeltaTable(self.path).file_uris())
+        assert not listed or ids == sorted(
+            row[0] for row in duckdb.sql(f"select id from read_parquet([{listed}])").fetchall()
+        )
+        return ids
+
+
+class IcebergTarget(Target):
+    @property
+    def catalog(self) -> dict[str, str]:
+        self.path.mkdir(exist_ok=True)
+        return {"type": "sql", "uri": f"sqlite:///{self.path}/catalog.db", "warehouse": f"file://{self.path}"}
+
+    def open(self, query: str = "query-1", mode: str = "append") -> Any:
+        return opened(iceberg("lake.rows", catalog=self.catalog), None, mode, query)
+
+    def ids(self) -> list[int]:
+        table = load_catalog(list(self.catalog.items()), "test").load_table("lake.rows")
+        ids = sorted(table.scan().to_arrow().column("id").to_pylist())
+        paths = [task.file.file_path.removeprefix("file://") for task in table.scan().plan_files()]
+        listed = ", ".join(f"'{path}'" for path in paths)
+        assert not listed or ids == sorted(
+            row[0] for row in duckdb.sql(f"select id from read_parquet([{listed}])").fetchall()
+        )
+        return ids
+
+
+class ParquetTarget(Target):
+    def open(self, query: str = "query-1", mode: str = "append") -> Any:
+        return opened(parquet(str(self.path)), None, mode, query)
+
+    def ids(self) -> list[int]:
+        """Read by readers that know nothing of the sink: they list the directory."""
+        arrow = sorted(ds.dataset(self.path, format="parquet").to_table().column("id").to_pylist())
+        found = duckdb.sql(f"select id from read_parquet('{self.path}/**/*.parquet')").fetchall()
+        assert sorted(row[0] for row in found) == arrow
+        return arrow
+
+
+TARGETS = [DeltaTarget, IcebergTarget, ParquetTarget]
+
+
+@pytest.fixture(params=TARGETS, ids=lambda kind: kind.__name__)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    kind: type[Target] = request.param
+    return kind(tmp_path)
+
+
+def test_a_micro_batch_is_written_once(target: Target) -> None:
+    sink = target.open()
+    sink.write(Rows.numbers(0, 50), 0)
+    sink.write(Rows.numbers(0, 50), 0)
+    sink.write(Rows.numbers(50, 80), 1)
+    target.open().write(Rows.numbers(50, 80), 1)
+    target.open().write(Rows.numbers(80, 80), 2)
+    assert target.ids() == list(range(80))
+    target.open(query="query-2").write(Rows.numbers(80, 90), 0)
+    assert target.ids() == list(range(90))
+
+
+CRASHES = [
+    (DeltaTarget, OpenedDelta, "_add_files", False, 10),
+    (DeltaTarget, OpenedDelta, "_add_files", True, 30),
+    (DeltaTarget, OpenedDelta, "_commit", False, 10),
+    (IcebergTarget, OpenedIceberg, "_change", False, 10),
+    (IcebergTarget, OpenedIceberg, "_change", True, 10),
+    (IcebergTarget, OpenedIceberg, "_commit", False, 10),
+    (IcebergTarget, OpenedIceberg, "_commit", True, 30),
+    (ParquetTarget, DirectoryTarget, "commit", False, 10),
+    (ParquetTarget, DirectoryTarget, "_decide", False, 10),
+    (ParquetTarget, DirectoryTarget, "_decide", True, 10),
+    (ParquetTarget, DirectoryTarget, "_remove_attempts", False, 30),
+    (ParquetTarget, DirectoryTarget, "_remove_attempts", True, 30),
+]
+
+
+@pytest.mark.parametrize(("kind", "owner", "name", "after", "visible"), CRASHES)
+def test_after_a_crash(
+    kind: type[Target], owner: type, name: str, after: bool, visible: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    target = kind(tmp_path)
+    sink = target.open()
+    sink.write(Rows.numbers(0, 10), 0)
+    with crash_at(monkeypatch, owner, name, after), pytest.raises(PlantedError):
+        sink.write(Rows.numbers(10, 30), 1)
+    assert target.ids() == list(range(visible))
+    target.open().write(Rows.numbers(10, 30, tasks=3), 1)
+    target.open().write(Rows.numbers(30, 35), 2)
+    assert target.ids() == list(range(35))
+
+
+def test_files_of_a_crash_are_unreferenced_until_vacuum(tmp_path: Path, monkeypatch: Any) -> None:
+    target = DeltaTarget(tmp_path)
+    sink = target.open()
+    sink.write(Rows.numbers(0, 10), 0)
+    with crash_at(monkeypatch, OpenedDelta, "_commit"), pytest.raises(PlantedError):
+        sink.write(Rows.numbers(10, 30), 1)
+    table = DeltaTable(target.path)
+    assert len(table.vacuum(0, enforce_retention_duration=False, full=True)) == 2
+    assert target.ids() == list(range(10))
+
+
+def test_a_crash_between_two_renames(tmp_path: Path, monkeypatch: Any) -> None:
+    target = ParquetTarget(tmp_path)
+    real = Path.rename
+    renamed: list[Path] = []
+
+    def fail_at_second(self: Path, name: Path) -> Path:
+        if renamed:
+            raise PlantedError("rename")
+        renamed.append(name)
+        return real(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail_at_second)
+        with pytest.raises(PlantedError):
+            target.open().write(Rows.numbers(0, 30), 0)
+    assert target.ids() == list(range(15))
+    target.open().write(Rows.numbers(0, 30, tasks=5), 0)
+    assert target.ids() == list(range(30))
+    assert not list((target.path / "_tidelog/staged").iterdir())
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_two_drivers_of_one_query(kind: type[Target], tmp_path: Path, monkeypatch: Any) -> None:
+    """Both have written their files, and neither has found the micro-batch written, when the first one commits."""
+    owners = {DeltaTarget: OpenedDelta, IcebergTarget: OpenedIceberg, ParquetTarget: DirectoryTarget}
+    names = {DeltaTarget: "_add_files", IcebergTarget: "_change", ParquetTarget: "commit"}
+    owner, name = owners[kind], names[kind]
+    target = kind(tmp_path)
+    first, second = target.open(), target.open()
+    first.write(Rows.numbers(0, 10), 0)
+    second.write(Rows.numbers(0, 10), 0)
+    real: Callable[..., None] = getattr(owner, name)
+    overtaken: list[int] = []
+
+    def after_the_first(self: Any, *arguments: Any) -> None:
+        if not overtaken:
+            overtaken.append(1)
+            first.write(Rows.numbers(10, 20, tasks=3), 1)
+        real(self, *arguments)
+
+    monkeypatch.setattr(owner, name, after_the_first)
+    second.write(Rows.numbers(10, 20), 1)
+    assert overtaken
+    assert target.ids() == list(range(20))
+
+
+@pytest.mark.parametrize("kind", [DeltaTarget, IcebergTarget])
+def test_with_another_writer(kind: type[Target], tmp_path: Path) -> None:
+    """Another query commits all the time. Both queries' rows are there once."""
+    target = kind(tmp_path)
+    sink, other = target.open(), target.open(query="query-2")
+    sink.write(Rows.numbers(0, 10), 0)
+    failures: list[BaseException] = []
+
+    def write_others() -> None:
+        try:
+            for batch in range(8):
+                other.write(Rows.numbers(1000 + batch, 1001 + batch), batch)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=write_others)
+    thread.start()
+    for batch in range(1, 9):
+        sink.write(Rows.numbers(10 * batch, 10 * batch + 10), batch)
+    thread.join()
+    assert not failures
+    assert target.ids() == [*range(90), *range(1000, 1008)]
+
+
+def keyed(*rows: tuple[str | None, int, str, bool]) -> Rows:
+    countries, ids, names, deleted = zip(*rows, strict=True)
+    columns = {"country": pa.array(countries, pa.string()), "id": pa.array(ids, pa.int64())}
+    return Rows(pa.table(columns | {"name": pa.array(names), DELETED: pa.array(deleted)}))
+
+
+def test_delta_merges_once_with_another_writer(tmp_path: Path, monkeypatch: Any) -> None:
+    """The rows are prepared as KeyedRows prepares them; tests/spark shows this preparation."""
+    monkeypatch.setattr("tidelog.pipelines.sinks.keyed_rows.KeyedRows.prepare", lambda self, batch, sink: batch)
+    path = tmp_path / "t"
+    sink = opened(delta(str(path), key=["country", "id"]), None, "update")
+    sink.write(keyed(("FR", 1, "a", False), ("DE", 1, "b", False), (None, 7, "n", False)), 0)
+    change = keyed(("FR", 1, "a", True), ("DE", 1, "c", False), ("DE", 9, "x", True), (None, 7, "m", False))
+    with crash_at(monkeypatch, OpenedDelta, "_commit"), pytest.raises(PlantedError):
+        sink.write(change, 1)
+    import tidelog.pipelines.sinks.delta_merge as module
+
+    real = module.merge
+    interruptions: list[int] = []
+
+    def after_another(*arguments: Any) -> None:
+        if not interruptions:
+            interruptions.append(1)
+            rows = pa.table({"country": ["DE"], "id": [1], "name": ["other"]})
+            write_deltalake(path, rows, mode="overwrite")
+        real(*arguments)
+
+    monkeypatch.setattr(module, "merge", after_another)
+    sink.write(change, 1)
+    sink.write(change, 1)
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert interruptions
+    assert sorted((row["country"] or "", row["id"], row["name"]) for row in rows) == [("", 7, "m"), ("DE", 1, "c")]
+
+
+@pytest.mark.parametrize("kind", [DeltaTarget, IcebergTarget])
+def test_complete_replaces_all_rows(kind: type[Target], tmp_path: Path) -> None:
+    target = kind(tmp_path)
+    sink = target.open(mode="complete")
+    sink.write(Rows.numbers(0, 10), 0)
+    sink.write(Rows.numbers(5, 20), 1)
+    sink.write(Rows.numbers(0, 10), 0)
+    assert target.ids() == list(range(5, 20))
+    sink.write(Rows.numbers(0, 0), 2)
+    assert target.ids() == []
+    with pytest.raises(PipelineError, match="the output mode update needs"):
+        target.open(mode="update")
