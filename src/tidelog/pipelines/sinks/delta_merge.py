@@ -20,7 +20,7 @@ def changes_of(rows: "DataFrame") -> "pa.Table":
     """Return the rows, which include the column DELETED, in the driver's memory."""
     import pyarrow as pa
 
-    from tidelog.pipelines.sinks.written_files import in_utc
+    from tidelog.pipelines.sinks.arrow_types import in_utc
 
     table = rows.toArrow()
     batches = [in_utc(batch) for batch in table.to_batches()]

@@ -25,9 +25,8 @@ WIDER = {
 def stored_schema(rows: "DataFrame", sink: str) -> "pa.Schema":
     """Return the Arrow schema of the columns to store. Raises PipelineError for a type that Delta does not have."""
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
 
-    from tidelog.pipelines.sinks.written_files import utc_type
+    from tidelog.pipelines.sinks.arrow_types import arrow_schema, utc_type
 
     stored = rows.drop(DELETED).schema
     for column in stored:
@@ -38,7 +37,7 @@ def stored_schema(rows: "DataFrame", sink: str) -> "pa.Schema":
         if name.lower() in seen:
             raise PipelineError(f"{sink}: the columns {seen[name.lower()]} and {name} differ only in case: rename one")
         seen[name.lower()] = name
-    schema = to_arrow_schema(stored)
+    schema = arrow_schema(stored)
     return pa.schema([field.with_type(utc_type(field.type)).with_nullable(True) for field in schema])
 
 

@@ -104,10 +104,10 @@ class Sql:
     def engine(self) -> "Engine":
         """Return a new engine. Raises PipelineError if the URL is wrong or the database's driver is not installed."""
         sqlalchemy = load("sqlalchemy", "sql()", "sql")
+        # A connection for each transaction: no connection is left over in a task or after a failure.
+        arguments = {"hide_parameters": True, "poolclass": sqlalchemy.pool.NullPool, **self.options}
         try:
-            engine: Engine = sqlalchemy.create_engine(
-                self.url, **{"hide_parameters": True, "pool_pre_ping": True, **self.options}
-            )
+            engine: Engine = sqlalchemy.create_engine(self.url, **arguments)
         except ImportError as error:
             raise PipelineError(f"{self.describe()}: {error}: run pip install 'tidelog[sql]'") from error
         except sqlalchemy.exc.ArgumentError as error:
@@ -172,7 +172,9 @@ class OpenedSql:
             connection.execute(table.delete())
         key = self._sink.keyed.key if self._sink.keyed else ()
         names = [name for name in rows.columns if name != DELETED]
-        convert = converters([column for column in rows.schema if column.name in names], self._engine.dialect.name)
+        convert = converters(
+            [column for column in rows.schema if column.name in names], table, self._engine.dialect.name
+        )
         insert = insert_statement(self._engine.dialect.name, table, names, key)
         remove = delete_statement(table, key) if key else None
         for chunk in in_chunks(rows.toLocalIterator(prefetchPartitions=True)):

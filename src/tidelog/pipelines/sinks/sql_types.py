@@ -167,12 +167,18 @@ def delete_statement(table: "Table", key: Sequence[str]) -> "Delete":
     return table.delete().where(*[table.c[name] == sa.bindparam(f"key_{name}") for name in key])
 
 
-def converters(columns: "Iterable[StructField]", dialect: str) -> Mapping[str, Callable[[Any], Any]]:
+def converters(columns: "Iterable[StructField]", table: "Table", dialect: str) -> Mapping[str, Callable[[Any], Any]]:
     """Return the function for each column that turns a value of Spark's Row into a value for the database."""
-    return {column.name: _converter(column.dataType, dialect) for column in columns}
+    import sqlalchemy as sa
+
+    return {
+        # The JSON of MariaDB is a text.
+        column.name: _converter(column.dataType, isinstance(table.c[column.name].type, sa.JSON), dialect)
+        for column in columns
+    }
 
 
-def _converter(data_type: "DataType", dialect: str) -> Callable[[Any], Any]:
+def _converter(data_type: "DataType", is_json: bool, dialect: str) -> Callable[[Any], Any]:
     name = data_type.typeName()
     if name == "binary":
         return lambda value: None if value is None else bytes(value)
@@ -182,7 +188,8 @@ def _converter(data_type: "DataType", dialect: str) -> Callable[[Any], Any]:
             return lambda value: None if value is None else value.astimezone(UTC)
         return lambda value: None if value is None else value.astimezone(UTC).replace(tzinfo=None)
     if name in {"array", "map", "struct"}:
-        return lambda value: None if value is None else json.loads(json.dumps(_plain(value), default=_text))
+        decode = json.loads if is_json else str
+        return lambda value: None if value is None else decode(json.dumps(_plain(value), default=_text))
     if name == "decimal" and dialect == "sqlite":
         precision = getattr(data_type, "precision", 10)
         return lambda value: value if value is None or precision <= SQLITE_DIGITS else format(value, "f")

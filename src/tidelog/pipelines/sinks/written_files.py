@@ -15,6 +15,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.arrow_types import in_utc
 from tidelog.pipelines.sinks.stores import Store
 
 if TYPE_CHECKING:
@@ -186,35 +187,6 @@ class _FileWriter:
             self._stream.write("".join(f"{line}\n" for line in rows.column(0).to_pylist()).encode())
         self._rows += rows.num_rows
         self._pending, self._pending_bytes = [], 0
-
-
-def in_utc(batch: "pa.RecordBatch") -> "pa.RecordBatch":
-    """Return the same rows with UTC as the time zone of all timestamps. Spark names the time zone of the session."""
-    import pyarrow as pa
-
-    fields = [field.with_type(utc_type(field.type)).with_nullable(True) for field in batch.schema]
-    schema = pa.schema(fields)
-    if schema == batch.schema:
-        return batch
-    columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def utc_type(data_type: "pa.DataType") -> "pa.DataType":
-    import pyarrow as pa
-
-    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
-        return pa.timestamp("us", "UTC")
-    if pa.types.is_list(data_type):
-        return pa.list_(data_type.value_field.with_type(utc_type(data_type.value_type)))
-    if pa.types.is_map(data_type):
-        return pa.map_(
-            data_type.key_field.with_type(utc_type(data_type.key_type)),
-            data_type.item_field.with_type(utc_type(data_type.item_type)),
-        )
-    if pa.types.is_struct(data_type):
-        return pa.struct([child.with_type(utc_type(child.type)) for child in data_type])
-    return data_type
 
 
 def split(rows: "pa.Table", names: tuple[str, ...]) -> "Iterator[tuple[tuple[str | None, ...], pa.Table]]":

@@ -151,10 +151,10 @@ class DeltaReader(DataSourceReader):
     """Reads the newest version of a table."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
+        from tidelog.pipelines.sinks.arrow_types import arrow_schema
 
         self._log = DeltaLog(options)
-        self._schema = to_arrow_schema(schema)
+        self._schema = arrow_schema(schema)
 
     def partitions(self) -> list[InputPartition]:
         return list(self._log.files(self._log.table().version()))
@@ -168,10 +168,10 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what is appended to a table."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
+        from tidelog.pipelines.sinks.arrow_types import arrow_schema
 
         self._log = DeltaLog(options)
-        self._schema = to_arrow_schema(schema)
+        self._schema = arrow_schema(schema)
         self._begin = json.loads(options["begin"])
         self._begin_is_version = options["beginIsVersion"] == "True"
         self._target: int | None = None

@@ -189,10 +189,10 @@ class _FileRows:
     """Reads the rows of files, on the executors. Columns are found by their names."""
 
     def __init__(self, log: IcebergLog, schema: StructType) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
+        from tidelog.pipelines.sinks.arrow_types import arrow_schema
 
         table = log.table()
-        self._schema = to_arrow_schema(schema)
+        self._schema = arrow_schema(schema)
         self._properties = dict(table.io.properties)
         self._location = table.location()
 

@@ -1,7 +1,7 @@
 """Reads a table of a database, and in a stream the rows that are new since the last micro-batch.
 
-The position of a stream is a value of one column: a number that grows with each new row (`incrementing`), or the time of
-the last change of a row (`timestamp`). A micro-batch reads the rows whose values are greater than its start and not
+The position of a stream is a value of one column: a number that grows with each new row (`incrementing`), or the time
+of the last change of a row (`timestamp`). A micro-batch reads the rows whose values are greater than its start and not
 greater than its end, in one task.
 """
 
@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from tidelog.pipelines.declarations import PipelineError, SourceContext
 
@@ -83,7 +95,7 @@ class SqlDataSource(DataSource):
         table = TableReader(self.options).table
         schema = StructType()
         for column in table.columns:
-            schema = schema.add(column.name, spark_type(column), True)
+            schema = schema.add(column.name, _spark_data_type(spark_type(column)), True)
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -283,6 +295,16 @@ OPTION_NAMES = (
 )  # fmt: skip
 """Options that the executors need."""
 MANY_ROWS = 2**62
+SPARK_TYPES: dict[str, DataType] = {
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "double": DoubleType(),
+    "timestamp": TimestampType(),
+    "date": DateType(),
+    "binary": BinaryType(),
+    "string": StringType(),
+}
 
 
 def spark_type(column: "Column[Any]") -> str:
@@ -312,6 +334,12 @@ def spark_type(column: "Column[Any]") -> str:
     if isinstance(kind, sa.LargeBinary | sa.types._Binary):
         return "binary"
     return "string"
+
+
+def _spark_data_type(name: str) -> DataType:
+    if found := re.fullmatch(r"decimal\((\d+),(\d+)\)", name):
+        return DecimalType(int(found[1]), int(found[2]))
+    return SPARK_TYPES[name]
 
 
 def _to_spark(column: "Column[Any]") -> Any:

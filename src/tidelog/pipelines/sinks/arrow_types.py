@@ -1,0 +1,47 @@
+"""Arrow types of the columns of Spark. All timestamps with a time zone are in UTC."""
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+def arrow_schema(schema: "StructType") -> "pa.Schema":
+    """Return the Arrow schema in which Spark expects rows with these columns."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    options: dict[str, Any] = {}
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:  # from PySpark 4.3 on
+        options["timezone"] = "UTC"
+    return to_arrow_schema(schema, **options)
+
+
+def in_utc(batch: "pa.RecordBatch") -> "pa.RecordBatch":
+    """Return the same rows with UTC as the time zone of all timestamps. Spark names the time zone of the session."""
+    import pyarrow as pa
+
+    fields = [field.with_type(utc_type(field.type)).with_nullable(True) for field in batch.schema]
+    schema = pa.schema(fields)
+    if schema == batch.schema:
+        return batch
+    columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def utc_type(data_type: "pa.DataType") -> "pa.DataType":
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        return pa.timestamp("us", "UTC")
+    if pa.types.is_list(data_type):
+        return pa.list_(data_type.value_field.with_type(utc_type(data_type.value_type)))
+    if pa.types.is_map(data_type):
+        return pa.map_(
+            data_type.key_field.with_type(utc_type(data_type.key_type)),
+            data_type.item_field.with_type(utc_type(data_type.item_type)),
+        )
+    if pa.types.is_struct(data_type):
+        return pa.struct([child.with_type(utc_type(child.type)) for child in data_type])
+    return data_type

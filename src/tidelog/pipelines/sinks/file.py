@@ -1,0 +1,120 @@
+"""`file()`: files of lines, JSON or CSV in a directory, as the sink or the source of a pipeline."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.sinks.directory import DirectoryTarget
+from tidelog.pipelines.sinks.extras import load
+from tidelog.pipelines.sinks.parquet import OpenedDirectory
+from tidelog.pipelines.sinks.stores import is_url, local_path
+from tidelog.pipelines.sinks.written_files import Layout
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SUFFIXES = {"lines": ".txt", "json": ".json", "csv": ".csv"}
+"""Formats, and the ends of the names of files."""
+SPARK_FORMATS = {"lines": "text", "json": "json", "csv": "csv"}
+
+
+def file(
+    path: str,
+    *,
+    format: str = "lines",
+    schema: str | None = None,
+    tail: bool = False,
+    files: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> "File":
+    """Return the files at `path`: a directory or, for a source, also a file or a pattern such as `/var/log/app/*.log`.
+
+    `format` is `lines`, `json` (one object in each line) or `csv`. `options` are those of Spark's format of this name.
+
+    As a sink: rows are appended in new files, as `parquet()` does it. For `lines`, the rows have one column of texts.
+    `files` is the number of files of a micro-batch; without it, each task writes its own.
+
+    As a source: each file is read once, so it must be complete when it appears, by a rename. With `tail`, files of
+    lines are read while other programs append to them; the columns are then `value`, `path` and `position`. `schema`
+    names the columns of JSON and CSV files; without it, they are inferred from the files that exist when the pipeline
+    starts.
+    """
+    if format not in SUFFIXES:
+        raise PipelineError(f"file {path}: the format {format!r} is not one of {', '.join(SUFFIXES)}")
+    if tail and format != "lines":
+        raise PipelineError(f"file {path}: tail reads lines: parse the column value in the pipeline")
+    if files is not None and files < 1:
+        raise PipelineError(f"file {path}: files is {files}, and must be at least 1")
+    location = path if is_url(path) else local_path(path)
+    return File(location, format, schema, tail, files, tuple(sorted((options or {}).items())))
+
+
+@dataclass(frozen=True)
+class File:
+    """Files in a directory: a sink and a source."""
+
+    location: str
+    format: str
+    schema: str | None
+    tail: bool
+    files: int | None
+    options: tuple[tuple[str, str], ...]
+
+    def describe(self) -> str:
+        return f"file {self.location}"
+
+    def open(self, context: SinkContext) -> Opened:
+        load("pyarrow", "file()", "spark")
+        if is_url(self.location):
+            raise PipelineError(
+                f"{self.describe()}: an object store cannot rename files in one step: use delta() or iceberg()"
+            )
+        if context.output_mode != "append":
+            raise PipelineError(f"{self.describe()}: the output mode {context.output_mode} needs delta() or sql()")
+        target = DirectoryTarget(Path(self.location), context.query, SUFFIXES[self.format])
+        return OpenedFiles(self, OpenedDirectory(target, Layout(suffix=".staged", encoding="lines"), self.files))
+
+    def load(self, context: SourceContext) -> "DataFrame":
+        if self.tail and context.is_streaming:
+            from tidelog.pipelines.sources.tail import load_tail
+
+            return load_tail(self.location, context)
+        from tidelog.pipelines.sources.files import load_files
+
+        frame = load_files(context, SPARK_FORMATS[self.format], self.location, self.schema, dict(self.options))
+        if self.tail:  # a sample has the columns of the stream
+            return frame.selectExpr("value", "_metadata.file_path as path", "cast(null as bigint) as position")
+        return frame
+
+
+@dataclass(frozen=True)
+class OpenedFiles:
+    """Files of lines that are open for one query."""
+
+    sink: File
+    directory: OpenedDirectory
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        from pyspark.sql import functions
+
+        sink, options = self.sink, dict(self.sink.options)
+        directory = self.directory
+        if sink.format == "lines":
+            types = [column.dataType.simpleString() for column in batch.schema]
+            if types != ["string"]:
+                raise PipelineError(f"{sink.describe()}: files of lines need one column of type string, not {types}")
+            lines = batch
+        elif sink.format == "json":
+            lines = batch.select(functions.to_json(functions.struct("*"), options).alias("line"))
+        else:
+            lines = batch.select(functions.to_csv(functions.struct("*"), options).alias("line"))
+            if options.get("header", "false").lower() == "true":
+                header = options.get("sep", ",").join(batch.columns)
+                layout = Layout(suffix=".staged", encoding="lines", header=header)
+                directory = OpenedDirectory(directory.target, layout, directory.files)
+        directory.write(lines, batch_id)
+
+    def close(self) -> None:
+        self.directory.close()

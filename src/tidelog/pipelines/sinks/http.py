@@ -1,0 +1,204 @@
+"""`http()`: an HTTP endpoint with JSON as the sink or the source of a pipeline.
+
+The sink is at least once: an endpoint may have received a request whose answer was lost. Each request has the header
+`Idempotency-Key`, and a repeated micro-batch sends the same bodies with the same keys, so that an endpoint that
+remembers the keys handles each row once. The executors send, each its own part of the rows.
+"""
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+"""Answers after which a request is repeated. With 409, some endpoints say that a request with this key still runs."""
+ANSWER_SHOWN_MAX = 200
+"""Number of bytes of an answer that an error message contains."""
+ANSWER_BYTES_MAX = 64 << 20
+"""Largest answer of an endpoint that is read, in bytes."""
+BACKOFF_MAX_S = 10.0
+
+
+def http(
+    url: str,
+    *,
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+    rows_per_request: int = 100,
+    requests_at_once: int = 2,
+    attempts: int = 8,
+    timeout_s: float = 30.0,
+    records: str = "",
+    cursor: str | None = None,
+    cursor_field: str | None = None,
+    parameter: str = "cursor",
+    interval: str = "5 seconds",
+    staging: str | None = None,
+    schema: str | None = None,
+) -> "Http":
+    """Return the endpoint at `url`.
+
+    As a sink: requests with `method` have a JSON array of up to `rows_per_request` rows as their body, or with 1 the
+    object of one row. A failed request is repeated up to `attempts` times with growing pauses.
+
+    As a source of a stream: every `interval`, GET requests read pages of JSON until a page has no records. `records` is
+    the field of the answer with the list of records, with dots for nested fields; without it, the answer is the list.
+    The query parameter `parameter` of a request says where the page begins: the field `cursor` of the previous answer,
+    or the field `cursor_field` of the last record, or without both the number of records so far. Pages are stored in
+    the directory `staging` before they are processed, so that a micro-batch can be repeated. `schema` names the
+    columns of the records; without it, the only column is `value`, the JSON text.
+    """
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise PipelineError(f"http: the URL {url!r} does not begin with http:// or https://")
+    if rows_per_request < 1 or requests_at_once < 1 or attempts < 1:
+        raise PipelineError("http: rows_per_request, requests_at_once and attempts must be at least 1")
+    request = Request(url, method, tuple((headers or {}).items()), attempts, timeout_s)
+    paging = Paging(records, cursor, cursor_field, parameter)
+    return Http(request, rows_per_request, requests_at_once, paging, interval, staging, schema)
+
+
+@dataclass(frozen=True)
+class Request:
+    """How requests are sent. Headers may contain secrets and are never printed."""
+
+    url: str
+    method: str
+    headers: tuple[tuple[str, str], ...]
+    attempts: int
+    timeout_s: float
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its user, password and parameters."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]
+        return f"{parts.scheme}://{host}{parts.path}"
+
+    def send(self, url: str, method: str, body: bytes | None, headers: Mapping[str, str]) -> bytes:
+        """Send one request, repeat it after failures that may pass, and return the answer.
+
+        Raises PipelineError with the last failure.
+        """
+        failure = ""
+        for attempt in range(self.attempts):
+            if attempt:
+                time.sleep(min(BACKOFF_MAX_S, 0.1 * 2**attempt))
+            request = urllib.request.Request(  # noqa: S310  # http() checks the scheme
+                url, body, dict(self.headers) | dict(headers), method=method
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:  # noqa: S310
+                    content: bytes = answer.read(ANSWER_BYTES_MAX + 1)
+                if len(content) > ANSWER_BYTES_MAX:
+                    raise PipelineError(f"http {self.shown_url}: the answer is longer than {ANSWER_BYTES_MAX} bytes")
+                return content
+            except urllib.error.HTTPError as error:
+                shown = error.read(ANSWER_SHOWN_MAX).decode("utf-8", "replace")
+                failure = f"status {error.code} {error.reason}: {shown}"
+                error.close()
+                if error.code not in RETRIED_STATUS:
+                    break
+            except (OSError, urllib.error.URLError) as error:
+                failure = str(getattr(error, "reason", error))
+        raise PipelineError(f"http {self.shown_url}: {method} failed after {attempt + 1} attempts: {failure}")
+
+
+@dataclass(frozen=True)
+class Paging:
+    """How a source finds the records of an answer and the next page."""
+
+    records: str
+    cursor: str | None
+    cursor_field: str | None
+    parameter: str
+
+
+@dataclass(frozen=True)
+class Http:
+    """An HTTP endpoint: a sink and a source."""
+
+    request: Request
+    rows_per_request: int
+    requests_at_once: int
+    paging: Paging
+    interval: str
+    staging: str | None
+    schema: str | None
+
+    def __repr__(self) -> str:
+        return f"http({self.request.shown_url!r})"
+
+    def describe(self) -> str:
+        return f"http {self.request.shown_url}"
+
+    def open(self, context: SinkContext) -> Opened:
+        if context.output_mode == "complete":
+            raise PipelineError(f"{self.describe()}: the output mode complete needs delta(), iceberg() or sql()")
+        return OpenedHttp(self, context.query)
+
+    def load(self, context: SourceContext) -> "DataFrame":
+        from tidelog.pipelines.sources.http import load_http
+
+        return load_http(self, context)
+
+
+@dataclass(frozen=True)
+class OpenedHttp:
+    """An endpoint that is open for one query."""
+
+    sink: Http
+    query: str
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        from pyspark.sql import functions
+
+        bodies = batch.select(functions.to_json(functions.struct("*")).alias("body"))
+        # The division into requests depends only on the rows, so a repeated micro-batch has the same requests.
+        ordered = bodies.repartition(self.sink.requests_at_once, "body").sortWithinPartitions("body")
+        request, rows_per_request, prefix = self.sink.request, self.sink.rows_per_request, f"{self.query}-{batch_id}"
+
+        def send(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            part = context.partitionId() if context is not None else 0
+            return send_rows(batches, request, rows_per_request, f"{prefix}-{part}")
+
+        ordered.mapInArrow(send, "requests long").collect()
+
+    def close(self) -> None:
+        pass
+
+
+def send_rows(
+    batches: "Iterator[pa.RecordBatch]", request: Request, rows_per_request: int, key: str
+) -> "Iterator[pa.RecordBatch]":
+    """Send the rows of one task, which are JSON texts. Request number n has the idempotency key `key`-n."""
+    import pyarrow as pa
+
+    waiting: list[str] = []
+    number = 0
+    for row in (text for batch in batches for text in batch.column(0).to_pylist()):
+        waiting.append(row)
+        if len(waiting) == rows_per_request:
+            post(request, waiting, rows_per_request == 1, f"{key}-{number}")
+            waiting, number = [], number + 1
+    if waiting:
+        post(request, waiting, False, f"{key}-{number}")
+        number += 1
+    yield pa.RecordBatch.from_pydict({"requests": pa.array([number], pa.int64())})
+
+
+def post(request: Request, rows: list[str], is_single: bool, key: str) -> None:
+    body = rows[0] if is_single else f"[{','.join(rows)}]"
+    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    request.send(request.url, request.method, body.encode(), headers)

@@ -1,0 +1,253 @@
+"""Polls an HTTP endpoint for pages of JSON records.
+
+An endpoint cannot be asked to repeat an old answer. So each page is stored in the staging directory, together with the
+place of the next page, before it becomes part of a micro-batch. The position of a stream is the number of stored
+pages. A page is removed after the micro-batch after it was completed.
+"""
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.sinks.http import Http, Paging, Request
+from tidelog.pipelines.sinks.stores import local_path, sync_directory
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NO_PAGE: dict[str, Any] = {"cursor": None, "known": 0, "records_before": 0, "records": []}
+"""The state before the first page. `known` is the number of records at the beginning of the page at `cursor` that were
+stored already, and `records_before` the number of records of earlier pages."""
+PAGES_MAX = 100
+"""Upper bound on the pages of one micro-batch."""
+
+
+def load_http(source: Http, context: SourceContext) -> "DataFrame":
+    from pyspark.sql import functions
+
+    from tidelog.pipelines.sources.sql import seconds
+
+    spark = context.spark
+    if context.begin not in {None, "earliest"}:
+        raise PipelineError(f"{source.describe()}: a stream begins with the first page of the endpoint")
+    if not context.is_streaming:
+        page = Endpoint(source.request, source.paging).page(None, 0)
+        rows = page.records if context.rows_max is None else page.records[: context.rows_max]
+        frame = spark.createDataFrame([(row,) for row in rows], "value string")
+    else:
+        if source.staging is None:
+            raise PipelineError(
+                f"{source.describe()}: a stream stores the pages that it reads: name a directory for them, as in "
+                "http(..., staging='pages')"
+            )
+        spark.dataSource.register(HttpDataSource)
+        options = {
+            "secretRequest": json.dumps(vars(source.request)),  # Spark hides the values of options with such names
+            "paging": json.dumps(vars(source.paging)),
+            "staging": local_path(source.staging),
+            "intervalS": str(seconds(source.interval, source.describe())),
+        }
+        frame = spark.readStream.format(HttpDataSource.name()).options(**options).load()
+    if source.schema is None:
+        return frame
+    return frame.select(functions.from_json("value", source.schema).alias("record")).select("record.*")
+
+
+@dataclass(frozen=True)
+class Page:
+    records: list[str]
+    """As JSON texts."""
+    cursor: Any
+    """Where the next page begins; None if the answer does not say so."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The endpoint, asked page by page."""
+
+    request: Request
+    paging: Paging
+
+    def page(self, cursor: Any, records_before: int) -> Page:
+        """Return the page at `cursor`, which is None for the first page. Raises PipelineError if the answer is
+        wrong."""
+        place = f"http {self.request.shown_url}"
+        paging = self.paging
+        if paging.cursor is None and paging.cursor_field is None:
+            cursor = records_before
+        parts = urlsplit(self.request.url)
+        query = parts.query
+        if cursor is not None:
+            query = f"{query}&{urlencode({paging.parameter: cursor})}".lstrip("&")
+        url = urlunsplit(parts._replace(query=query))
+        content = self.request.send(url, "GET", None, {"Accept": "application/json"})
+        try:
+            answer = json.loads(content)
+        except ValueError as error:
+            raise PipelineError(f"{place}: the answer is not JSON: {error}") from error
+        records = nested(answer, paging.records) if paging.records else answer
+        if not isinstance(records, list):
+            where = f"the field {paging.records} of the answer" if paging.records else "the answer"
+            raise PipelineError(f"{place}: {where} is not a list: name the list in http(..., records='...')")
+        following = None
+        if paging.cursor is not None:
+            following = nested(answer, paging.cursor)
+        elif paging.cursor_field is not None and records:
+            following = nested(records[-1], paging.cursor_field)
+            if following is None:
+                raise PipelineError(f"{place}: the last record has no field {paging.cursor_field}")
+        return Page([json.dumps(record, ensure_ascii=False) for record in records], following)
+
+
+def nested(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+class Staging:
+    """The stored pages of one stream. Their numbers begin with 1."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def last(self) -> int:
+        """Return the number of the newest page, or 0 if there is none."""
+        return max((int(path.stem) for path in self._directory.glob("*.json")), default=0)
+
+    def load(self, number: int) -> dict[str, Any]:
+        try:
+            page: dict[str, Any] = json.loads(self._path(number).read_text())
+        except FileNotFoundError:
+            raise PipelineError(
+                f"{self._directory}: page {number} is missing, so the micro-batch cannot be repeated: the directory "
+                "belongs to the checkpoint of the pipeline, and both are removed together"
+            ) from None
+        return page
+
+    def add(self, number: int, page: dict[str, Any]) -> bool:
+        """Store a page. Return False, and change nothing, if another process has stored this page."""
+        temporary = self._directory / f"{uuid.uuid4().hex}.tmp"
+        try:
+            with open(temporary, "x") as stream:
+                json.dump(page, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            try:
+                self._path(number).hardlink_to(temporary)
+            except FileExistsError:
+                return False
+        finally:
+            temporary.unlink()
+        sync_directory(self._directory)
+        return True
+
+    def remove_before(self, number: int) -> None:
+        for path in self._directory.glob("*.json"):
+            if int(path.stem) < number:
+                path.unlink(missing_ok=True)
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"{number:012}.json"
+
+
+@dataclass(frozen=True)
+class Records(InputPartition):
+    """The records of stored pages. The executors get them from the driver and need no access to the directory."""
+
+    texts: list[str]
+
+
+class HttpDataSource(DataSource):
+    """The class behind `format("tidelog-http")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidelog-http"
+
+    def schema(self) -> StructType:
+        return StructType().add("value", "string")
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return HttpStreamReader(self.options)
+
+
+class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the records of an endpoint page by page."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        request = json.loads(options["secretRequest"])
+        request["headers"] = tuple((name, value) for name, value in request["headers"])
+        self._endpoint = Endpoint(Request(**request), Paging(**json.loads(options["paging"])))
+        self._staging = Staging(Path(options["staging"]))
+        self._interval_s = float(options["intervalS"])
+        self._polled_at_s = float("-inf")
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"page": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Store all pages that the endpoint has now: the query ends with the last one."""
+        while self._poll(PAGES_MAX) == PAGES_MAX:
+            pass
+        self._target = self._staging.last()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        last = self._target
+        if last is None:
+            is_due = time.monotonic() - self._polled_at_s >= self._interval_s
+            if is_due and self._poll(PAGES_MAX) < PAGES_MAX:
+                self._polled_at_s = time.monotonic()
+            last = self._staging.last()
+        return {"page": max(start["page"], min(last, start["page"] + PAGES_MAX))}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        pages = range(start["page"] + 1, end["page"] + 1)
+        return [Records(self._staging.load(number)["records"]) for number in pages]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
+        assert isinstance(partition, Records)
+        for text in partition.texts:
+            yield (text,)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Remove the pages before `end`. The page at `end` remains, because it says where the next one begins."""
+        self._staging.remove_before(end["page"])
+
+    def _poll(self, pages_max: int) -> int:
+        """Store up to `pages_max` new pages. Return how many were stored: fewer if the endpoint has no more records."""
+        number = self._staging.last()
+        previous = self._staging.load(number) if number else NO_PAGE
+        cursor, known = previous["cursor"], previous["known"]
+        count = previous["records_before"] + len(previous["records"])
+        stored = 0
+        while stored < pages_max:
+            page = self._endpoint.page(cursor, count)
+            records = page.records[known:]
+            is_last = page.cursor is None or page.cursor == cursor
+            if not records and is_last:
+                break
+            # The last page has no cursor of a next page. It is requested again, and begins with the known records.
+            known = known + len(records) if is_last and self._endpoint.paging.cursor is not None else 0
+            cursor = cursor if is_last else page.cursor
+            if records:
+                content = {"cursor": cursor, "known": known, "records_before": count, "records": records}
+                if not self._staging.add(number + stored + 1, content):
+                    break
+                stored, count = stored + 1, count + len(records)
+            if known:
+                break
+        return stored

@@ -1,0 +1,243 @@
+"""The SQL sink and the SQL source with real servers: SQLite, MariaDB and PostgreSQL."""
+
+import datetime
+import decimal
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from sinks_harness.databases import database
+from sinks_harness.rows import Rows
+from sinks_harness.trials import PlantedError, crash_at, opened
+from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.keyed_rows import DELETED
+from tidelog.pipelines.sinks.sql import OpenedSql, sql
+from tidelog.pipelines.sources.sql import OPTION_NAMES, SqlDataSource, SqlReader, SqlStreamReader
+
+NAMES = (f"t{n}" for n in itertools.count())
+
+
+@pytest.fixture(scope="module", params=["sqlite", "mariadb", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with database(request.param, tmp_path_factory.mktemp("database")) as address:
+        yield address
+
+
+@pytest.fixture
+def table() -> str:
+    """A table of the test's own."""
+    return next(NAMES)
+
+
+def query(url: str, statement: str) -> list[Any]:
+    engine = sa.create_engine(url)
+    try:
+        with engine.begin() as connection:
+            result = connection.execute(sa.text(statement))
+            return [tuple(row) for row in result] if result.returns_rows else []
+    finally:
+        engine.dispose()
+
+
+def ids(url: str, table: str) -> list[int]:
+    return [row[0] for row in query(url, f"select id from {table} order by id")]
+
+
+@pytest.fixture(autouse=True)
+def _rows_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come as KeyedRows prepares them; tests/spark shows this preparation."""
+    monkeypatch.setattr("tidelog.pipelines.sinks.keyed_rows.KeyedRows.prepare", lambda self, batch, sink: batch)
+
+
+def test_rows_are_appended_once(url: str, table: str) -> None:
+    sink = opened(sql(url, table), None, query=table)
+    sink.write(Rows.numbers(0, 1500), 0)
+    sink.write(Rows.numbers(0, 1500), 0)
+    opened(sql(url, table), None, query=table).write(Rows.numbers(1500, 1510), 1)
+    opened(sql(url, table), None, query=table).write(Rows.numbers(1500, 1510), 1)
+    assert ids(url, table) == list(range(1510))
+    opened(sql(url, table), None, query=f"{table}-other").write(Rows.numbers(1510, 1520), 0)
+    assert ids(url, table) == list(range(1520))
+    assert query(url, f"select batch from tidelog_batches where query = '{table}'") == [(1,)]
+
+
+@pytest.mark.parametrize(("name", "after", "visible"), [("_write_rows", True, 10), ("write", True, 30)])
+def test_after_a_crash(url: str, table: str, monkeypatch: Any, name: str, after: bool, visible: int) -> None:
+    """`_write_rows` ends before the commit, `write` after it."""
+    sink = opened(sql(url, table), None, query=table)
+    sink.write(Rows.numbers(0, 10), 0)
+    with crash_at(monkeypatch, OpenedSql, name, after), pytest.raises(PlantedError):
+        sink.write(Rows.numbers(10, 30), 1)
+    assert ids(url, table) == list(range(visible))
+    opened(sql(url, table), None, query=table).write(Rows.numbers(10, 30), 1)
+    assert ids(url, table) == list(range(30))
+
+
+def test_two_drivers_of_one_query(url: str, table: str) -> None:
+    """Both write the same micro-batch at the same time, repeatedly."""
+    sinks = [opened(sql(url, table), None, query=table) for _ in range(2)]
+    sinks[0].write(Rows.numbers(0, 10), 0)
+    failures: list[BaseException] = []
+
+    def run(sink: Any, barrier: threading.Barrier) -> None:
+        try:
+            for batch in range(1, 6):
+                barrier.wait(60)
+                sink.write(Rows.numbers(10 * batch, 10 * batch + 10), batch)
+        except BaseException as error:
+            failures.append(error)
+
+    barrier = threading.Barrier(2)
+    threads = [threading.Thread(target=run, args=(sink, barrier)) for sink in sinks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert ids(url, table) == list(range(60))
+
+
+def changes(*rows: tuple[str, int, str | None, bool]) -> Rows:
+    codes, numbers, names, deleted = zip(*rows, strict=True)
+    return Rows(pa.table({"code": codes, "id": numbers, "name": pa.array(names, pa.string()), DELETED: deleted}))
+
+
+def test_rows_replace_rows_with_the_same_key(url: str, table: str) -> None:
+    sink = opened(sql(url, table, key=["code", "id"], delete="gone"), None, "update", table)
+    sink.write(changes(("a", 1, "x", False), ("A", 1, "y", False), ("é", 1, None, False), ("e", 1, "z", False)), 0)
+    sink.write(
+        changes(("a ", 1, "space", False), ("a", 1, "x2", False), ("e", 1, None, True), ("none", 1, "", True)), 1
+    )
+    found = query(url, f"select code, id, name from {table}")
+    assert sorted(found) == [("A", 1, "y"), ("a", 1, "x2"), ("a ", 1, "space"), ("é", 1, None)]
+
+
+def test_complete_replaces_all_rows(url: str, table: str) -> None:
+    sink = opened(sql(url, table), None, "complete", table)
+    sink.write(Rows.numbers(0, 10), 0)
+    sink.write(Rows.numbers(5, 8), 1)
+    sink.write(Rows.numbers(0, 10), 0)
+    assert ids(url, table) == [5, 6, 7]
+
+
+MOMENT = datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.UTC)
+VALUES = {
+    "flag": (pa.bool_(), True),
+    "tiny": (pa.int8(), -5),
+    "small": (pa.int16(), -500),
+    "number": (pa.int32(), 2**31 - 1),
+    "big": (pa.int64(), 2**63 - 1),
+    "ratio": (pa.float64(), 0.1),
+    "price": (pa.decimal128(10, 2), decimal.Decimal("12345678.90")),
+    "exact": (pa.decimal128(30, 10), decimal.Decimal("12345678901234567890.0123456789")),
+    "name": (pa.string(), "Zoë 🦊 'quoted' %s :x"),
+    "data": (pa.binary(), b"\x00\xff"),
+    "day": (pa.date32(), datetime.date(1999, 12, 31)),
+    "moment": (pa.timestamp("us", "UTC"), MOMENT),
+    "tags": (pa.list_(pa.string()), ["a", None]),
+}
+
+
+def test_types(url: str, table: str) -> None:
+    columns = {name: pa.array([value, None], kind) for name, (kind, value) in VALUES.items()}
+    opened(sql(url, table), None, query=table).write(Rows(pa.table({"id": [1, 2]} | columns)), 0)
+    reader = SqlReader(options(url, table))
+    rows = list(reader.read(reader.partitions()[0]))
+    names = SqlDataSource(options(url, table)).schema().names
+    first, second = (dict(zip(names, row, strict=True)) for row in rows)
+    assert all(value is None for name, value in second.items() if name != "id")
+    for name, (_, value) in VALUES.items():
+        if name == "tags":
+            assert first[name] in ('["a", null]', '["a",null]')
+        elif name == "exact" and url.startswith("sqlite"):
+            assert decimal.Decimal(first[name]) == value
+        else:
+            assert first[name] == value, name
+
+
+def options(url: str, table: str, **more: str) -> dict[str, str]:
+    chosen = {"secretUrl": url, "secretOptions": "{}", "table": table, "column": "", "isTimestamp": "False"}
+    chosen |= {"delayS": "0", "rowsPerBatch": "4", "begin": "null"} | more
+    assert set(OPTION_NAMES) - {"rowsMax"} <= set(chosen)
+    return chosen
+
+
+def read_on(reader: SqlStreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """Return the end of the next micro-batch and the first column of its rows."""
+    end = reader.latestOffset(start, None)  # type: ignore[arg-type]
+    rows = [row[0] for part in reader.partitions(start, end) for row in reader.read(part)]
+    replay = SqlStreamReader(reader.__dict__["_options"] | {"begin": '"latest"'})
+    assert rows == [row[0] for part in replay.partitions(start, end) for row in replay.read(part)], "a replay differs"
+    return end, rows
+
+
+def test_a_stream_reads_new_rows(url: str, table: str) -> None:
+    opened(sql(url, table), None, query=table).write(Rows.numbers(0, 10), 0)
+    reader = SqlStreamReader(options(url, table, column="id"))
+    end, rows = read_on(reader, reader.initialOffset())
+    assert rows == [0, 1, 2, 3]
+    end, rows = read_on(reader, end)
+    assert rows == [4, 5, 6, 7]
+    end, rows = read_on(reader, end)
+    assert rows == [8, 9]
+    assert reader.latestOffset(end, None) == end  # type: ignore[arg-type]
+    query(url, f"insert into {table} values (12, 'late')")
+    assert read_on(SqlStreamReader(options(url, table, column="id")), end)[1] == [12]
+    latest = SqlStreamReader(options(url, table, column="id", begin='"latest"'))
+    end, rows = read_on(latest, {})
+    query(url, f"insert into {table} values (13, 'later')")
+    assert (rows, read_on(latest, end)[1]) == ([], [13])
+    bounded = SqlStreamReader(options(url, table, column="id", rowsPerBatch="100"))
+    bounded.prepareForTriggerAvailableNow()
+    query(url, f"insert into {table} values (14, 'after the start')")
+    assert read_on(bounded, {})[1] == [*range(10), 12, 13]
+
+
+def test_a_stream_of_changed_rows_waits_for_the_delay(url: str, table: str) -> None:
+    kind = "timestamp(6)" if not url.startswith("sqlite") else "timestamp"
+    kind = "datetime(6)" if url.startswith("mysql") else kind
+    query(url, f"create table {table} (id bigint primary key, changed {kind})")
+    for number in range(3):
+        query(url, f"insert into {table} values ({number}, '2026-01-01 00:00:0{number}.000000')")
+    query(url, f"insert into {table} values (9, '2999-01-01 00:00:00.000000')")
+    reader = SqlStreamReader(options(url, table, column="changed", isTimestamp="True", delayS="5"))
+    end, rows = read_on(reader, {})
+    assert rows == [0, 1, 2]
+    query(url, f"update {table} set changed = '2026-01-02 00:00:00.000000' where id = 1")
+    assert read_on(reader, end)[1] == [1]
+    later = SqlStreamReader(
+        options(url, table, column="changed", isTimestamp="True", begin=str(1767225602000))
+    )  # 2026-01-01 00:00:02
+    assert read_on(later, {})[1] == [2, 1] or read_on(later, {})[1] == [1, 2]
+
+
+def test_what_is_wrong_is_said(url: str, table: str) -> None:
+    sink = opened(sql(url, table), None, query=table)
+    sink.write(Rows.numbers(0, 1), 0)
+    with pytest.raises(PipelineError, match=r"the table has no column extra\. Add it: ALTER TABLE .* ADD COLUMN extra"):
+        opened(sql(url, table), None, query=table).write(Rows(pa.table({"id": [1], "extra": [1]})), 1)
+    with pytest.raises(PipelineError, match=r"no primary key and no unique index on \(id\): create one"):
+        opened(sql(url, table, key="id"), None, "update", f"{table}-2").write(Rows.numbers(0, 1), 0)
+    with pytest.raises(PipelineError, match="the output mode update needs a key"):
+        opened(sql(url, table), None, "update")
+    with pytest.raises(PipelineError, match="the database has no such table"):
+        SqlDataSource(options(url, "no_such_table")).schema()
+    with pytest.raises(PipelineError, match="there is no column nothing; there are id, text"):
+        SqlDataSource(options(url, table, column="nothing")).schema()
+
+
+def test_errors_contain_no_secret() -> None:
+    with pytest.raises(PipelineError, match=r"sql t at postgresql\+psycopg://user:\*\*\*@127.0.0.1:1/x") as raised:
+        opened(sql("postgresql+psycopg://user:hunter2@127.0.0.1:1/x", "t"), None)
+    assert "hunter2" not in str(raised.value)
+    assert "hunter2" not in repr(sql("postgresql+psycopg://user:hunter2@127.0.0.1:1/x", "t"))
+    with pytest.raises(PipelineError, match="the URL of the database is wrong"):
+        opened(sql("not a url", "t"), None)
