@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pyspark_tidelog.connecting import connect
+from pyspark_tidelog.filters import Comparison, comparison_of, narrowed
 from pyspark_tidelog.lookup import Lookup, loss_reporter, refuse_backward_ranges, without_lost
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
 
 
 class RangePartition(InputPartition):
@@ -27,6 +29,8 @@ class TidelogReader(DataSourceReader):
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
+        self._comparisons: list[Comparison] = []
+        """What the query's filters require of each row. Empty unless Spark passes filters."""
 
     def partitions(self) -> list[InputPartition]:
         """Return the Spark partitions of the query. The offsets of both bounds are requested from the brokers each
@@ -43,11 +47,26 @@ class TidelogReader(DataSourceReader):
             ends = lookup.resolve("endingOffsets", options.ending, partitions)
             requested = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions]
             refuse_backward_ranges(requested, options.ending)
+            requested = narrowed(requested, self._comparisons, lookup.first_at_or_after)
+            partitions = [each.topic_partition for each in requested]
             ranges = without_lost(requested, lookup.earliest(partitions), loss_reporter(options.fail_on_data_loss))
         return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         return read_range(self._options, self._columns, partition)
+
+
+class FilteringReader(TidelogReader):
+    """A reader that does not read the offsets that the query's filters exclude. See `filters`."""
+
+    def pushFilters(self, filters: list["Filter"]) -> "list[Filter]":
+        """Use the filters to read less. Return all of them, so that Spark applies them to the rows as well."""
+        self._comparisons = [comparison for each in filters if (comparison := comparison_of(each))]
+        return filters
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state for the tasks, which do not need the filters: the planned ranges are already narrowed."""
+        return self.__dict__ | {"_comparisons": []}
 
 
 def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputPartition) -> "Iterator[pa.RecordBatch]":

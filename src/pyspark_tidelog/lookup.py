@@ -58,6 +58,12 @@ class Lookup:
         """Return the high watermarks; with read_committed, the last stable offsets."""
         return self._everywhere(partitions, LATEST)
 
+    def first_at_or_after(self, timestamps_ms: Mapping[TopicPartition, int]) -> Offsets:
+        """Return the offset of each partition's first record whose timestamp is the given one or a later one; -1 for a
+        partition without such a record.
+        """
+        return self._list(timestamps_ms)
+
     def resolve(self, option: str, bound: Bound, partitions: list[TopicPartition]) -> Offsets:
         """Return the offsets for a starting or ending option.
 

@@ -5,13 +5,16 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pyspark_tidelog.errors import OptionError
 from tidelog.client.operations import EARLIEST, LATEST
 from tidelog.model.ids import TopicPartition
 
 INT64_MAX = (1 << 63) - 1
+BEGINNINGS = "@begun"
+"""The key of the beginnings in the position of a streaming query (see `stream_reader`). It is not a legal name of a
+topic, because it contains an @."""
 
 Offsets: TypeAlias = dict[TopicPartition, int]
 
@@ -123,6 +126,11 @@ def to_json_object(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str,
 
 def from_json_object(document: Mapping[str, Mapping[str, int]]) -> Offsets:
     return {TopicPartition(topic, int(n)): offset for topic, values in document.items() for n, offset in values.items()}
+
+
+def offsets_of(position: Mapping[str, Any]) -> Offsets:
+    """Return the offsets in the position of a streaming query, without the beginnings."""
+    return from_json_object({topic: values for topic, values in position.items() if topic != BEGINNINGS})
 
 
 def describe(partitions: Iterable[TopicPartition]) -> str:

@@ -39,6 +39,7 @@ READ_WITH_EFFECT = (
     "endingOffsetsByTimestamp",
     "endingTimestamp",
     "failOnDataLoss",
+    "groupId",
     "includeHeaders",
     "kafkaConsumer.pollTimeoutMs",
     "maxOffsetsPerTrigger",
@@ -101,7 +102,7 @@ READ_UNSUPPORTED = {"path": "topics are chosen with subscribe, subscribePattern 
 WRITE_UNSUPPORTED = {"path": "the topic is chosen with option topic or a topic column"}
 STREAMING_ONLY = dict.fromkeys(
     ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"), "a batch query has no triggers"
-)
+) | {"groupId": "only a streaming query commits its offsets"}
 ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 
 PARTITION_FETCH_BYTES = 8 << 20
@@ -144,6 +145,8 @@ class ReadOptions(NamedTuple):
     max_trigger_delay_ms: int
     fetch: FetchLimits
     check_crcs: bool
+    group_id: str | None
+    """The consumer group to which a streaming query commits its offsets. None for no group."""
     poll_timeout_ms: int
     """Time in milliseconds for which a task waits for records that existed when the query was planned."""
 
@@ -203,6 +206,7 @@ def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             isolation=options.choice(PREFIX + "isolation.level", isolation, "read_uncommitted"),
         ),
         check_crcs=options.flag(PREFIX + "check.crcs", True),
+        group_id=options.required_text("groupId") if "groupId" in options else None,
         poll_timeout_ms=options.integer("kafkaConsumer.pollTimeoutMs", client.default_api_timeout_ms, at_least=1),
     )
 

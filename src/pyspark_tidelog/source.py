@@ -9,6 +9,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_tidelog.filters import spark_pushes_filters
 from pyspark_tidelog.options import read_options, write_options
 from pyspark_tidelog.schema import columns_of, source_schema
 from pyspark_tidelog.settings import Options
@@ -28,10 +29,11 @@ class TidelogDataSource(DataSource):
         return source_schema(Options(self.options).flag("includeHeaders", False))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from pyspark_tidelog.batch_reader import TidelogReader
+        from pyspark_tidelog.batch_reader import FilteringReader, TidelogReader
 
         options = read_options(self.options, streaming=False)
-        return TidelogReader(options, columns_of(schema, options.include_headers))
+        kind = FilteringReader if spark_pushes_filters() else TidelogReader
+        return kind(options, columns_of(schema, options.include_headers))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_tidelog.stream_reader import TidelogStreamReader

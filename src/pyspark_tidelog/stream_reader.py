@@ -10,7 +10,7 @@ reads the same offsets.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -24,8 +24,9 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_tidelog.batch_reader import RangePartition, read_range
 from pyspark_tidelog.connecting import connect
+from pyspark_tidelog.group_offsets import COMMIT_TIMEOUT_MS, GroupOffsets
 from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
-from pyspark_tidelog.offsets import Offsets, Specific, from_json_object, to_json_object
+from pyspark_tidelog.offsets import BEGINNINGS, Offsets, Specific, offsets_of, to_json_object
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange, limited_ends, split
 from tidelog.client.blocking import Client
@@ -36,8 +37,6 @@ from tidelog.wire.errors import UnknownTopicOrPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BEGINNINGS = "@begun"
-"""The key of the beginnings in an offset. It is not a legal name of a topic, because it contains an @."""
 NOTHING_READ: dict[str, Any] = {BEGINNINGS: {}}
 """The start of the first micro-batch. No other offset has empty BEGINNINGS."""
 
@@ -64,6 +63,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Offsets | None = None
         self._target: Offsets | None = None
         self._batch_ended_at = float("-inf")
+        self._group = GroupOffsets(options.group_id, self._connect_for_group) if options.group_id else None
+        self._members_checked = False
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant, because the end of the first micro-batch records where the query begins."""
@@ -86,6 +87,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         is_first_batch = start == NOTHING_READ
         read = offsets_of(start)
+        self._report_to_group(read)
         # The beginnings are looked up before the ends, because an end must not be before its beginning.
         beginnings = self._initial_offsets() if is_first_batch else {}
         latest = self._target if self._target is not None else self._look_up_latest()
@@ -127,14 +129,36 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing, because the offsets are in the checkpoint. (Spark does not call this method for a query's last
-        batch.)
+        """Commit the offsets to the group of the option `groupId`.
+
+        The query itself does not need this, because its offsets are in its checkpoint. Spark does not call this method
+        for a query's last micro-batch, so `latestOffset` also commits.
         """
+        self._report_to_group(offsets_of(end))
 
     def stop(self) -> None:
+        if self._group:
+            self._group.close()
         if self._client:
             self._client.close()
             self._client = self._connected_lookup = None
+
+    def _report_to_group(self, processed: Offsets) -> None:
+        """Commit the offsets before which everything is processed to the group of the option `groupId`, if it is set.
+
+        Raises OptionError if the group has members when the query starts.
+        """
+        if self._group is None:
+            return
+        if not self._members_checked:
+            self._group.refuse_members()
+            self._members_checked = True
+        self._group.commit(processed)
+
+    def _connect_for_group(self) -> Client:
+        client = self._options.client
+        timeout_ms = min(COMMIT_TIMEOUT_MS, client.default_api_timeout_ms)
+        return connect(self._options._replace(client=client._replace(default_api_timeout_ms=timeout_ms)))
 
     def _initial_offsets(self) -> Offsets:
         """Return the offsets at which the query begins.
@@ -188,7 +212,3 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = connect(self._options)
             self._connected_lookup = Lookup(self._client, self._options.subscription, self._options.fetch.isolation)
         return self._connected_lookup
-
-
-def offsets_of(document: Mapping[str, Any]) -> Offsets:
-    return from_json_object({topic: values for topic, values in document.items() if topic != BEGINNINGS})

@@ -38,6 +38,7 @@ PAGES_ON_ONE_BROKER = (
     "transactions",
     "quotas",
     "spark",
+    "pipelines",
     "troubleshooting",
 )
 ON_ONE_BROKER = [
@@ -48,6 +49,7 @@ ON_ONE_BROKER = [
     )
 ]
 """Pages that take the broker which `tidelog start` gives without more: whoever reads on has one running already."""
+WITH_SPARK = {"spark.md", "pipelines.md"}
 LIMIT_S = 240
 
 SKIPPED = {
@@ -212,7 +214,7 @@ def together(found: list[Block]) -> list[Block]:
 @pytest.mark.parametrize("document", RUN, ids=lambda path: path.name)
 def test_a_document_can_be_followed(document: Path, reader: Reader) -> None:
     found = together(blocks(document))
-    if document.name == "spark.md":
+    if document.name in WITH_SPARK:
         pytest.importorskip("pyspark", reason="needs tidelog[spark]")
     if document.name == "adoption.md":
         as_kafka_leaves_it(reader.directory / "copy-of-kafka-data")
@@ -239,7 +241,7 @@ def test_pages_can_be_followed_one_after_another(reader: Reader) -> None:
     reader.keeps_broker = True
     reader.start("tidelog start")
     for document in ON_ONE_BROKER:
-        if document.name != "spark.md":  # which takes its time, and has topics of its own
+        if document.name not in WITH_SPARK:  # which take their time, and have topics of their own
             follow(reader, document, blocks(document))
     reader.shell("tidelog broker config describe --json")
     assert set(json.loads(reader.output)) == {"listeners", "log.dirs"}, "a page leaves settings behind"

@@ -20,7 +20,7 @@ from tidelog.pipelines.running import run
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LIMIT_S = 120
+LIMIT_S = 280
 
 
 SALES = "product string, quantity int"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 Record: TypeAlias = dict[str, Any]
 
@@ -30,7 +30,6 @@ class Codec(Protocol):
 
 def decode_column(value: "Column", codec: Codec, schema: "StructType") -> "Column":
     """Return the column struct<record, error> for the values."""
-    from pyspark.sql.pandas.functions import arrow_udf
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -42,14 +41,13 @@ def decode_column(value: "Column", codec: Codec, schema: "StructType") -> "Colum
         for values in batches:
             yield decode_array(values, codec, record_type)
 
-    decode.__annotations__ = _iterator_of_arrays()
     # Spark evaluates a deterministic function again for a filter on its result.
-    return arrow_udf(decode, returnType=kind).asNondeterministic()(value.cast("binary"))
+    decoded: Column = _arrow_udf(decode, kind).asNondeterministic()(value.cast("binary"))
+    return decoded
 
 
 def encode_column(record: "Column", codec: Codec) -> "Column":
     """Return the binary column of the records."""
-    from pyspark.sql.pandas.functions import arrow_udf
     from pyspark.sql.types import BinaryType
 
     def encode(batches: "Iterator[pa.Array]") -> "Iterator[pa.Array]":
@@ -58,8 +56,8 @@ def encode_column(record: "Column", codec: Codec) -> "Column":
         for records in batches:
             yield pa.array([None if row is None else codec.encode(row) for row in records.to_pylist()], pa.binary())
 
-    encode.__annotations__ = _iterator_of_arrays()
-    return arrow_udf(encode, returnType=BinaryType())(record)
+    encoded: Column = _arrow_udf(encode, BinaryType())(record)
+    return encoded
 
 
 def decode_array(values: "pa.Array", codec: Codec, record_type: "pa.DataType") -> "pa.Array":
@@ -111,11 +109,15 @@ def _unfit(records: Iterable[Record | None], record_type: "pa.DataType") -> Iter
             yield i
 
 
-def _iterator_of_arrays() -> dict[str, Any]:
-    """Return the annotations by which Spark recognises a function from iterators of arrays to iterators of arrays."""
+def _arrow_udf(function: Any, kind: "DataType") -> Any:
+    """Return the Arrow UDF of a function from an iterator of arrays to an iterator of arrays."""
     import pyarrow as pa
+    from pyspark.sql.pandas import functions
 
-    return {"batches": Iterator[pa.Array], "return": Iterator[pa.Array]}
+    # Spark recognises the kind of a UDF by the annotations, which must be types and not texts.
+    function.__annotations__ = {"batches": Iterator[pa.Array], "return": Iterator[pa.Array]}
+    arrow_udf: Any = functions.arrow_udf
+    return arrow_udf(function, returnType=kind)
 
 
 def refuse_missing_package(package: str, extra: str) -> None:

@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Any
 from tidelog.pipelines.declarations import PipelineError, pipeline
 
 if TYPE_CHECKING:
-    from tidelog.pipelines.mirror import mirror as mirror
+    from pyspark_tidelog.formats import avro, csv, json, protobuf
+    from tidelog.pipelines.mirrors import mirror
+    from tidelog.pipelines.sinks.delta import delta
+    from tidelog.pipelines.sinks.iceberg import iceberg
+    from tidelog.pipelines.sinks.parquet import parquet
+    from tidelog.pipelines.sinks.sql import sql
     from tidelog.pipelines.topics import topic
 
-__all__ = ["PipelineError", "pipeline", "topic"]
+__all__ = [
+    "PipelineError", "avro", "csv", "delta", "iceberg", "json", "mirror", "parquet", "pipeline", "protobuf", "sql", "topic",
+]  # fmt: skip
 
 MODULES = {
     "topic": "tidelog.pipelines.topics",
-    "mirror": "tidelog.pipelines.mirror",
+    "mirror": "tidelog.pipelines.mirrors",
     "json": "pyspark_tidelog.formats",
     "csv": "pyspark_tidelog.formats",
     "avro": "pyspark_tidelog.formats",
@@ -27,8 +34,8 @@ MODULES = {
     "iceberg": "tidelog.pipelines.sinks.iceberg",
     "parquet": "tidelog.pipelines.sinks.parquet",
     "sql": "tidelog.pipelines.sinks.sql",
-    "file": "tidelog.pipelines.sinks",
-    "http": "tidelog.pipelines.sinks",
+    "file": "tidelog.pipelines.sinks.file",
+    "http": "tidelog.pipelines.sinks.http",
 }
 """The module of each public name that is loaded at its first use."""
 

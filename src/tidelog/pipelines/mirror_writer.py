@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from tidelog.pipelines.mirror import Mirror
+    from tidelog.pipelines.mirrors import Mirror
 
 logger = logging.getLogger("tidelog.pipelines")
 

@@ -19,6 +19,7 @@ from tidelog.pipelines.declarations import (
     interval_ms,
     place_of,
 )
+from tidelog.pipelines.failures import cause_text
 from tidelog.pipelines.state import Identity, PipelineState
 from tidelog.pipelines.status import QueryStatus, update_from_progress
 from tidelog.pipelines.topics import Topic, ensure_topic
@@ -32,6 +33,10 @@ DEAD_LETTER_PARTITIONS = 1
 
 class StopRequested(Exception):
     """The pipeline stops. Raised instead of beginning another micro-batch."""
+
+
+class WriteFailed(Exception):
+    """A micro-batch could not be written. The message is the cause as one line."""
 
 
 class RunContext(NamedTuple):
@@ -88,7 +93,7 @@ class RunningQuery:
         self._stopping = threading.Event()
         self._seen_batch = ""
         self.error: Exception | None = None
-        """The exception of the newest write, if it failed."""
+        """The exception of the write that failed. Spark's own exception contains only its text."""
 
     def start(self, frame: "DataFrame", pipeline: Pipeline, name: str, checkpoint: str, *, once: bool) -> None:
         writer = frame.writeStream.queryName(name).outputMode(pipeline.output_mode)
@@ -110,7 +115,9 @@ class RunningQuery:
                 self.dead_letters.write(batch_id)
         except Exception as error:
             self.error = error
-            raise
+            # Spark searches the whole text of this exception, with all of Java's stack traces, by a recursive regular
+            # expression, which overflows the stack for a long text. So Spark gets only one line.
+            raise WriteFailed(cause_text(error)) from None
 
     def counts(self) -> dict[str, Counts]:
         """Return what the current micro-batch has counted in each source; empty if it cannot be read.
@@ -143,7 +150,7 @@ class RunningQuery:
         """Return the error that ended the query; None if it runs, or has ended without an error."""
         assert self._query is not None
         error: Exception | None = self._query.exception()
-        return error
+        return error if self.error is None else self.error
 
     def update_status(self) -> None:
         """Add the reports that Spark has made since the last call."""
@@ -189,6 +196,11 @@ def start_queries(
             else:
                 frames[parameter] = source.load(context)
     if pipeline.dead_letters is not None:
+        if run.checkpoints is not None and "://" in run.checkpoints:
+            raise PipelineError(
+                f"pipeline {pipeline.name}: dead letters need checkpoints in a directory that the driver can read, not"
+                f" {run.checkpoints}: use a mounted directory, or leave out dead_letters"
+            )
         _refuse_shared_topics(pipeline, letter_sources)
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
     results = results_of(pipeline, frames)

@@ -72,11 +72,11 @@ class RunningPipeline:
         if sum(query.status.batches for query in self._queries) > batches_before:
             self._failures_in_a_row = 0
         ended = [query for query in self._queries if not query.is_active]
-        failures = [(query, error) for query in ended if (error := query.exception()) is not None]
+        failures = [error for query in ended if (error := query.exception()) is not None]
         if failures and not self._stopping:
-            query, error = failures[0]
+            error = failures[0]
             self._close_queries()
-            self._fail(query.error or error, now_s)
+            self._fail(error, now_s)
         elif len(ended) == len(self._queries):
             for query in self._queries:
                 query.update_status()

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Pipeline, PipelineError
@@ -43,10 +44,11 @@ def start_session(
             os.environ["JAVA_HOME"] = str(ensure_java())
         except NoJava as error:
             raise PipelineError(str(error)) from None
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if is_local:
-        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    else:
+        choose_python_of_cluster()
     defaults = SETTINGS | (LOCAL_SETTINGS if is_local else {})
     if is_local:
         defaults["spark.sql.shuffle.partitions"] = str(local_cores(master))
@@ -56,6 +58,18 @@ def start_session(
     for key, value in merged.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def choose_python_of_cluster() -> None:
+    """Let Spark run the same name of a program on all machines: PYSPARK_PYTHON, by default for example `python3.11`.
+
+    Spark starts the Python workers of the driver and of the executors with one and the same text. The path of this
+    process's Python may not exist on other machines, so the name is found by the PATH of each machine.
+    """
+    if "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    os.environ["PYSPARK_DRIVER_PYTHON"] = os.environ["PYSPARK_PYTHON"]
 
 
 def local_cores(master: str) -> int:

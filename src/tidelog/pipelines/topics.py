@@ -275,14 +275,7 @@ def _quoted(name: str) -> str:
 
 
 def exactly_once_options(query: str, batch_id: int) -> dict[str, str]:
-    """Return the options that make the write of one micro-batch exactly once.
-
-    This is the only place that decides it. A version of the sink without these options writes at least once.
-    """
-    from pyspark_tidelog.options import WRITE
-
-    if "exactlyOnce" not in WRITE:
-        return {}
+    """Return the options that make the write of one micro-batch exactly once."""
     return {"exactlyOnce": "true", "exactlyOnceId": query, "exactlyOnceBatch": str(batch_id)}
 
 

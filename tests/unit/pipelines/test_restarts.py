@@ -1,0 +1,172 @@
+"""Restarts with pauses, and the end of a run, with queries that a test ends as it likes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidelog.pipelines import running
+from tidelog.pipelines.declarations import PipelineError, pipeline
+from tidelog.pipelines.loading import declared_pipeline
+from tidelog.pipelines.queries import RunContext
+from tidelog.pipelines.running import ONCE_RESTARTS_MAX, PAUSE_MAX_S, Run, RunningPipeline
+from tidelog.pipelines.state import PipelineState
+from tidelog.pipelines.status import DONE, FAILED, RUNNING, STOPPED, WAITING, QueryStatus
+from tidelog.pipelines.topics import topic
+
+
+@pipeline(source=topic("a"), sink=topic("b"))
+def copy(records: Any) -> Any:
+    return records
+
+
+class ScriptedQuery:
+    """A query that does what its test says."""
+
+    def __init__(self) -> None:
+        self.status = QueryStatus("copy")
+        self.is_active = True
+        self.failure: Exception | None = None
+        self.in_batch = False
+        self.stops_requested = 0
+
+    def exception(self) -> Exception | None:
+        return self.failure
+
+    def update_status(self) -> None:
+        pass
+
+    def is_in_batch(self) -> bool:
+        return self.in_batch and self.is_active
+
+    def request_stop(self) -> None:
+        self.stops_requested += 1
+
+    def stop(self) -> None:
+        self.is_active = False
+
+    def fail(self, error: Exception) -> None:
+        self.failure, self.is_active = error, False
+
+
+class Script:
+    """The queries of all starts of one pipeline, and the errors of starts that fail."""
+
+    def __init__(self) -> None:
+        self.queries: list[ScriptedQuery] = []
+        self.start_error: Exception | None = None
+
+    def __call__(self, *arguments: object) -> list[ScriptedQuery]:
+        if self.start_error is not None:
+            raise self.start_error
+        self.queries.append(ScriptedQuery())
+        return [self.queries[-1]]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    script = Script()
+    monkeypatch.setattr(running, "start_queries", script)
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline: spark)
+    return script
+
+
+def running_pipeline(tmp_path: Path, *, once: bool = False) -> RunningPipeline:
+    spark: Any = None
+    run = RunContext("127.0.0.1:9092", once)
+    return RunningPipeline(declared_pipeline(copy), spark, run, PipelineState(tmp_path, "copy"))
+
+
+def test_pauses_double_and_a_success_ends_the_series(script: Script, tmp_path: Path) -> None:
+    each, now_s = running_pipeline(tmp_path), 0.0
+    each.start(now_s)
+    pauses = []
+    for _ in range(8):
+        script.queries[-1].fail(RuntimeError("no answer"))
+        each.step(now_s)
+        assert (each.status.state, each.status.error) == (WAITING, "RuntimeError: no answer")
+        assert each.status.restart_in_s is not None
+        pauses.append(each.status.restart_in_s)
+        each.step(now_s + pauses[-1] - 0.01)
+        assert each.status.state == WAITING
+        now_s += pauses[-1]
+        each.step(now_s)
+        assert each.status.state == RUNNING
+    assert pauses == [1, 2, 4, 8, 16, 32, PAUSE_MAX_S, PAUSE_MAX_S]
+    assert each.status.restarts == 8
+    query = script.queries[-1]
+    query.update_status = lambda: setattr(query.status, "batches", query.status.batches + 1)  # type: ignore[method-assign]
+    each.step(now_s)
+    query.fail(RuntimeError("no answer"))
+    each.step(now_s)
+    assert each.status.restart_in_s == 1.0
+
+
+def test_a_start_that_fails_is_tried_again(script: Script, tmp_path: Path) -> None:
+    each = running_pipeline(tmp_path)
+    script.start_error = PipelineError("topic b does not exist")
+    each.start(0)
+    assert (each.status.state, each.status.error) == (WAITING, "topic b does not exist")
+    script.start_error = None
+    each.step(1)
+    assert each.status.state == RUNNING
+
+
+def test_once_tries_only_temporary_failures_again(script: Script, tmp_path: Path) -> None:
+    each = running_pipeline(tmp_path, once=True)
+    each.start(0)
+    for now_s in range(0, 1000, 100):
+        script.queries[-1].fail(RuntimeError("no answer"))
+        each.step(now_s)
+        each.step(now_s + PAUSE_MAX_S)
+    assert (each.status.state, each.status.restarts, each.has_ended) == (FAILED, ONCE_RESTARTS_MAX, True)
+    other = running_pipeline(tmp_path, once=True)
+    other.start(0)
+    script.queries[-1].fail(PipelineError("the key column is missing"))
+    other.step(0)
+    assert (other.status.state, other.status.restarts) == (FAILED, 0)
+    third = running_pipeline(tmp_path, once=True)
+    third.start(0)
+    script.queries[-1].stop()
+    third.step(0)
+    assert third.status.state == DONE
+
+
+def test_a_stop_lets_a_micro_batch_end_and_ignores_its_refusal_to_go_on(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark: Any = None
+    with Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path) as started:
+        started.start()
+        query = script.queries[0]
+        query.in_batch = True
+        calls = []
+
+        def while_waiting() -> None:
+            calls.append(query.is_active)
+            if len(calls) == 3:
+                query.fail(RuntimeError("StopRequested"))
+
+        monkeypatch.setattr(running, "POLL_S", 0.0)
+        started.stop(60, while_waiting)
+        assert (calls[:3], query.stops_requested) == ([True] * 3, 1)
+        assert started.statuses[0].state == STOPPED
+        assert started.statuses[0].error is None
+
+
+def test_a_second_run_with_the_same_state_is_refused_and_leaves_the_first_one_alone(
+    script: Script, tmp_path: Path
+) -> None:
+    spark: Any = None
+    declared = declared_pipeline(copy)
+    with Run([declared], spark, bootstrap="127.0.0.1:9092", state=tmp_path, begin="latest") as first:
+        first.start()
+        with pytest.raises(PipelineError, match="pipeline copy is running already"):
+            Run([declared], spark, bootstrap="127.0.0.1:9092", state=tmp_path).__enter__()
+        assert first.statuses[0].state == RUNNING
+        assert PipelineState(tmp_path, "copy").is_running()
+    status = PipelineState(tmp_path, "copy").read_status()
+    identity = PipelineState(tmp_path, "copy").identity()
+    assert status is not None
+    assert identity is not None
+    assert (status["state"], identity.begin) == (STOPPED, "latest")
