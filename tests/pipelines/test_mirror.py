@@ -16,9 +16,9 @@ from kafka.structs import TopicPartition as Partition
 
 from interop_harness.target import SETTINGS, NoKafka, started
 from tidelog.pipelines import mirror
-from tidelog.pipelines.mirrors import Mirror
 from tidelog.pipelines.mirror_check import Checker, report
 from tidelog.pipelines.mirror_writer import connect
+from tidelog.pipelines.mirrors import Mirror
 from tidelog.pipelines.running import run
 from tidelog.testing import Broker
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tidelog.pipelines.topics import topic
 
 __all__ = [
-    "PipelineError", "avro", "csv", "delta", "iceberg", "json", "mirror", "parquet", "pipeline", "protobuf", "sql", "topic",
+    "PipelineError", "avro", "csv", "delta", "iceberg", "json", "mirror", "parquet", "pipeline", "protobuf", "sql",
+    "topic",
 ]  # fmt: skip
 
 MODULES = {
