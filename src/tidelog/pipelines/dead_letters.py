@@ -54,7 +54,7 @@ class DeadLetters:
         self._checkpoint = checkpoint
         self._sources = sources
         self._counts = counts
-        self._is_first = True
+        self._last_planned = last_planned_batch(checkpoint)
         self.written = 0
         """Number of dead letters that this object has written."""
 
@@ -62,10 +62,9 @@ class DeadLetters:
         """Write the dead letters of a micro-batch. The sink has written the micro-batch already."""
         if not self._sources:
             return
-        # The first micro-batch may be a repetition, which a sink that has it already does not compute. The counts are
-        # then zero for another reason.
-        counts = {} if self._is_first else self._counts()
-        self._is_first = False
+        # A sink does not compute a micro-batch that it has already written before a restart. The counts are then zero
+        # for another reason.
+        counts = {} if batch_id <= self._last_planned else self._counts()
         ranges: dict[str, Ranges] | None = None
         for parameter, source in self._sources.items():
             if ranges is None:
@@ -144,6 +143,14 @@ def micro_batch_ranges(checkpoint: Path, batch_id: int, sources: Mapping[str, To
 
 BEGINNINGS = "@begun"
 """Key of the offsets at which partitions begin, in an offset of the Spark source (pyspark_tidelog.stream_reader)."""
+
+
+def last_planned_batch(checkpoint: Path) -> int:
+    """Return the number of the last micro-batch whose offsets are in the checkpoint; -1 if there is none."""
+    try:
+        return max((int(path.name) for path in (checkpoint / "offsets").iterdir() if path.name.isdecimal()), default=-1)
+    except FileNotFoundError:
+        return -1
 
 
 def _source_of(offset: Mapping[str, Any], sources: Mapping[str, Topic]) -> str | None:

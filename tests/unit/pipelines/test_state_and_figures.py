@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidelog.cli.pipeline_view import LineView, status_table
-from tidelog.pipelines.dead_letters import micro_batch_ranges
+from tidelog.pipelines.dead_letters import last_planned_batch, micro_batch_ranges
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.metrics import MetricsServer, exposition
@@ -174,6 +174,8 @@ def test_ranges_of_a_micro_batch_come_from_the_checkpoint(tmp_path: Path) -> Non
     ranges = micro_batch_ranges(tmp_path, 1, sources)
     assert ranges["left"] == {"a": {"0": (5, 9), "1": (2, 2), "2": (1, 4)}}
     assert list(ranges) == ["left", "right"]
+    (offsets / ".1.crc").touch()
+    assert (last_planned_batch(tmp_path), last_planned_batch(tmp_path / "missing")) == (1, -1)
     with pytest.raises(PipelineError, match="the offsets of micro-batch 2 cannot be read from"):
         micro_batch_ranges(tmp_path, 2, sources)
 
