@@ -20,6 +20,7 @@ KAFKA_LOGS = ("server.log.2016-12-19-16", "server.log.2016-12-19-20", "controlle
 AWS_SERIES = ("ec2_cpu_utilization_24ae8d", "ec2_cpu_utilization_53ea38", "ec2_cpu_utilization_5f5533",
               "rds_cpu_utilization_cc0c53")  # fmt: skip
 PRODUCTS = 40
+FIRST_SHIPMENTS = 300
 FIRST_DAYS = ("2010-12-01", "2010-12-02", "2010-12-03")
 
 
@@ -78,16 +79,17 @@ def cut_retail(source: Path) -> None:
 
 
 def cut_shipments(source: Path, products: list[str]) -> None:
-    """Shipments that were delivered in the months of the sales, with the lone carriage returns of the original."""
+    """The first shipments, and those delivered in the months of the sales. A line ends with a lone carriage return."""
     original = (source / "scms_shipments/SCMS_Delivery_History.part1.comma.csv").read_bytes()
     rows = original.split(b"\r")
     titles = next(csv.reader([rows[0].decode("utf-8-sig")]))
     delivered, item = titles.index("Delivered to Client Date"), titles.index("Item Description")
     months = ("Dec-10", "Jan-11", "Feb-11", "Mar-11")
-    kept = [row for row in rows[1:] if row and next(csv.reader([row.decode()]))[delivered].endswith(months)]
-    write("scms_shipments.csv.gz", b"\r".join([rows[0], *kept, b""]))
+    first, other = rows[1 : FIRST_SHIPMENTS + 1], rows[FIRST_SHIPMENTS + 1 :]
+    kept = [row for row in other if row and next(csv.reader([row.decode()]))[delivered].endswith(months)]
+    write("scms_shipments.csv.gz", b"\r".join([rows[0], *first, *kept, b""]))
     items = Counter(next(csv.reader([row.decode()]))[item] for row in kept)
-    # The products of the shop and the items of the shipments have nothing to do with each other. This table is invented.
+    # The products of the shop have nothing to do with the items of the shipments: this table is invented.
     pairs = zip(products, (name for name, _ in items.most_common()), strict=False)
     with (HERE / "catalogue.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -101,7 +103,7 @@ def cut_metrics(source: Path) -> None:
     series = [b"series,timestamp,value\n"]
     for path in paths:
         name = f"{path.parent.name}/{path.stem}".encode()
-        series += [name + b"," + line for line in lines(path)[1:]]
+        series += [name + b"," + line.rstrip() + b"\n" for line in lines(path)[1:]]
     write("nab_series.csv.gz", b"".join(series))
     labels = json.loads((nab / "labels_combined_windows.json").read_text())
     selected = {f"{path.parent.name}/{path.stem}": labels[f"{path.parent.name}/{path.name}"] for path in paths}
