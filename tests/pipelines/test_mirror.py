@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
-from kafka import KafkaConsumer
-from kafka.structs import OffsetAndMetadata
-from kafka.structs import TopicPartition as Partition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from interop_harness.target import SETTINGS, NoKafka, started
 from tidelog.pipelines import mirror
-from tidelog.pipelines.mirror import Mirror
 from tidelog.pipelines.mirror_check import Checker, report
 from tidelog.pipelines.mirror_writer import connect
+from tidelog.pipelines.mirrors import Mirror
 from tidelog.pipelines.running import run
 from tidelog.testing import Broker
 
@@ -26,6 +22,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LIMIT_S = 60.0
+
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:kafka\..*"),
+    pytest.mark.filterwarnings("ignore:(open|read)_text is deprecated:DeprecationWarning"),
+    # kafka-python leaves the socket of a connection that closes while it is being made to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"),
+]
+"""kafka-python is therefore imported by the functions that use it."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -76,8 +80,8 @@ def write_transactions(bootstrap: str, topic: str, values: list[str]) -> None:
     producer.init_transactions(LIMIT_S)
     for number, value in enumerate(values):
         producer.begin_transaction()
-        producer.produce(topic, value + "!" * (number % 2), partition=0)
-        producer.produce(topic, value + " again" + "!" * (number % 2), partition=0)
+        for text in (value, value + " again"):
+            producer.produce(topic, text + "!" * (number % 2), text, partition=0)
         if number % 2:
             producer.flush(LIMIT_S)
             producer.abort_transaction(LIMIT_S)
@@ -109,6 +113,10 @@ def consume_confluent(bootstrap: str, group: str, topic: str, count: int) -> lis
 
 
 def consume_kafka_python(bootstrap: str, group: str, topic: str, count: int) -> list[bytes | None]:
+    from kafka import KafkaConsumer
+    from kafka.structs import OffsetAndMetadata
+    from kafka.structs import TopicPartition as Partition
+
     consumer: Any = KafkaConsumer(
         topic,
         bootstrap_servers=bootstrap,
@@ -128,6 +136,9 @@ def consume_kafka_python(bootstrap: str, group: str, topic: str, count: int) -> 
 
 
 def consume_aiokafka(bootstrap: str, group: str, topic: str, count: int) -> list[bytes | None]:
+    from aiokafka import AIOKafkaConsumer
+    from aiokafka.structs import TopicPartition as Partition
+
     async def consume() -> list[bytes | None]:
         consumer: Any = AIOKafkaConsumer(
             topic,
@@ -191,8 +202,6 @@ def test_consumers_continue_after_the_cut_over(source: str, target: str, spark: 
 
     create(source, NewTopic("shop-late", 1, 1))
     admin = AdminClient({"bootstrap.servers": source})
-    from confluent_kafka.admin import NewPartitions
-
     admin.create_partitions([NewPartitions("shop-orders", 3)])["shop-orders"].result(LIMIT_S)
     write(source, "shop-orders", range(200, 260), 3)
     write(source, "shop-late", range(5), 1)

@@ -15,9 +15,9 @@ from tidelog.client.errors import ClientError
 from tidelog.model.ids import TopicPartition
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.loading import load
-from tidelog.pipelines.mirror import Mirror
 from tidelog.pipelines.mirror_cluster import MirrorCluster
 from tidelog.pipelines.mirror_writer import TopicMatcher, connect
+from tidelog.pipelines.mirrors import Mirror
 from tidelog.wire.errors import ApiError
 from tidelog.wire.records import Record
 

@@ -8,7 +8,7 @@ from tidelog.client.blocking import Client
 from tidelog.client.cluster import Address
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import ClientError
-from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, Ask, FetchLimits, Request
+from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, Ask, FetchLimits, Request
 from tidelog.client.reader import whole_batches
 from tidelog.client.visible import visible_batches
 from tidelog.model.ids import TopicPartition
@@ -128,13 +128,19 @@ class MirrorCluster:
         """Return the last stable offset of each partition."""
         return self._offsets(partitions, LATEST)
 
+    def uncommitted_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the high watermark of each partition."""
+        return self._offsets(partitions, LATEST, READ_UNCOMMITTED)
+
     def starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the log start offset of each partition."""
         return self._offsets(partitions, EARLIEST)
 
-    def _offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+    def _offsets(
+        self, partitions: Iterable[TopicPartition], timestamp: int, isolation: int = READ_COMMITTED
+    ) -> dict[TopicPartition, int]:
         wanted = dict.fromkeys(partitions, timestamp)
-        listed = self.client.list_offsets(wanted, READ_COMMITTED) if wanted else {}
+        listed = self.client.list_offsets(wanted, isolation) if wanted else {}
         return {tp: offset.offset for tp, offset in listed.items()}
 
     def records(self, partition: TopicPartition, begin: int, end: int) -> Iterator[Record]:

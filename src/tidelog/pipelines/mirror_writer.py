@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from tidelog.pipelines.mirror import Mirror
+    from tidelog.pipelines.mirrors import Mirror
 
 logger = logging.getLogger("tidelog.pipelines")
 
@@ -131,6 +131,8 @@ class MirrorWriter:
         self._topics.follow(self._partition_counts)
         plan = self._store.plan
         if plan is None or plan.position != position:
+            if plan is not None and plan.position.query != self._query and plan.position != stored:
+                self._check_unfinished(plan)
             partitions = [TopicPartition(t, n) for t, count in self._partition_counts.items() for n in range(count)]
             ends = self._target.ends(self._in_target(tp) for tp in partitions)
             plan = Plan(position, {tp: ends[self._in_target(tp)] for tp in partitions})
@@ -154,6 +156,24 @@ class MirrorWriter:
 
     def _in_target(self, partition: TopicPartition) -> TopicPartition:
         return TopicPartition(self._mirror.prefix + partition.topic, partition.partition)
+
+    def _check_unfinished(self, plan: Plan) -> None:
+        """Raise PipelineError if a micro-batch of an earlier query wrote records whose offsets are not stored.
+
+        This query has begun before these records, because it does not have the checkpoint of the earlier one.
+        """
+        counts = self._target.partition_counts()
+        begins = {self._in_target(tp): end for tp, end in plan.ends.items()}
+        begins = {tp: begin for tp, begin in begins.items() if tp.partition < counts.get(tp.topic, 0)}
+        ends, uncommitted_ends = self._target.ends(begins), self._target.uncommitted_ends(begins)
+        for tp, begin in begins.items():
+            if ends[tp] < uncommitted_ends[tp] or self._target.has_records(tp, begin, ends[tp]):
+                raise PipelineError(
+                    f"mirror {self._mirror.name}: {tp} may have records of micro-batch {plan.position.batch} of an"
+                    f" earlier run ({plan.position.query}) whose offsets are not stored, and its checkpoint is missing."
+                    f" Run the mirror with the earlier checkpoint; or delete the mirrored topics and"
+                    f" {self._store.topic} in the target, and begin again"
+                )
 
     def _write_records(self, batch: "DataFrame", batch_id: int) -> None:
         from pyspark.sql import functions as F
