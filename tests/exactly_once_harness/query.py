@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 
+from exactly_once_harness.transactions import stable_ends
 from pyspark_tidelog import writer
 from pyspark_tidelog.batch_reader import RangePartition, read_range
 from pyspark_tidelog.exactly_once import task
@@ -17,8 +18,7 @@ from pyspark_tidelog.options import WriteOptions, read_options, write_options
 from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.writer import write_rows_once
 from tidelog.client.blocking import Client, Ticket
-from tidelog.client.operations import LATEST, READ_COMMITTED, Ask
-from tidelog.model.ids import TopicPartition
+from tidelog.client.operations import Ask
 from tidelog.wire.message import Message
 
 
@@ -131,21 +131,18 @@ class Query:
         """Write a micro-batch, as a driver without failures does."""
         self.commit(batch, self.run_tasks(batch, tasks))
 
-    def committed(self) -> list[str]:
-        """Return the values that a reader with read_committed finds, sorted. Asserts that no transaction is open."""
+    def committed(self, limit_s: float = 30.0) -> list[str]:
+        """Return the values that a reader with read_committed finds, sorted. Raises AssertionError if a transaction is
+        open after `limit_s`.
+        """
         options: dict[str, Any] = {
             "kafka.bootstrap.servers": self.bootstrap,
             "subscribe": self.topic,
             "kafka.isolation.level": "read_committed",
         }
         values: list[str] = []
-        with Client(self.bootstrap) as client:
-            partitions = [TopicPartition(self.topic, n) for n in client.topics([self.topic])[self.topic].leaders]
-            stable = client.list_offsets(dict.fromkeys(partitions, LATEST), READ_COMMITTED)
-            ends = client.list_offsets(dict.fromkeys(partitions, LATEST))
-        for tp in partitions:
-            assert stable[tp].offset == ends[tp].offset, f"{tp}: a transaction is open"
-            offset_range = RangePartition(OffsetRange(*tp, 0, stable[tp].offset))
+        for tp, end in stable_ends(self.bootstrap, self.topic, limit_s).items():
+            offset_range = RangePartition(OffsetRange(*tp, 0, end))
             for batch in read_range(read_options(options, streaming=False), ("value",), offset_range):
                 values += [value.decode() for value in batch.column(0).to_pylist()]
         return sorted(values)

@@ -64,8 +64,8 @@ class Copy:
         return query
 
     def forget_commits(self, first: int) -> None:
-        """Remove what Spark has noted about the ends of its micro-batches, from number `first` on, as if the driver
-        had died before it noted them.
+        """Remove the entries about finished micro-batches from the checkpoint, from number `first` on, as if the driver
+        had died before it wrote them.
         """
         for path in (self._checkpoint / "commits").iterdir():
             if (number := path.name.strip(".").split(".")[0]).isdecimal() and int(number) >= first:

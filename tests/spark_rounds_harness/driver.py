@@ -2,7 +2,8 @@
 
     python -m spark_rounds_harness.driver SINK BOOTSTRAP INPUT TARGET FOLDER
 
-It prints one line of JSON after each micro-batch, and runs until it is killed or its stdin ends.
+It prints one line of JSON when the query has started, and one after each micro-batch. It runs until it is killed, or
+until its stdin ends.
 """
 
 import json
@@ -12,19 +13,20 @@ from pathlib import Path
 
 from spark_rounds_harness.sinks import SINKS, Target
 
+JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Three JVMs share the cores with the query's Python processes, and live for seconds: they start fast."""
 SETTINGS = {
     "spark.master": "local-cluster[2,1,512]",
     "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": JVM,
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": JVM,
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.task.maxFailures": "100",
-    "spark.speculation": "true",
-    "spark.speculation.interval": "100ms",
-    "spark.speculation.multiplier": "1.5",
     "spark.sql.streaming.metricsEnabled": "false",
 }
-OFFSETS_PER_TRIGGER = 400
-POLL_S = 0.1
+OFFSETS_PER_TRIGGER = 300
+POLL_S = 0.3
 
 
 def main(sink: str, bootstrap: str, source: str, target_name: str, folder: str) -> None:
@@ -44,13 +46,14 @@ def main(sink: str, bootstrap: str, source: str, target_name: str, folder: str) 
     )
     writer = SINKS[sink].write(frame, target)
     query = writer.option("checkpointLocation", str(target.folder / "checkpoint")).start()
+    print(json.dumps({"end": 0}), flush=True)
     last_batch = -1
     while query.isActive:
         progress = query.lastProgress
         if progress is not None and progress["batchId"] > last_batch and progress["numInputRows"]:
             last_batch = progress["batchId"]
             end = json.loads(progress["sources"][0]["endOffset"])[source]
-            print(json.dumps({"batch": last_batch, "end": sum(end.values())}), flush=True)
+            print(json.dumps({"end": sum(end.values())}), flush=True)
         if select.select([sys.stdin], [], [], POLL_S)[0] and not sys.stdin.read(1):
             query.stop()
             spark.stop()

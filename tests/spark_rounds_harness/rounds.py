@@ -21,11 +21,11 @@ from spark_rounds_harness.sinks import SINKS, Target
 
 TESTS = Path(__file__).resolve().parents[1]
 PARTITIONS = 3
-RECORDS_PER_ROUND = 2_000
-LIMIT_S = 600.0
-"""Upper bound on the time until a round's records are written, restarts included."""
-FIRST_KILL_S, LAST_KILL_S = 0.0, 4.0
-"""A process is killed so many seconds after the round's records were written to the input."""
+RECORDS_PER_ROUND = 900
+LIMIT_S = float(os.environ.get("SPARK_ROUNDS_LIMIT_S", "600"))
+"""Upper bound on the time of one round, restarts included."""
+FIRST_DURATION_S = 3.0
+"""The expected time in which the query writes the records of a round, until it has been measured."""
 
 
 def _driver(driver: int, random: Random) -> list[int]:
@@ -79,6 +79,9 @@ class Life:
         self.target = Target(bootstrap, self._source.replace("-in-", "-out-"), folder)
         self.count = 0
         """Number of records in the input. Their values are the numbers below it."""
+        self._duration_s = FIRST_DURATION_S
+        """The time in which the query wrote the records of the last round without a restart. Something is killed at a
+        random point of such a time, so that it is in the middle of the work on a fast and on a slow machine."""
         self._child: subprocess.Popen[str] | None = None
         self._lines: Queue[str] = Queue()
         self._log = (folder / "driver.log").open("a")
@@ -92,19 +95,26 @@ class Life:
         has processed them all. Raises NotExactlyOnce.
         """
         began = time.monotonic()
+        deadline = began + LIMIT_S
         restarts = self._start_if_dead()
+        while restarts and self._end_of_last_batch() < 0:
+            restarts += self._start_if_dead()
+            assert time.monotonic() < deadline, f"round {number}: the query does not start, see {self._log.name}"
         self.add_records(RECORDS_PER_ROUND)
-        killed = list(KILLS)[(number - 1) % len(KILLS)]
-        time.sleep(self._random.uniform(FIRST_KILL_S, LAST_KILL_S))
+        added = time.monotonic()
+        starts_before = restarts
+        kill = list(KILLS)[(number - 1) % len(KILLS)]
+        time.sleep(self._random.uniform(0, self._duration_s))
         assert self._child
-        pids = KILLS[killed](self._child.pid, self._random)
+        pids = KILLS[kill](self._child.pid, self._random)
         processes.kill(pids)
-        deadline = time.monotonic() + LIMIT_S
         while self._end_of_last_batch() < self.count:
             restarts += self._start_if_dead()
             assert time.monotonic() < deadline, f"round {number}: not complete, see {self._log.name}"
+        if restarts == starts_before:
+            self._duration_s = time.monotonic() - added
         self.check()
-        return Round(number, killed, len(pids), restarts, time.monotonic() - began)
+        return Round(number, kill, len(pids), restarts, time.monotonic() - began)
 
     def add_records(self, count: int) -> None:
         """Append records to the input."""

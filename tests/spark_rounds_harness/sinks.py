@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from exactly_once_harness.transactions import stable_ends
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -44,9 +46,10 @@ def write_topic_of_batches(frame: "DataFrame", target: Target) -> "DataStreamWri
 
 
 def read_topic(target: Target) -> Iterator[str]:
-    """Read with read_committed, which is librdkafka's default. Open transactions hide the records after them."""
+    """Read with read_committed, which is librdkafka's default, when no transaction is open any more."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+    partitions = stable_ends(target.bootstrap, target.name)
     consumer = Consumer(
         {
             "bootstrap.servers": target.bootstrap,
@@ -55,8 +58,7 @@ def read_topic(target: Target) -> Iterator[str]:
             "enable.partition.eof": True,
         }
     )
-    partitions = consumer.list_topics(target.name, 30).topics[target.name].partitions
-    consumer.assign([TopicPartition(target.name, number, 0) for number in partitions])
+    consumer.assign([TopicPartition(*partition, 0) for partition in partitions])
     ended: set[int] = set()
     while len(ended) < len(partitions):
         message = consumer.poll(30)

@@ -35,8 +35,21 @@ TIMEOUT_REMEDY = (
 
 
 def read_decision(client: Client, query: str) -> Decision:
-    """Return the last decision of the query. Raises WriteError if the group's offsets are not a decision."""
-    return decode(query, client.stable_offsets(group_of(query)))
+    """Return the last decision of the query, for a task. If a driver decides at present, this may be the decision
+    before; then the task writes, and its driver aborts what it has written. A task does not wait for the end of the
+    decision, because a killed driver's decision remains open until its timeout.
+
+    Raises WriteError if the group's offsets are not a decision.
+    """
+    return decode(query, client.offsets_with_metadata(group_of(query), require_stable=False))
+
+
+def _begin_to_decide(client: Client, query: str) -> tuple[TransactionalProducer, Decision]:
+    """Fence older drivers of the query, and abort their unfinished decision. Return the producer of a new decision,
+    and the last decision, which no other driver can change unless it fences this one.
+    """
+    driver = client.init_producer(group_of(query), DECISION_TIMEOUT_MS)
+    return driver, decode(query, client.offsets_with_metadata(group_of(query), require_stable=True))
 
 
 def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[TaskResult]) -> None:
@@ -46,8 +59,7 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
     Raises WriteError, and ProducerFenced if another driver of the query decides at the same time.
     """
     own = _transactions(results)
-    driver = client.init_producer(group_of(identity.query), DECISION_TIMEOUT_MS)
-    earlier = read_decision(client, identity.query)
+    driver, earlier = _begin_to_decide(client, identity.query)
     if earlier.covers(identity.batch):
         _finish_earlier(client, identity, earlier, own)
         return
@@ -76,8 +88,7 @@ def abort_batch(client: Client, identity: BatchIdentity, results: Iterable[TaskR
     own = _transactions(results)
     if not own:
         return
-    client.init_producer(group_of(identity.query), DECISION_TIMEOUT_MS)  # no older driver can decide after this
-    earlier = read_decision(client, identity.query)
+    _, earlier = _begin_to_decide(client, identity.query)
     if earlier.covers(identity.batch):
         _finish_earlier(client, identity, earlier, own)
     else:
@@ -177,8 +188,8 @@ def _finish(client: Client, identity: BatchIdentity, decision: Decision) -> None
     if not aborted:
         return
     committed = tuple(each for each in decision.transactions if each.producer not in aborted)
-    driver = client.init_producer(group_of(identity.query), DECISION_TIMEOUT_MS)
-    if read_decision(client, identity.query) == decision:
+    driver, current = _begin_to_decide(client, identity.query)
+    if current == decision:
         revoked = decision._replace(transactions=committed, is_partial=True)
         _commit_decision(client, driver, identity.query, revoked)
     raise WriteError(

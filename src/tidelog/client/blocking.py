@@ -288,9 +288,15 @@ class Client:
             transactional_writes.end_transactions(self.cluster, self.config.backoff, producers, commit=commit)
         )
 
-    def stable_offsets(self, group_id: str) -> dict[TopicPartition, transactional_writes.CommittedOffset]:
-        """Return the committed offsets of a group with their metadata. See `transactional_writes.stable_offsets`."""
-        return self._run(transactional_writes.stable_offsets(self.cluster, self.config.backoff, group_id))
+    def offsets_with_metadata(
+        self, group_id: str, *, require_stable: bool
+    ) -> dict[TopicPartition, transactional_writes.CommittedOffset]:
+        """Return the committed offsets of a group. See `transactional_writes.offsets_with_metadata`."""
+        return self._run(
+            transactional_writes.offsets_with_metadata(
+                self.cluster, self.config.backoff, group_id, require_stable=require_stable
+            )
+        )
 
     def list_offsets_each(
         self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED

@@ -141,7 +141,7 @@ def add_partitions(
 
     yield from _ask_coordinator(
         cluster,
-        CONCURRENT_BACKOFF,
+        backoff,
         (TRANSACTIONS, producer.transactional_id),
         Request(_NO_ADDRESS, request, ADD_PARTITIONS_MAX),
         AddPartitionsToTxnResponse,
@@ -191,7 +191,7 @@ def commit_offsets(
     if producer.version == 1:
         yield from _ask_coordinator(
             cluster,
-            CONCURRENT_BACKOFF,
+            backoff,
             (TRANSACTIONS, producer.transactional_id),
             Request(
                 _NO_ADDRESS,
@@ -225,7 +225,7 @@ def commit_offsets(
 
     yield from _ask_coordinator(
         cluster,
-        CONCURRENT_BACKOFF,
+        backoff,
         (GROUPS, group_id),
         Request(_NO_ADDRESS, request, TXN_OFFSET_COMMIT_MAX[producer.version]),
         TxnOffsetCommitResponse,
@@ -296,14 +296,15 @@ def _end_each(
     return results
 
 
-def stable_offsets(
-    cluster: Cluster, backoff: Backoff, group_id: str
+def offsets_with_metadata(
+    cluster: Cluster, backoff: Backoff, group_id: str, *, require_stable: bool
 ) -> Operation[dict[TopicPartition, CommittedOffset]]:
     """Return the committed offsets of a group, with their metadata; none if the group does not exist.
 
-    If a transaction with offsets of the group is open or ends at present, wait for its end (KIP-447).
+    With `require_stable`, if a transaction with offsets of the group is open or ends at present, wait for its end
+    (KIP-447). Without it, return the offsets from before such a transaction.
     """
-    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id, topics=None)], require_stable=True)
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id, topics=None)], require_stable=require_stable)
 
     def codes(answer: OffsetFetchResponse) -> list[tuple[str, int]]:
         return [
@@ -315,7 +316,7 @@ def stable_offsets(
     try:
         answer = yield from _ask_coordinator(
             cluster,
-            CONCURRENT_BACKOFF,
+            backoff,
             (GROUPS, group_id),
             Request(_NO_ADDRESS, request, OFFSET_FETCH_BY_NAME),
             OffsetFetchResponse,
@@ -354,6 +355,7 @@ def _ask_coordinator(
     """
     key_type, name = key
     retries = Retries(cluster, backoff, ())
+    concurrent_attempts = 0
     while True:
         try:
             address = (yield from _coordinators(cluster, [name], key_type))[name]
@@ -374,6 +376,9 @@ def _ask_coordinator(
             if producer is not None and isinstance(error, ApiError) and not error.retriable:
                 raise _explained(error, producer) from error
             pause = retries.after(error)
+            if isinstance(error, ApiError) and error.code == ErrorCode.CONCURRENT_TRANSACTIONS:
+                pause = pause._replace(delay_ms=CONCURRENT_BACKOFF.delay_ms(concurrent_attempts))
+                concurrent_attempts += 1
         yield pause
 
 

@@ -17,8 +17,8 @@ from tidelog.client.transactional_writes import (
     commit_offsets,
     end_transactions,
     init_producer,
+    offsets_with_metadata,
     produce_in_transaction,
-    stable_offsets,
 )
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, OffsetMetadataTooLarge
@@ -292,13 +292,15 @@ def test_offsets_are_read_when_no_transaction_can_change_them_any_more() -> None
             ),
         )
     )
-    assert brokers.run(stable_offsets(brokers.cluster, BACKOFF, "g")) == {ORDERS_0: CommittedOffset(4, "m")}
+    assert brokers.run(offsets_with_metadata(brokers.cluster, BACKOFF, "g", require_stable=True)) == {
+        ORDERS_0: CommittedOffset(4, "m")
+    }
     [(request, version_max), _] = brokers.requests(OffsetFetchRequest)
     assert isinstance(request, OffsetFetchRequest)
     assert (request.require_stable, version_max) == (True, 9)
     assert len(brokers.pauses) == 1
     brokers = Brokers(OffsetFetch=offsets(ErrorCode.GROUP_ID_NOT_FOUND))
-    assert brokers.run(stable_offsets(brokers.cluster, BACKOFF, "g")) == {}
+    assert brokers.run(offsets_with_metadata(brokers.cluster, BACKOFF, "g", require_stable=True)) == {}
     brokers = Brokers(OffsetFetch=offsets(ErrorCode.GROUP_AUTHORIZATION_FAILED))
     with pytest.raises(ApiError, match="group 'g': GROUP_AUTHORIZATION_FAILED"):
-        brokers.run(stable_offsets(brokers.cluster, BACKOFF, "g"))
+        brokers.run(offsets_with_metadata(brokers.cluster, BACKOFF, "g", require_stable=True))

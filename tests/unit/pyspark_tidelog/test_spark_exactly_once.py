@@ -11,10 +11,11 @@ pytest.importorskip("pyspark")
 from exactly_once_harness.query import Killed, MortalClient, Query
 from pyspark_tidelog.errors import WriteError
 from pyspark_tidelog.exactly_once import driver
-from pyspark_tidelog.exactly_once.decision import group_of
+from pyspark_tidelog.exactly_once.decision import Decision, encode, group_of
 from pyspark_tidelog.exactly_once.task import TransactionalIds
 from tidelog.client import transactional_writes
-from tidelog.client.blocking import Client
+from tidelog.client.blocking import Client, ClientConfig
+from tidelog.client.errors import GaveUp
 from tidelog.client.transactional_writes import ProducerFenced, TransactionalProducer
 from tidelog.client.transactions import TransactionFilter
 from tidelog.testing import Broker
@@ -75,7 +76,7 @@ def test_batches_are_written_once(query: Query, version: int) -> None:
 def test_nothing_is_visible_before_the_decision(query: Query) -> None:
     results = query.run_tasks(0, ONE)
     with pytest.raises(AssertionError, match="a transaction is open"):
-        query.committed()
+        query.committed(0)
     query.abort(0, results)
     assert query.committed() == []
 
@@ -103,6 +104,21 @@ def test_a_driver_is_killed_at_every_request(query: Query, after_sending: bool) 
     else:
         pytest.fail("the driver never came to its end")
     assert query.committed() == sorted(expected)
+
+
+def test_a_task_does_not_wait_for_the_open_decision_of_a_killed_driver(query: Query) -> None:
+    query.write(0, ONE)
+    with Client(query.bootstrap) as client:
+        killed = client.init_producer(group_of(query.name), 60_000)
+        offsets = encode(query.name, Decision(1, 3), 100)
+        client.commit_in_transaction(killed, group_of(query.name), offsets)
+    config = ClientConfig(default_api_timeout_ms=1_000)
+    with Client(query.bootstrap, config) as client, pytest.raises(GaveUp, match="UNSTABLE_OFFSET_COMMIT"):
+        client.offsets_with_metadata(group_of(query.name), require_stable=True)
+    with Client(query.bootstrap, config) as client:
+        query.run_task(1, 0, ["x"], client)
+    query.write(1, TWO)
+    assert query.committed() == values(ONE, TWO)
 
 
 def test_a_task_is_killed_at_every_request(query: Query) -> None:
@@ -245,7 +261,7 @@ def test_a_decision_may_need_many_small_chunks(query: Query, monkeypatch: pytest
     query.write(0, rows)
     assert query.committed() == values(rows)
     with Client(query.bootstrap) as client:
-        offsets = client.stable_offsets(group_of(query.name))
+        offsets = client.offsets_with_metadata(group_of(query.name), require_stable=True)
         assert len(offsets) > 5
         assert {each.offset for each in offsets.values()} == {1}
         assert len(driver.read_decision(client, query.name).transactions) == 20
