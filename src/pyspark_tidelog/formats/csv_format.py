@@ -69,8 +69,10 @@ class CsvFormat(TextFormat):
     def encode(self, record: "Column") -> "Column":
         from pyspark.sql import functions as F
 
-        # to_csv returns an empty text for a null struct.
-        return F.when(record.isNotNull(), F.to_csv(record, ENCODE_DEFAULTS | self._options)).cast("binary")
+        # to_csv returns an empty text for a null struct, and for a struct whose only field is null.
+        line = F.to_csv(record, ENCODE_DEFAULTS | self._options)
+        quoted = F.when(line == "", F.lit(self._options["quote"] * 2)).otherwise(line)
+        return F.when(record.isNotNull(), quoted).cast("binary")
 
     def _result(self, text: "Column", line: "Column", row: "Column") -> "Column":
         from pyspark.sql import functions as F
