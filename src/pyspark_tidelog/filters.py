@@ -27,6 +27,7 @@ PUSHDOWN_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 """The module that runs in the process in which Spark plans a batch read with filters. It runs only if
 spark.sql.python.filterPushdown.enabled is true. If the setting is false, Spark refuses a reader with `pushFilters`."""
 
+LAST_TIME = datetime.max.replace(tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LookUpTimes = Callable[[Mapping["TopicPartition", int]], "Offsets"]
 """Returns, for each partition, the offset of the first record at or after the timestamp in milliseconds; -1 if there
@@ -93,9 +94,9 @@ def _has_kind(column: str, value: Any) -> bool:
 
 
 def _next(value: Any) -> Any:
-    """Return the lowest value of the column above `value`; for a text, `value` itself."""
+    """Return the lowest value of the column above `value`; for a text and for LAST_TIME, `value` itself."""
     if isinstance(value, datetime):
-        return value + timedelta(microseconds=1)
+        return value if value == LAST_TIME else value + timedelta(microseconds=1)
     return value + 1 if isinstance(value, int) else value
 
 

@@ -48,11 +48,17 @@ class GroupOffsets:
         self._client: GroupClient | None = None
         self._committed: Offsets = {}
         self._paused_until = float("-inf")
+        self._members_checked = False
 
     def refuse_members(self) -> None:
         """Raise OptionError if the group has members, because their commits and those of the query would replace each
-        other. Log a warning if the group cannot be described.
+        other.
+
+        Log a warning if the group cannot be described. Later calls then try again, after the pause of a failed commit.
+        Once the group has been described, later calls do nothing.
         """
+        if self._members_checked or self._monotonic() < self._paused_until:
+            return
         try:
             client = self._connected()
             # The list has the group's type, which decides how the group is described.
@@ -66,6 +72,8 @@ class GroupOffsets:
                 raise OptionError(_members_text(self._group_id, f"{len(group.members)} members"))
         elif group is not None and not _is_missing(group):
             self._warn(str(group))
+            return
+        self._members_checked = True
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit the offsets, each the next offset to read, that differ from the committed ones. Never raises."""

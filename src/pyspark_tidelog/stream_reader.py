@@ -64,7 +64,6 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._batch_ended_at = float("-inf")
         self._group = GroupOffsets(options.group_id, self._connect_for_group) if options.group_id else None
-        self._members_checked = False
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant, because the end of the first micro-batch records where the query begins."""
@@ -150,9 +149,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._group is None:
             return
-        if not self._members_checked:
-            self._group.refuse_members()
-            self._members_checked = True
+        self._group.refuse_members()
         self._group.commit(processed)
 
     def _connect_for_group(self) -> Client:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCHEMA = "id int NOT NULL, name string, at timestamp, point struct<x: int>, sizes array<int>"
+NESTED = "a struct<b: int not null, c: int>, d array<struct<e: int not null>>, f map<string, struct<g: int not null>>"
 NOT_ONE = "the value is not exactly one JSON object"
 JSON_ERRORS = [
     (None, "the value is null"),
@@ -33,6 +34,7 @@ JSON_ERRORS = [
     (b'{"id":1}}', NOT_ONE),
     (b'{"id":1}],[]]}', NOT_ONE),
     (b'{"id":1}],[]],"x":[[', NOT_ONE),
+    (b'{"id":1}],[{"__end_of_tidelog_value__":1}]],"x":[[{"id":2}', NOT_ONE),
     (b'{"id":1}\x00', NOT_ONE),
     (b"null", NOT_ONE),
     (b"7", NOT_ONE),
@@ -100,6 +102,28 @@ def test_each_value_is_a_record_or_has_a_reason(
 ) -> None:
     found = outcomes(spark, form, [value for value, _ in errors + records])
     assert found == [(None, reason) for _, reason in errors] + [(record, None) for _, record in records]
+
+
+def test_nested_fields_can_be_required(spark: "SparkSession") -> None:
+    values = [b"{}", b'{"a":{"b":1},"d":[{"e":2},null],"f":{"k":{"g":3}}}', b'{"a":{"c":1}}', b'{"d":[{"e":1},{}]}']
+    found = outcomes(spark, json(NESTED), [*values, b'{"f":{"k":{}}}'])
+    assert [error for _, error in found] == [
+        None,
+        None,
+        "the field a.b is required, but missing or null",
+        "the field d[].e is required, but missing or null",
+        "the field f[].g is required, but missing or null",
+    ]
+
+
+def test_a_line_whose_only_field_is_null_is_not_empty(spark: "SparkSession") -> None:
+    form = csv("a string")
+    rows = spark.createDataFrame([("x",), (None,)], "a string")
+    encoded = rows.select(form.encode(F.struct("a")).alias("value"))
+    assert sorted((bytes(row.value) for row in encoded.collect()), key=len) == [b"x", b'""']
+    records, corrupt = decoded(encoded, form)
+    assert {row.a for row in records.collect()} == {"x", None}
+    assert corrupt.isEmpty()
 
 
 def test_decoded_separates_good_rows_from_corrupt_ones(spark: "SparkSession") -> None:

@@ -17,7 +17,7 @@ from pyspark_tidelog.formats.arrow_rows import (
 )
 from pyspark_tidelog.formats.avro_schema import columns_of_schema, without_other_logical_types
 from pyspark_tidelog.formats.base import Format, nullable
-from pyspark_tidelog.formats.registry import Registry, parsed_schema, registry_of
+from pyspark_tidelog.formats.registry import Registry, UnusableSchema, parsed_schema, registry_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -111,6 +111,8 @@ class AvroCodec:
         data.seek(begin)
         try:
             record = fastavro.schemaless_reader(data, writer, None if writer is reader else reader)
+        except MemoryError:
+            raise
         except Exception as error:
             # fastavro raises exceptions of many types for invalid bytes: EOFError, IndexError, UnicodeDecodeError ...
             reason = str(error) or type(error).__name__
@@ -139,10 +141,14 @@ class AvroCodec:
         if self._registry is None:
             return self._reader, HEADER.size
         if schema_id not in self._writers:
-            schema = self._registry.by_id(schema_id)
-            if schema is None:
-                raise UndecodableValue(f"the registry has no schema with the id {schema_id}")
-            self._writers[schema_id] = _fastavro_schema(schema)
+            try:
+                schema = self._registry.by_id(schema_id)
+                if schema is None:
+                    raise UndecodableValue(f"the registry has no schema with the id {schema_id}")
+                self._writers[schema_id] = _fastavro_schema(schema)
+            except (SchemaError, UnusableSchema) as error:
+                # The schema of an id never changes, so a repeated task would fail for ever.
+                raise UndecodableValue(f"the schema with the id {schema_id} cannot be used: {error}") from None
         return self._writers[schema_id], HEADER.size
 
 

@@ -1,6 +1,7 @@
 """The contract of a format, and helpers that all formats share."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
@@ -8,7 +9,7 @@ from pyspark_tidelog.errors import SchemaError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 Schema: TypeAlias = Union[str, "StructType"]
 """A DDL string like `id bigint, price double`, or PySpark's StructType."""
@@ -137,12 +138,50 @@ def result(error: "Column", record: "Column") -> "Column":
 
 
 def missing_fields(record: "Column", declared: "StructType") -> "Column":
-    """Return an error for a record in which a required field is null; null if there is none."""
+    """Return an error for a record in which a required field, also a nested one, is null; null if there is none."""
     from pyspark.sql import functions as F
 
     cases = F.lit(None).cast("string")
-    for field in reversed(declared.fields):
-        if not field.nullable:
-            reason = F.lit(f"the field {field.name} is required, but missing or null")
-            cases = F.when(record[field.name].isNull(), reason).otherwise(cases)
+    for name, is_missing in reversed(list(_requirements(record, declared, ""))):
+        cases = F.when(is_missing, F.lit(f"{name} is required, but missing or null")).otherwise(cases)
     return cases
+
+
+def _requirements(value: "Column", kind: "DataType", name: str) -> "Iterator[tuple[str, Column]]":
+    """Yield the required parts of a value: the name of the part, and whether it is missing. Parts of a null value are
+    not missing.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            path = f"{name}.{field.name}" if name else f"the field {field.name}"
+            if not field.nullable:
+                yield path, value.isNotNull() & value[field.name].isNull()
+            yield from _requirements(value[field.name], field.dataType, path)
+    elif isinstance(kind, ArrayType):
+        yield from _element_requirements(value, kind.elementType, kind.containsNull, f"{name}[]")
+    elif isinstance(kind, MapType):
+        yield from _element_requirements(F.map_values(value), kind.valueType, kind.valueContainsNull, f"{name}[]")
+
+
+def _element_requirements(
+    values: "Column", kind: "DataType", may_be_null: bool, name: str
+) -> "Iterator[tuple[str, Column]]":
+    from pyspark.sql import functions as F
+
+    if not may_be_null:
+        yield name, F.exists(values, lambda value: value.isNull())
+    names = [path for path, _ in _requirements(F.lit(None), kind, name)]
+    for index, path in enumerate(names):
+        yield path, F.exists(values, _condition(kind, name, index))
+
+
+def _condition(kind: "DataType", name: str, index: int) -> "Callable[[Column], Column]":
+    """Return the function from an element to the condition of its requirement with this index."""
+
+    def condition(element: "Column") -> "Column":
+        return list(_requirements(element, kind, name))[index][1]
+
+    return condition

@@ -69,8 +69,13 @@ class CsvFormat(TextFormat):
     def encode(self, record: "Column") -> "Column":
         from pyspark.sql import functions as F
 
-        # to_csv returns an empty text for a null struct.
-        return F.when(record.isNotNull(), F.to_csv(record, ENCODE_DEFAULTS | self._options)).cast("binary")
+        line = F.to_csv(record, ENCODE_DEFAULTS | self._options)
+        fields = self.declared.fieldNames()
+        if len(fields) == 1:
+            # Spark's to_csv fails if the only field is null. An empty line would be decoded as an empty value.
+            line = F.when(record[fields[0]].isNull(), F.lit(self._options["quote"] * 2)).otherwise(line)
+        # to_csv alone returns an empty text for a null struct.
+        return F.when(record.isNotNull(), line).cast("binary")
 
     def _result(self, text: "Column", line: "Column", row: "Column") -> "Column":
         from pyspark.sql import functions as F

@@ -5,9 +5,11 @@ texts in single quotes. Therefore a value is parsed as a part of a larger docume
 
     {"records": [[VALUE], [{END: 1}]]}
 
-A value that is more or less than one JSON object makes this document invalid, or gives it another shape.
+A value that is more or less than one JSON object makes this document invalid, or gives it another shape. END is a
+random name, so no value can contain an end of its own.
 """
 
+import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
-END = "__end_of_tidelog_value__"
-"""Name of the field behind the value. No schema may contain it."""
 CORRUPT = "corrupt"
 REFUSED_OPTIONS = ("columnnameofcorruptrecord", "mode", "multiline")
 """Options of from_json, in lower case, that would change how a corrupt value is recognised."""
@@ -48,22 +48,16 @@ class JsonFormat(TextFormat):
     def describe(self) -> str:
         return "json"
 
-    @property
-    def declared(self) -> "StructType":
-        declared = super().declared
-        if END in declared.fieldNames():
-            raise SchemaError(f"the field name {END} is reserved")
-        return declared
-
     def decode(self, value: "Column") -> "Column":
         from pyspark.sql import functions as F
 
         text = value.cast("string")
-        document = F.concat(F.lit('{"records":[['), text, F.lit(f'],[{{"{END}":1}}]]}}'))
+        end = f"end_{uuid.uuid4().hex}"
+        document = F.concat(F.lit('{"records":[['), text, F.lit(f'],[{{"{end}":1}}]]}}'))
         options = self._options_with(DECODE_DEFAULTS) | {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-        parsed = F.from_json(document, self._document_schema(), options)
+        parsed = F.from_json(document, self._document_schema(end), options)
         # The parameter of the function is evaluated once for each row, however often the function uses it.
-        return F.transform(F.array(parsed), lambda document: self._result(text, document))[0]
+        return F.transform(F.array(parsed), lambda document: self._result(text, document, end))[0]
 
     def encode(self, record: "Column") -> "Column":
         from pyspark.sql import functions as F
@@ -74,21 +68,21 @@ class JsonFormat(TextFormat):
         set_names = {name.lower() for name in self._options}
         return {name: text for name, text in defaults.items() if name.lower() not in set_names} | self._options
 
-    def _document_schema(self) -> "StructType":
+    def _document_schema(self, end: str) -> "StructType":
         from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
 
-        element = StructType([*nullable(self.declared).fields, StructField(END, IntegerType())])
+        element = StructType([*nullable(self.declared).fields, StructField(end, IntegerType())])
         records = StructField("records", ArrayType(ArrayType(element)))
         return StructType([records, StructField(CORRUPT, StringType())])
 
-    def _result(self, text: "Column", document: "Column") -> "Column":
+    def _result(self, text: "Column", document: "Column", end: str) -> "Column":
         from pyspark.sql import functions as F
 
         lists = document["records"]
         before_end, behind = F.get(lists, F.lit(0)), F.get(lists, F.lit(1))
         # Both sizes are null or -1 if a list is null.
         is_one_value = (F.size(lists) == 2) & (F.size(before_end) == 1)
-        is_one_value &= F.coalesce(F.get(behind, F.lit(0))[END] == 1, F.lit(False))
+        is_one_value &= F.coalesce(F.get(behind, F.lit(0))[end] == 1, F.lit(False))
         first = F.get(before_end, F.lit(0))
         record = F.struct(*[first[name].alias(name) for name in self.declared.fieldNames()])
         trimmed = F.btrim(text, F.lit(" \t\r\n"))

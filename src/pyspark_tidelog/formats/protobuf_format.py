@@ -116,6 +116,8 @@ class ProtobufCodec:
         if len(value) <= HEADER_BYTES or value[0] != 0:
             raise UndecodableValue("the value does not begin with the header of a schema registry")
         count, at = _zigzag(value, HEADER_BYTES)
+        if count < 0:
+            raise UndecodableValue("the header of the value is not valid: it has a negative number of indexes")
         path = []
         for _ in range(min(count, len(value))):
             index, at = _zigzag(value, at)

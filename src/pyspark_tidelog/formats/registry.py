@@ -5,6 +5,7 @@ A registry is a dictionary or a file with schemas, or a service with the HTTP in
 
 import base64
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,12 +19,24 @@ ANSWER_BYTES_MAX = 16 << 20
 """Upper bound on the size of an answer of a schema registry."""
 TIMEOUT_S = 30.0
 ATTEMPTS = 3
+FIRST_PAUSE_S = 0.5
+"""Pause after the first failed attempt. Each further pause is twice as long."""
+MISSING_S = 5.0
+"""Time for which an id that the registry does not have is not requested again."""
+MISSING_IDS_MAX = 10_000
+"""Upper bound on the remembered ids that the registry does not have. Values name ids, so there may be many."""
 NOT_FOUND = 404
 UNAUTHORIZED = (401, 403)
 
 
 class RegistryError(RuntimeError):
-    """The schema registry cannot be reached, or its answer cannot be used."""
+    """The schema registry cannot be reached, or its answer cannot be read. A later request may succeed."""
+
+
+class UnusableSchema(ValueError):
+    """A registered schema cannot be used, for example because it is not Avro. This does not change, because the same
+    id always has the same schema.
+    """
 
 
 class RegisteredSchema(NamedTuple):
@@ -36,12 +49,15 @@ class Registry(Protocol):
     """Finds schemas. It is pickled with the query."""
 
     def by_id(self, schema_id: int) -> Any | None:
-        """Return the schema as parsed JSON, or None if there is no schema with this id. Raises RegistryError."""
+        """Return the schema as parsed JSON, or None if there is no schema with this id.
+
+        Raises UnusableSchema and RegistryError.
+        """
         ...
 
     def latest(self, subject: str | None) -> RegisteredSchema:
         """Return the latest schema of a subject, or the only one of a dictionary. Raises OptionError if it is not
-        known which schema that is, and RegistryError.
+        known which schema that is, UnusableSchema and RegistryError.
         """
         ...
 
@@ -84,13 +100,21 @@ class HttpRegistry:
         address = parts.netloc.rpartition("@")[2]
         self._url = urllib.parse.urlunsplit((parts.scheme, address, parts.path.rstrip("/"), "", ""))
         self._schemas: dict[int, Any] = {}
+        self._missing_until: dict[int, float] = {}
+        """When to ask again for an id that was not found, on the monotonic clock."""
 
     def by_id(self, schema_id: int) -> Any | None:
-        if schema_id not in self._schemas:
-            answer = self._get(f"/schemas/ids/{schema_id}")
-            if answer is None:
-                return None
-            self._schemas[schema_id] = self._schema(answer)
+        if schema_id in self._schemas:
+            return self._schemas[schema_id]
+        if time.monotonic() < self._missing_until.get(schema_id, float("-inf")):
+            return None
+        answer = self._get(f"/schemas/ids/{schema_id}")
+        if answer is None:
+            if len(self._missing_until) >= MISSING_IDS_MAX:
+                self._missing_until.clear()
+            self._missing_until[schema_id] = time.monotonic() + MISSING_S
+            return None
+        self._schemas[schema_id] = self._schema(answer)
         return self._schemas[schema_id]
 
     def latest(self, subject: str | None) -> RegisteredSchema:
@@ -106,13 +130,15 @@ class HttpRegistry:
     def _schema(self, answer: Mapping[str, Any]) -> Any:
         kind = answer.get("schemaType", "AVRO")
         if kind != "AVRO":
-            raise RegistryError(f"registry {self._url}: the schema is {kind}, not Avro")
+            raise UnusableSchema(f"registry {self._url}: the schema is {kind}, not Avro")
         if answer.get("references"):
-            raise RegistryError(f"registry {self._url}: schemas with references to others are not supported")
+            raise UnusableSchema(f"registry {self._url}: schemas with references to others are not supported")
+        if not isinstance(answer.get("schema"), str):
+            raise RegistryError(f"registry {self._url}: the answer has no schema")
         try:
             return parsed_schema(answer["schema"])
-        except (KeyError, OptionError) as error:
-            raise RegistryError(f"registry {self._url}: the answer has no valid schema: {error}") from None
+        except OptionError as error:
+            raise UnusableSchema(f"registry {self._url}: {error}") from None
 
     def _get(self, path: str) -> dict[str, Any] | None:
         """Return the answer as parsed JSON, or None if the registry does not have it."""
@@ -137,6 +163,7 @@ class HttpRegistry:
                 reason = str(error)
             if attempt + 1 == ATTEMPTS:
                 raise RegistryError(f"registry {self._url} cannot be reached: {reason}")
+            time.sleep(FIRST_PAUSE_S * 2**attempt)
         if len(text) > ANSWER_BYTES_MAX:
             raise RegistryError(f"registry {self._url}: an answer has more than {ANSWER_BYTES_MAX} bytes")
         try:

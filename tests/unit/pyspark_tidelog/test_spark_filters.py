@@ -96,6 +96,7 @@ def test_comparisons_limit_what_is_read() -> None:
         ((GreaterThan(("timestamp",), at(20)),), [(0, 2, 4), (1, 0, 2)]),
         ((GreaterThanOrEqual(("timestamp",), at(20.001)),), [(0, 2, 4), (1, 0, 2)]),
         ((EqualTo(("timestamp",), at(60)),), [(1, 1, 2)]),
+        ((GreaterThan(("timestamp",), datetime.max.replace(tzinfo=UTC)),), []),
         ((GreaterThan(("timestamp",), at(60)),), []),
         ((In(("timestamp",), (at(60), at(30))), EqualTo(("partition",), 0)), [(0, 2, 4)]),
         ((LessThan(("timestamp",), at(20)),), [(0, 0, 4), (1, 0, 2), (2, 0, 1)]),

@@ -239,16 +239,15 @@ def test_schemas_of_a_service_are_requested_once(service: Service) -> None:
 
 def test_a_service_that_fails_is_not_a_corrupt_value(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "ANSWER_BYTES_MAX", 200)
+    pauses: list[float] = []
+    monkeypatch.setattr("pyspark_tidelog.formats.registry.time.sleep", pauses.append)
     url = f"http://user:secret@{service.address}"
     for answer, message in [
         ((500, b""), "cannot be reached: HTTP status 500"),
         ((401, b""), "access is denied"),
         ((200, b"[]"), "is not a JSON object"),
         ((200, b"x" * 300), "more than 200 bytes"),
-        ((200, b"{}"), "no valid schema"),
-        ((200, b'{"schema": "{"}'), "no valid schema"),
-        ((200, b'{"schema": "{}", "schemaType": "JSON"}'), "is JSON, not Avro"),
-        ((200, b'{"schema": "{}", "references": [{}]}'), "references to others are not supported"),
+        ((200, b"{}"), "the answer has no schema"),
     ]:
         service.answers["/schemas/ids/1"] = answer
         with pytest.raises(RegistryError, match=message) as raised:
@@ -256,10 +255,43 @@ def test_a_service_that_fails_is_not_a_corrupt_value(service: Service, monkeypat
         assert "secret" not in str(raised.value)
     with pytest.raises(OptionError, match="no subject 'x'"):
         HttpRegistry(url).latest("x")
+    pauses.clear()
     service.server.shutdown()
     service.server.server_close()
     with pytest.raises(RegistryError, match="cannot be reached"):
         HttpRegistry(url).by_id(1)
+    assert pauses == [0.5, 1.0]
+
+
+def test_a_schema_that_cannot_be_used_makes_only_its_values_corrupt(service: Service) -> None:
+    """A task that failed because of them would fail again for ever."""
+    service.add("/schemas/ids/1", schema=json.dumps(OLD))
+    service.add("/schemas/ids/2", schema="{}", schemaType="JSON")
+    service.add("/schemas/ids/3", schema="{}", references=[{}])
+    service.add("/schemas/ids/4", schema="{")
+    service.add("/schemas/ids/5", schema='{"type": "record"}')
+    form = avro(OLD, registry=f"http://{service.address}")
+    found = results(form, [written(OLD, {"id": 7}, schema_id) for schema_id in range(1, 6)])
+    assert found[0] == {"id": 7}
+    for schema_id, reason in enumerate(["is JSON, not Avro", "references", "is not JSON", "is not valid"], 2):
+        assert found[schema_id - 1].startswith(f"the schema with the id {schema_id} cannot be used: ")
+        assert reason in found[schema_id - 1]
+
+
+def test_an_id_that_the_registry_does_not_have_is_not_requested_for_each_value(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = HttpRegistry(f"http://{service.address}")
+    monkeypatch.setattr(registry_module, "MISSING_IDS_MAX", 2)
+    for schema_id in (1, 1, 2, 2):
+        assert registry.by_id(schema_id) is None
+    assert len(service.requests) == 2
+    assert registry.by_id(3) is None
+    assert len(registry._missing_until) == 1
+    service.add("/schemas/ids/3", schema='"string"')
+    assert registry.by_id(3) is None
+    registry._missing_until[3] = 0.0
+    assert registry.by_id(3) == "string"
 
 
 FIELD = descriptor_pb2.FieldDescriptorProto
@@ -324,13 +356,10 @@ def test_protobuf_descriptors_are_read_from_a_file(tmp_path: Path) -> None:
     other = "the header names another message of the file than shop.Sale"
     no_header = "the value does not begin with the header of a schema registry"
     not_complete = "the header of the value is not complete"
-    assert results(
-        with_header, [b"\x00\x00\x00\x00\x09\x02\x02" + value, b"\x07" + value, b"\x00\x00\x00\x00\x09\x80"]
-    ) == [
-        other,
-        no_header,
-        not_complete,
-    ]
+    bad = [b"\x00\x00\x00\x00\x09\x02\x02" + value, b"\x07" + value, b"\x00\x00\x00\x00\x09\x80"]
+    negative = "the header of the value is not valid: it has a negative number of indexes"
+    bad.append(b"\x00\x00\x00\x00\x09\x01" + value)
+    assert results(with_header, bad) == [other, no_header, not_complete, negative]
     late = {"at": datetime(9999, 12, 31, tzinfo=UTC)}
     assert results(form, [form._codec().encode(late)])[0]["at"].year == 9999
     too_late = b"\x12\x08\x08" + b"\xff" * 6 + b"\x7f"

@@ -124,11 +124,22 @@ def test_a_group_with_members_is_refused() -> None:
 
 
 def test_a_group_that_cannot_be_described_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    coordinator = Coordinator()
+    coordinator, clock = Coordinator(), Clock()
     coordinator.error = ClientError("unreachable")
+    group = offsets_of_group(coordinator, clock)
     with caplog.at_level(logging.WARNING):
-        offsets_of_group(coordinator).refuse_members()
+        group.refuse_members()
     assert "unreachable" in caplog.text
+    coordinator.error = None
+    coordinator.members = [Member("m", None, "c", "h", [])]
+    group.refuse_members()
+    clock.now = PAUSE_AFTER_FAILURE_S
+    with pytest.raises(OptionError, match="has 1 members"):
+        group.refuse_members()
+    coordinator.members = []
+    group.refuse_members()
+    coordinator.members = [Member("m", None, "c", "h", [])]
+    group.refuse_members()
 
 
 def test_a_query_commits_what_it_has_processed_and_also_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
