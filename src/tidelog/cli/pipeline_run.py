@@ -80,6 +80,7 @@ def run_pipelines(plan: RunPlan) -> list[str]:
         monitor = LagMonitor(plan.bootstrap, plan.pipelines, lambda: [q for each in run.statuses for q in each.queries])
         stack.callback(monitor.close)
         stack.enter_context(view)
+        view.show(run.statuses)  # the start takes some seconds
         run.start()
         status_at_s = time.monotonic()
         while not run.has_ended and not interrupts():
