@@ -130,8 +130,11 @@ def run_command(
     ] = None,
     settings: SparkSettings = [],  # noqa: B006
     spark_log: Annotated[
-        str, typer.Option("--spark-log", metavar="LEVEL", help="Spark's own log: OFF, ERROR, WARN, INFO.")
-    ] = "OFF",
+        str,
+        typer.Option(
+            "--spark-log", metavar="LEVEL", help="Detail of spark.log in the state directory: OFF, ERROR, WARN, INFO."
+        ),
+    ] = "ERROR",
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line for each change.")] = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:

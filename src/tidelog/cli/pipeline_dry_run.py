@@ -1,7 +1,10 @@
 """`tidelog pipeline dry-run`: print the result of a pipeline for a sample."""
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidelog.cli.tables import Column, Table, counted, print_heading, print_table, printable
@@ -23,7 +26,8 @@ def dry_run(
 
     if sys.stderr.isatty():
         print("Starting Spark ...", file=sys.stderr)
-    spark = start_session([pipeline], settings=settings)
+    log = Path(tempfile.mkdtemp(prefix="tidelog-dry-run-")) / "spark.log"
+    spark = start_session([pipeline], settings=settings, log=log)
     try:
         spark.sparkContext.setLogLevel("OFF")
         taken = sample(pipeline, pipeline_session(spark, pipeline), bootstrap, rows_max, begin)
@@ -42,6 +46,7 @@ def dry_run(
             print_rows(frame, show)
     finally:
         spark.stop()
+    shutil.rmtree(log.parent, ignore_errors=True)
 
 
 def print_rows(frame: "DataFrame", show: int) -> None:

@@ -20,6 +20,8 @@ STEP_S = 0.25
 STATUS_EVERY_S = 1.0
 GRACE_S = 60.0
 """Time that the running micro-batches get to end, in seconds."""
+SPARK_LOG = "spark.log"
+"""Name of the file in the state directory to which Spark and its workers write."""
 ARCHIVE_DIRECTORY = "tidelog-packages"
 """Name of the directory into which an executor unpacks the archive of `tidelog pipeline pack`."""
 
@@ -51,7 +53,8 @@ def run_pipelines(plan: RunPlan) -> list[str]:
     view: PipelineView = LiveView() if sys.stdout.isatty() and not plan.json else LineView(json=plan.json)
     if sys.stderr.isatty():
         print(f"Starting Spark ({plan.master}) ...", file=sys.stderr)
-    spark = start_session(plan.pipelines, plan.master, archive_settings(plan.archive) | dict(plan.settings))
+    log = plan.state / SPARK_LOG
+    spark = start_session(plan.pipelines, plan.master, archive_settings(plan.archive) | dict(plan.settings), log)
     with ExitStack() as stack:
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel(plan.spark_log)
@@ -77,6 +80,7 @@ def run_pipelines(plan: RunPlan) -> list[str]:
         monitor = LagMonitor(plan.bootstrap, plan.pipelines, lambda: [q for each in run.statuses for q in each.queries])
         stack.callback(monitor.close)
         stack.enter_context(view)
+        view.show(run.statuses)  # the start takes some seconds
         run.start()
         status_at_s = time.monotonic()
         while not run.has_ended and not interrupts():

@@ -1,5 +1,5 @@
-"""The Spark pipelines. They read the topic `order-events`, write the sales to Parquet, and send suggestions for reorders
-to the topic `reorders`.
+"""The Spark pipelines. They read the topic `order-events`, write the sales to Parquet, and send suggestions for
+reorders to the topic `reorders`.
 
     python -m tidelog.demo.pipeline BOOTSTRAP DIRECTORY
 

@@ -1,8 +1,9 @@
 """The Spark session in which pipelines run."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,13 @@ SETTINGS = {
 
 
 def start_session(
-    pipelines: Sequence[Pipeline], master: str = "local[*]", settings: Mapping[str, str] | None = None
+    pipelines: Sequence[Pipeline],
+    master: str = "local[*]",
+    settings: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> "SparkSession":
-    """Start Spark for these pipelines. `settings` override the settings of the pipelines.
+    """Start Spark for these pipelines. `settings` override the settings of the pipelines. Spark and its workers write
+    to the file `log` instead of stderr.
 
     Raises PipelineError if PySpark or Java is missing, or if two pipelines need different values of one setting that
     all pipelines of a session share.
@@ -57,7 +62,30 @@ def start_session(
     builder = SparkSession.Builder().appName(f"tidelog {name}").master(master)
     for key, value in merged.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with contextlib.ExitStack() as stack:
+        if log is not None:
+            stack.enter_context(stderr_to(log))
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            where = f"; Spark's log is {log}" if log is not None else ""
+            raise PipelineError(f"Spark does not start: {reason[0]}{where}") from error
+
+
+@contextlib.contextmanager
+def stderr_to(log: Path) -> Iterator[None]:
+    """Append to `log` what processes that are started in the block write to stderr, also after the block."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    own_stderr = os.dup(2)
+    try:
+        with open(log, "ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(own_stderr, 2)
+        os.close(own_stderr)
 
 
 def choose_python_of_cluster() -> None:
