@@ -49,7 +49,7 @@ ON_ONE_BROKER = [
     )
 ]
 """Pages that take the broker which `tidelog start` gives without more: whoever reads on has one running already."""
-WITH_SPARK = {"spark.md", "pipelines.md"}
+WITH_SPARK = {"spark.md", "pipelines.md", "connectors.md"}
 LIMIT_S = 240
 
 SKIPPED = {

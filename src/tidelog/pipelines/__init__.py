@@ -13,13 +13,16 @@ from tidelog.pipelines.declarations import PipelineError, pipeline
 if TYPE_CHECKING:
     from pyspark_tidelog.formats import avro, csv, json, protobuf
     from tidelog.pipelines.sinks.delta import delta
+    from tidelog.pipelines.sinks.file import file
+    from tidelog.pipelines.sinks.http import http
     from tidelog.pipelines.sinks.iceberg import iceberg
     from tidelog.pipelines.sinks.parquet import parquet
     from tidelog.pipelines.sinks.sql import sql
     from tidelog.pipelines.topics import topic
 
 __all__ = [
-    "PipelineError", "avro", "csv", "delta", "iceberg", "json", "parquet", "pipeline", "protobuf", "sql", "topic",
+    "PipelineError", "avro", "csv", "delta", "file", "http", "iceberg", "json", "parquet", "pipeline", "protobuf", "sql",
+    "topic",
 ]  # fmt: skip
 
 MODULES = {
