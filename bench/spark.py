@@ -1,191 +1,193 @@
 #!/usr/bin/env python3
-"""Compares reads of a topic by format("tidelog") and by Spark's own JVM Kafka connector, from the same broker.
+"""Compares format("tidelog") with Spark's own JVM Kafka connector in one Spark, against the same broker.
 
-    bench/spark.py [--bootstrap HOST:PORT] [--records N] [--size BYTES] [--partitions N] [--cores N] [--rounds N]
-                   [--jvm DIR]
+    bench/spark.py [--bootstrap HOST:PORT] [--records N] [--partitions N] [--cores N] [--rounds N] [--rows LIST]
 
-Without --bootstrap it starts a broker of this checkout, with its log on /dev/shm; pass Apache Kafka's address to read
-from Kafka. If the topic does not exist, it is created and filled. Each Spark runs all rounds, in turn with the other,
-after some rounds that are not counted (a JVM's compiler needs them). The table shows medians and the ratio. `cpu` is
-the CPU time of a round in Spark and its Python workers, without the broker's: it varies least on a machine that does
-other work. The exit code is 1 if the rate is below 1.3 times the connector's.
+Without --bootstrap it starts a broker of this checkout, with its log on /dev/shm; pass the address of Apache Kafka to
+compare with it as the broker. A row of the table is an action and a kind of value. Actions:
 
-The connector runs in a separate environment. The first run creates it in --jvm (default ~/.cache/tidelog-bench): the
-newest PySpark that the connector is published for, from PyPI, and its jars by mvn. This script's Python needs
-tidelog[spark]. Java 17 or newer runs both.
+    read     a batch read of the whole topic with an aggregate
+    write    a batch write into a new topic
+    stream   a streaming query without a checkpoint of its own, from the beginning to the end, in four micro-batches
+
+Values are 100 bytes, 1 KB (a fifth of the records), or JSON of 5 fields (half of the records), which reads and streams
+parse by from_json, and which writes make by to_json. The two formats alternate, in rounds after one that is not
+counted. The table shows the rows per second of the best round of each format. `cpu` is the CPU time of that round in
+Spark and its Python workers, without that of the broker: it varies least on a machine that does other work. The exit
+code is 1 if a rate is below twice that of the connector.
+
+--rows chooses rows, for example `read-100,write-json`. The connector's jars come from script/spark-kafka. This script's
+Python needs tidelog[spark]. Java 17 or newer runs Spark.
 """
 
 import argparse
-import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from compare import cpu
 
-HERE = pathlib.Path(__file__).resolve().parent
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "tidelog-bench"
-CONNECTOR = "4.1.1"
-BAR = 1.3
-UNCOUNTED = 3
-
-POM = f"""<project><modelVersion>4.0.0</modelVersion>
-<groupId>tidelog</groupId><artifactId>spark-connector</artifactId><version>1</version><dependencies><dependency>
-<groupId>org.apache.spark</groupId><artifactId>spark-sql-kafka-0-10_2.13</artifactId><version>{CONNECTOR}</version>
-</dependency></dependencies></project>"""
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BAR = 2.0
+FORMATS = ("tidelog", "kafka")
+ACTIONS = ("read", "write", "stream")
+SCHEMA = "id bigint, product string, quantity int, price double, at timestamp"
+KINDS = {"100": 1.0, "1024": 0.2, "json": 0.5}
+"""The kinds of values, with their share of --records."""
+MICRO_BATCHES = 4
 
 
-def connector(folder: pathlib.Path) -> tuple[pathlib.Path, str]:
-    """Return the Python with the connector's PySpark, and the jars. The first call installs them."""
-    home = folder / f"spark-connector-{CONNECTOR}"
-    python, jars = home / "venv" / "bin" / "python", home / "jars"
-    if not (home / "complete").exists():
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "pom.xml").write_text(POM)
-        subprocess.run([sys.executable, "-m", "venv", home / "venv"], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", f"pyspark=={CONNECTOR}"], check=True)
-        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={jars}"]
-        subprocess.run(["mvn", "-q", "-B", "-f", home / "pom.xml", *copy], check=True, stdout=sys.stderr)
-        (home / "complete").touch()
-    return python, ",".join(map(str, sorted(jars.glob("*.jar"))))
+class Round(NamedTuple):
+    seconds: float
+    cpu_s: float
 
 
-class Spark:
-    """A child process with one Spark, which reads the topic at each call of `read`."""
+class Bench:
+    def __init__(self, spark: SparkSession, bootstrap: str, partitions: int, broker_pid: int | None) -> None:
+        self.spark = spark
+        self.bootstrap = bootstrap
+        self.partitions = partitions
+        self.broker_pid = broker_pid
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        self.filled: dict[str, str] = {}
 
-    def __init__(self, form: str, python: pathlib.Path, bootstrap: str, topic: str, cores: int, jars: str) -> None:
-        from pyspark_tidelog.java import ensure_java
+    def new_topic(self) -> str:
+        name = f"bench-{uuid.uuid4().hex[:12]}"
+        self.admin.create_topics([NewTopic(name, self.partitions)])[name].result(30)
+        return name
 
-        self.form = form
-        environment = os.environ | {"JAVA_HOME": str(ensure_java()), "SPARK_LOCAL_IP": "127.0.0.1"}
-        command = [python, HERE / "spark_reader.py", form, bootstrap, topic, str(cores), jars]
-        pipe = subprocess.PIPE
-        self.child = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
+    def rows(self, kind: str, count: int) -> DataFrame:
+        frame = self.spark.range(0, count, 1, self.partitions)
+        if kind != "json":
+            return frame.select(F.rpad(F.col("id").cast("string"), int(kind), "x").cast("binary").alias("value"))
+        frame = frame.selectExpr(
+            "id",
+            "concat('product-', id % 1000) as product",
+            "cast(id % 7 as int) as quantity",
+            "id % 1000 / 100D as price",
+            "timestamp_millis(1700000000000 + id) as at",
         )
-        self.version = self._line()["version"]
-        self.seconds: list[float] = []
-        self.cpu: list[float] = []
+        return frame.select(F.to_json(F.struct("*")).cast("binary").alias("value"))
 
-    def read(self, rows: int, size: int) -> None:
-        before = cpu(self.child.pid)
-        assert self.child.stdin
-        self.child.stdin.write("read\n")
-        self.child.stdin.flush()
-        result = self._line()
-        if (result["rows"], result["bytes"]) != (rows, rows * size):
-            raise SystemExit(f"format {self.form} read {result}, not {rows} rows of {size} bytes")
-        self.seconds.append(result["seconds"])
-        self.cpu.append(cpu(self.child.pid) - before)
+    def write(self, form: str, kind: str, count: int, topic: str) -> None:
+        writer = self.rows(kind, count).write.format(form).option("kafka.bootstrap.servers", self.bootstrap)
+        writer.option("topic", topic).mode("append").save()
 
-    def close(self) -> None:
-        assert self.child.stdin
-        self.child.stdin.close()
-        self.child.wait()
+    def topic_with(self, kind: str, count: int) -> str:
+        if kind not in self.filled:
+            self.filled[kind] = self.new_topic()
+            self.write("tidelog", kind, count, self.filled[kind])
+        return self.filled[kind]
 
-    def _line(self) -> dict[str, float]:
-        assert self.child.stdout
-        for line in self.child.stdout:
-            if line.startswith("{"):
-                result: dict[str, float] = json.loads(line)
-                return result
-        raise SystemExit(f"the Spark of format {self.form} ended")
+    def read(self, form: str, kind: str, count: int) -> None:
+        frame = self.spark.read.format(form).option("kafka.bootstrap.servers", self.bootstrap)
+        frame = values_of(frame.option("subscribe", self.topic_with(kind, count)).load(), kind)
+        [row] = frame.selectExpr("count(checked)", "sum(checked)").collect()
+        if row[0] != count:
+            raise SystemExit(f"format {form} read {row[0]} rows, not {count}")
+
+    def stream(self, form: str, kind: str, count: int) -> None:
+        reader = self.spark.readStream.format(form).option("kafka.bootstrap.servers", self.bootstrap)
+        reader = reader.option("subscribe", self.topic_with(kind, count)).option("startingOffsets", "earliest")
+        frame = values_of(reader.option("maxOffsetsPerTrigger", -(-count // MICRO_BATCHES)).load(), kind)
+        with tempfile.TemporaryDirectory() as checkpoint:
+            writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination()
+            done = sum(progress["numInputRows"] for progress in query.recentProgress)
+        if done != count:
+            raise SystemExit(f"format {form} streamed {done} rows, not {count}")
+
+    def run(self, action: str, form: str, kind: str, count: int) -> Round:
+        topic = self.new_topic() if action == "write" else self.topic_with(kind, count)
+        before, began = self._cpu_s(), time.perf_counter()
+        if action == "write":
+            self.write(form, kind, count, topic)
+        elif action == "read":
+            self.read(form, kind, count)
+        else:
+            self.stream(form, kind, count)
+        result = Round(time.perf_counter() - began, self._cpu_s() - before)
+        if action == "write":
+            self.admin.delete_topics([topic])[topic].result(30)
+        return result
+
+    def _cpu_s(self) -> float:
+        return cpu(os.getpid()) - (cpu(self.broker_pid) if self.broker_pid else 0)
 
 
-def fill(bootstrap: str, topic: str, records: int, size: int, partitions: int) -> None:
-    """Create and fill the topic if it does not exist. Records go to the partitions in turn, 1,000 at a time."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    try:
-        admin.create_topics([NewTopic(topic, partitions)])[topic].result(30)
-    except KafkaException:  # the topic exists
-        consumer = KafkaConsumer({"bootstrap.servers": bootstrap, "group.id": "bench"})
-        ends = [consumer.get_watermark_offsets(TopicPartition(topic, i), 30)[1] for i in range(partitions)]
-        consumer.close()
-        if sum(ends) == records:
-            return
-        raise SystemExit(f"topic {topic} exists with {sum(ends)} records, not {records}: delete it") from None
-    producer = Producer({"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 500_000, "linger.ms": 5})
-    value = bytes(i * 7 % 256 for i in range(size))
-    for i in range(records):
-        if i % 1000 == 0:
-            producer.poll(0)
-        while True:
-            try:
-                producer.produce(topic, value=value, partition=i // 1000 % partitions)
-                break
-            except BufferError:
-                producer.poll(0.1)
-    if producer.flush(120):
-        raise SystemExit("the records could not be written")
+def values_of(frame: DataFrame, kind: str) -> DataFrame:
+    """A column `checked`, for which each value must be read; of JSON, each field."""
+    if kind != "json":
+        return frame.select(F.length("value").alias("checked"))
+    parsed = frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("r"))
+    return parsed.selectExpr("r.id + length(r.product) + r.quantity + r.price + unix_millis(r.at) as checked")
 
 
 @contextmanager
-def broker(bootstrap: str | None) -> Iterator[str]:
+def broker(bootstrap: str | None) -> Iterator[tuple[str, int | None]]:
     if bootstrap:
-        yield bootstrap
+        yield bootstrap, None
         return
     from tidelog.testing import Broker
 
     shared = "/dev/shm"
     folder = tempfile.TemporaryDirectory(dir=shared if pathlib.Path(shared).is_dir() else None)
     with folder as data, Broker(process=True, data=data) as started:
-        yield started.bootstrap
-
-
-def table(tidelog: Spark, jvm: Spark, rows: int) -> float:
-    """Print the table, and return the ratio of the rates."""
-
-    def figures(spark: Spark) -> tuple[float, float]:
-        return rows / statistics.median(spark.seconds) / 1e6, statistics.median(spark.cpu)
-
-    (ours, our_cpu), (theirs, their_cpu) = figures(tidelog), figures(jvm)
-    print(f"| {'read':28} | {'M rows/s':>8} | {'cpu s':>6} |\n|{'-' * 30}|{'-' * 10}|{'-' * 8}|")
-    print(f"| {'tidelog, Spark ' + str(tidelog.version):28} | {ours:8.2f} | {our_cpu:6.1f} |")
-    print(f"| {'JVM connector, Spark ' + str(jvm.version):28} | {theirs:8.2f} | {their_cpu:6.1f} |")
-    print(f"| {'ratio':28} | {ours / theirs:8.2f} | {our_cpu / their_cpu:6.2f} |")
-    return ours / theirs
+        yield started.bootstrap, started.pid
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap")
-    parser.add_argument("--topic", default="bench-spark")
-    parser.add_argument("--records", type=int, default=5_000_000)
-    parser.add_argument("--size", type=int, default=100)
-    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--partitions", type=int, default=12)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--jvm", type=pathlib.Path, default=CACHE)
+    parser.add_argument("--rows", default=",".join(f"{action}-{kind}" for kind in KINDS for action in ACTIONS))
     chosen = parser.parse_args()
-    python, jars = connector(chosen.jvm)
-    with broker(chosen.bootstrap) as bootstrap:
-        began = time.monotonic()
-        fill(bootstrap, chosen.topic, chosen.records, chosen.size, chosen.partitions)
-        print(f"{chosen.records} records of {chosen.size} B ready in {time.monotonic() - began:.0f} s", file=sys.stderr)
-        sparks = [
-            Spark("tidelog", pathlib.Path(sys.executable), bootstrap, chosen.topic, chosen.cores, ""),
-            Spark("kafka", python, bootstrap, chosen.topic, chosen.cores, jars),
-        ]
-        for number in range(UNCOUNTED + chosen.rounds):
-            for spark in sparks:
-                spark.read(chosen.records, chosen.size)
-                print(f"{spark.form}: {spark.seconds[-1]:.2f} s, cpu {spark.cpu[-1]:.1f} s", file=sys.stderr)
-                if number < UNCOUNTED:
-                    spark.seconds.clear()
-                    spark.cpu.clear()
-        for spark in sparks:
-            spark.close()
-    return int(table(*sparks, chosen.records) < BAR)
+    from pyspark_tidelog.session import local_session
+
+    jars = subprocess.run([ROOT / "script/spark-kafka"], check=True, capture_output=True, text=True).stdout.strip()
+    settings = {"spark.jars": jars, "spark.driver.memory": "1g"}
+    spark = local_session("bench", cores=chosen.cores, settings=settings)
+    spark.sparkContext.setLogLevel("ERROR")
+    is_below = False
+    print(f"| Spark {spark.version} | tidelog rows/s | cpu s | connector rows/s | cpu s | rate | cpu |")
+    print("|---|---|---|---|---|---|---|")
+    with broker(chosen.bootstrap) as (bootstrap, pid):
+        bench = Bench(spark, bootstrap, chosen.partitions, pid)
+        for name in chosen.rows.split(","):
+            action, kind = name.split("-")
+            count = int(chosen.records * KINDS[kind])
+            best: dict[str, Round] = {}
+            for number in range(1 + chosen.rounds):
+                for form in FORMATS:
+                    done = bench.run(action, form, kind, count)
+                    print(f"{name} {form}: {done.seconds:.2f} s, cpu {done.cpu_s:.1f} s", file=sys.stderr, flush=True)
+                    if number and (form not in best or done.seconds < best[form].seconds):
+                        best[form] = done
+            ours, theirs = (best[form] for form in FORMATS)
+            rate = theirs.seconds / ours.seconds
+            is_below |= rate < BAR
+            print(
+                f"| {name} | {count / ours.seconds:,.0f} | {ours.cpu_s:.1f} | {count / theirs.seconds:,.0f} "
+                f"| {theirs.cpu_s:.1f} | {rate:.2f} | {theirs.cpu_s / max(0.01, ours.cpu_s):.2f} |",
+                flush=True,
+            )
+    spark.stop()
+    return int(is_below)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ PARTS = [
     Part("stores", ["tests/stores", "tests/rounds", "-n", "3"], may_share_cores=True),
     Part("conformance", ["tests/conformance"], may_share_cores=True),
     Part("spark", ["tests/spark"], may_share_cores=True),
+    Part("pipelines", ["tests/pipelines"], may_share_cores=True),
     Part("damage", ["tests/damage"], may_share_cores=True),
     Part("simulation", ["tests/simulation"], may_share_cores=True),
 ]

@@ -33,6 +33,8 @@ class Records(NamedTuple):
     headers: Int32s
     header_keys: Strings
     header_values: Strings
+    timestamps: Int64s
+    """Timestamp of each record, in milliseconds. Empty if all records of a batch have the batch's own timestamp."""
 
 
 @compile_inline
@@ -78,9 +80,9 @@ def assign_partitions(keys: Strings, count: int, target: Int32s) -> None:
 
 @compile_inline
 def _varint_bytes(value: int) -> int:
-    """Return the size of `value` as a zigzag varint. `value` is -1 or more."""
+    """Return the size of `value`, a signed 64-bit number, as a zigzag varint."""
     size = 1
-    remaining = np.uint64(1) if value < 0 else np.uint64(value) << np.uint64(1)
+    remaining = np.uint64((value << 1) ^ (value >> 63))
     while remaining > np.uint64(0x7F):
         remaining >>= np.uint64(7)
         size += 1
@@ -89,7 +91,7 @@ def _varint_bytes(value: int) -> int:
 
 @compile_inline
 def _put_varint(target: Any, at: int, value: int) -> int:
-    remaining = np.uint64(1) if value < 0 else np.uint64(value) << np.uint64(1)
+    remaining = np.uint64((value << 1) ^ (value >> 63))
     while remaining > np.uint64(0x7F):
         target[at] = np.uint8(remaining & np.uint64(0x7F)) | np.uint8(0x80)
         remaining >>= np.uint64(7)
@@ -120,10 +122,16 @@ def _string_bytes(column: Any, row: int) -> Any:
 
 
 @compile_function
-def record_bytes(records: Records, row: int, delta: int) -> Any:
-    """Return the size of a record without its length field. The timestamp delta is always 0 and takes one byte."""
+def record_bytes(records: Records, row: int, delta: int, timestamp_delta: int) -> Any:
+    """Return the size of a record without its length field."""
     first, after = records.headers[row], records.headers[row + 1]
-    size = 2 + _varint_bytes(delta) + _string_bytes(records.keys, row) + _string_bytes(records.values, row)
+    size = (
+        1
+        + _varint_bytes(timestamp_delta)
+        + _varint_bytes(delta)
+        + _string_bytes(records.keys, row)
+        + _string_bytes(records.values, row)
+    )
     size += _varint_bytes(after - first)
     for header in range(first, after):
         size += _string_bytes(records.header_keys, header) + _string_bytes(records.header_values, header)
@@ -135,20 +143,24 @@ def encode(records: Records, rows: Int64s, first: int, target: Bytes, at: int) -
     """Write the records of `rows[first:]` to `target`, from position `at`, until `target` is full.
 
     Return the index in `rows` after the last record written, and the position after that record. If not even the
-    first record fits, return `first` and the size that `target` would need.
+    first record fits, return `first` and the size that `target` would need. The timestamp of the first record written
+    is the base timestamp of the batch.
     """
+    has_timestamps = len(records.timestamps) > 0
+    base_timestamp = records.timestamps[rows[first]] if has_timestamps else np.int64(0)
     index = first
     while index < len(rows):
         row = rows[index]
         delta = index - first
-        size = record_bytes(records, row, delta)
+        timestamp_delta: Any = records.timestamps[row] - base_timestamp if has_timestamps else np.int64(0)
+        size = record_bytes(records, row, delta, timestamp_delta)
         end = at + _varint_bytes(size) + size
         if end > len(target):
             return index, (end if index == first else at)
         at = _put_varint(target, at, size)
         target[at] = 0
-        target[at + 1] = 0
-        at = _put_varint(target, at + 2, delta)
+        at = _put_varint(target, at + 1, timestamp_delta)
+        at = _put_varint(target, at, delta)
         at = _put_string(target, at, records.keys, row)
         at = _put_string(target, at, records.values, row)
         begin, after = records.headers[row], records.headers[row + 1]

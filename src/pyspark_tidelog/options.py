@@ -68,6 +68,7 @@ READ_WITH_EFFECT = (
 )
 WRITE_WITH_EFFECT = (
     "topic",
+    "includeTimestamp",
     "checkpointLocation",
     "exactlyOnce",
     EXACTLY_ONCE_ID,
@@ -158,6 +159,8 @@ class WriteOptions(NamedTuple):
     acks: int
     codec: Codec
     batch_bytes: int
+    include_timestamp: bool
+    """Whether the column `timestamp` contains the timestamps of the records."""
     exactly_once: bool
     transaction_timeout_ms: int
     """Time limit of a task's transaction, from its first row to the end of the micro-batch. Only for exactly once."""
@@ -237,6 +240,7 @@ def write_options(texts: Mapping[str, str]) -> WriteOptions:
         acks=acks,
         codec=Codec(options.choice(PREFIX + "compression.type", CODECS, "none")),
         batch_bytes=max(1, options.integer(PREFIX + "batch.size", BATCH_BYTES, at_most=1 << 30)),
+        include_timestamp=options.flag("includeTimestamp", False),
         exactly_once=exactly_once,
         transaction_timeout_ms=transaction_timeout_ms,
         identity=_identity(options, exactly_once),

@@ -24,6 +24,8 @@ be used."""
 
 COLUMN_NAMES = ("key", "value", "headers", "topic", "partition")
 """The columns that the sink uses. Others are never accessed, because pyarrow may not support their types."""
+TIMESTAMP = "timestamp"
+"""The column that the sink also uses if the option includeTimestamp is set."""
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
@@ -54,8 +56,11 @@ class BatchEncoder:
         batch_bytes: int,
         codec: Codec,
         first_partition: int,
+        include_timestamp: bool = False,
     ) -> None:
+        """With `include_timestamp`, the column `timestamp` contains the timestamps of the records."""
         self._topic = topic
+        self._column_names = (*COLUMN_NAMES, TIMESTAMP) if include_timestamp else COLUMN_NAMES
         self._partition_count = partition_count
         self._now_ms = now_ms
         self._batch_bytes = batch_bytes
@@ -66,8 +71,8 @@ class BatchEncoder:
 
     def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
         """Return the rows as record batches, in order within each partition. Raises SchemaError for invalid values."""
-        columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names) if name in COLUMN_NAMES}
-        records = records_of(columns)
+        columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names) if name in self._column_names}
+        records = records_of(columns, self._now_ms)
         batches: dict[TopicPartition, list[bytearray]] = {}
         for topic, row_numbers in self._by_topic(columns, rows.num_rows):
             targets = self._targets(topic, columns, records, row_numbers)
@@ -131,32 +136,37 @@ class BatchEncoder:
         first = 0
         while first < len(row_numbers):
             after, size = encode(records, row_numbers, first, target, 0)
+            encoded = target[:size]
             if after == first:  # the record is larger than batch_bytes, and is the only one of its batch
                 large = np.empty(size, np.uint8)
                 after, size = encode(records, row_numbers[: first + 1], first, large, 0)
-                yield self._finish_batch(large[:size], 1)
+                encoded = large[:size]
+            if len(records.timestamps):
+                times = records.timestamps[row_numbers[first:after]]
+                base_ms, last_ms = int(times[0]), int(times.max())
             else:
-                yield self._finish_batch(target[:size], after - first)
+                base_ms = last_ms = self._now_ms()
+            yield self._finish_batch(encoded, after - first, base_ms, last_ms)
             first = after
 
-    def _finish_batch(self, records: Bytes, count: int) -> bytearray:
-        """Compress encoded records, and return a batch with header and CRC. All records have the current time."""
+    def _finish_batch(self, records: Bytes, count: int, base_ms: int, last_ms: int) -> bytearray:
+        """Compress encoded records, and return a batch with header and CRC. `base_ms` is the timestamp of the first
+        record, and `last_ms` is the largest timestamp.
+        """
         data = compress(self._codec, memoryview(records))  # type: ignore[arg-type]  # an array is a buffer
-        now_ms = self._now_ms()
         batch = bytearray(HEADER_BYTES)
         length = HEADER_BYTES - LENGTH_END + len(data)
         codec = int(self._codec)
-        _HEADER.pack_into(batch, 0, 0, length, -1, MAGIC, 0, codec, count - 1, now_ms, now_ms, -1, -1, -1, count)
+        _HEADER.pack_into(batch, 0, 0, length, -1, MAGIC, 0, codec, count - 1, base_ms, last_ms, -1, -1, -1, count)
         batch += data
         _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
         return batch
 
     def _encode_without_numba(self, columns: Columns, row_numbers: Int64s) -> Iterator[bytearray]:
         """Encode in plain Python, because numba is not installed."""
-        now_ms = self._now_ms()
         batch: list[Record] = []
         size = 0
-        for record in _python_records(columns, row_numbers, now_ms):
+        for record in _python_records(columns, row_numbers, self._now_ms):
             record_bytes = (
                 len(record.key or b"")
                 + len(record.value or b"")
@@ -183,7 +193,7 @@ def stamp(batch: bytearray, producer_id: int, producer_epoch: int, sequence: int
     return count
 
 
-def records_of(columns: Columns) -> Records:
+def records_of(columns: Columns, now_ms: Callable[[], int]) -> Records:
     """Return the columns in the form that the compiled code reads. Raises SchemaError if a header's key is null."""
     count = len(columns["value"])
     keys = columns.get("key", pa.nulls(count, pa.binary()))
@@ -195,7 +205,22 @@ def records_of(columns: Columns) -> Records:
         names, values = lists.values.flatten()
         if names.null_count:
             raise SchemaError("column headers has a header whose key is null")
-    return Records(_strings(keys), _strings(columns["value"]), _read_only(ends), _strings(names), _strings(values))
+    timestamps = _read_only(_timestamps_ms(columns, now_ms))
+    return Records(
+        _strings(keys), _strings(columns["value"]), _read_only(ends), _strings(names), _strings(values), timestamps
+    )
+
+
+def _timestamps_ms(columns: Columns, now_ms: Callable[[], int]) -> Int64s:
+    """Return the timestamp of each row in milliseconds, rounded down; the current time if it is null. Return an empty
+    array if there is no column of timestamps.
+    """
+    column = columns.get(TIMESTAMP)
+    if column is None:
+        return np.empty(0, np.int64)
+    microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    timestamps: Int64s = pc.fill_null(microseconds, now_ms() * 1000).to_numpy() // 1000
+    return timestamps
 
 
 def _strings(column: pa.Array) -> Strings:
@@ -215,12 +240,14 @@ def _read_only(array: Any) -> Any:
     return array
 
 
-def _python_records(columns: Columns, row_numbers: Int64s, now_ms: int) -> Iterator[Record]:
-    cells = {name: column.take(pa.array(row_numbers)).to_pylist() for name, column in columns.items()}
+def _python_records(columns: Columns, row_numbers: Int64s, now_ms: Callable[[], int]) -> Iterator[Record]:
+    columns = {name: column.take(pa.array(row_numbers)) for name, column in columns.items()}
+    timestamps = _timestamps_ms(columns, now_ms).tolist() or [now_ms()] * len(row_numbers)
+    cells = {name: column.to_pylist() for name, column in columns.items() if name != TIMESTAMP}
     for i in range(len(row_numbers)):
         headers = [(h["key"], h["value"]) for h in cells.get("headers", [None] * (i + 1))[i] or ()]
         key = cells["key"][i] if "key" in cells else None
-        yield Record(_bytes_of(key), _bytes_of(cells["value"][i]), now_ms, headers)
+        yield Record(_bytes_of(key), _bytes_of(cells["value"][i]), timestamps[i], headers)
 
 
 def _bytes_of(value: str | bytes | None) -> bytes | None:

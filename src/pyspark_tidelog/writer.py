@@ -13,7 +13,16 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.errors import OptionError, SchemaError, WriteError
@@ -44,6 +53,7 @@ COLUMNS: dict[str, tuple[DataType, ...]] = {
     "topic": (StringType(),),
     "partition": (IntegerType(),),
 }
+TIMESTAMP = "timestamp"
 
 
 class WriteResult(WriterCommitMessage):
@@ -57,7 +67,7 @@ class _Writer:
     """The parts that the writers of batch and of streaming queries have in common."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_columns(schema, options.topic)
+        check_columns(schema, options.topic, include_timestamp=options.include_timestamp)
         self._options = options
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
@@ -131,12 +141,12 @@ class TidelogStreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._abort(messages)
 
 
-def check_columns(schema: StructType, topic: str | None) -> None:
+def check_columns(schema: StructType, topic: str | None, *, include_timestamp: bool = False) -> None:
     """Raise SchemaError if the columns cannot be written.
 
-    A value column is required. A topic column is required unless the option `topic` is set. The columns of COLUMNS
-    must have the right types. Other columns are ignored. With the option `topic`, a topic column is also ignored, as
-    in Spark's Kafka sink.
+    A value column is required. A topic column is required unless the option `topic` is set. A timestamp column is
+    required with the option `includeTimestamp`. The columns of COLUMNS must have the right types. Other columns are
+    ignored. With the option `topic`, a topic column is also ignored, as in Spark's Kafka sink.
     """
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) < len(schema.fields):
@@ -146,7 +156,10 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         raise SchemaError("there is no column value")
     if topic is None and "topic" not in types:
         raise SchemaError("no topic is chosen: give option topic or a topic column")
-    for name, accepted_types in COLUMNS.items():
+    columns = COLUMNS | ({TIMESTAMP: (TimestampType(),)} if include_timestamp else {})
+    if include_timestamp and TIMESTAMP not in types:
+        raise SchemaError("option includeTimestamp is true, but there is no column timestamp")
+    for name, accepted_types in columns.items():
         if name not in types or (name == "topic" and topic is not None):
             continue
         if not any(_is_same_type(types[name], kind) for kind in accepted_types):
@@ -269,6 +282,7 @@ def _send_rows(
         batch_bytes=options.batch_bytes,
         codec=options.codec,
         first_partition=context.partitionId() if context else 0,
+        include_timestamp=options.include_timestamp,
     )
     try:
         for batch in rows:

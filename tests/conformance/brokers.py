@@ -27,6 +27,13 @@ SETTINGS: Mapping[str, str] = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
 }
+# Settings that only the conversations with the line `setup NAME` need, in addition to SETTINGS.
+SETUPS: Mapping[str, Mapping[str, str]] = {
+    "expiry": {
+        "transactional.id.expiration.ms": "4000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
+    },
+}
 # Kafka always decodes the records that it appends. Tidelog does so only with this setting.
 TIDELOG_SETTINGS: Mapping[str, str] = {**SETTINGS, "record.validation": "full"}
 # The same for clusters. Each broker has an id of its own.
@@ -62,11 +69,14 @@ class NotReady(RuntimeError):
 
 
 @contextlib.contextmanager
-def tidelog(settings: Mapping[str, str] = TIDELOG_SETTINGS) -> Iterator[tuple[str, int]]:
-    """Run a Tidelog broker of this Python environment in a new directory. Yield (host, port)."""
+def tidelog(settings: Mapping[str, str] = TIDELOG_SETTINGS, *, setup: str = "") -> Iterator[tuple[str, int]]:
+    """Run a Tidelog broker of this Python environment in a new directory. Yield (host, port).
+
+    The settings of `setup`, a key of SETUPS, are added to `settings`.
+    """
     with tempfile.TemporaryDirectory(prefix="conform-") as directory:
         program = Path(sys.executable).with_name("tidelog")
-        settings = {**settings, "log.dirs": two_directories(directory)}
+        settings = {**settings, **(SETUPS[setup] if setup else {}), "log.dirs": two_directories(directory)}
         command = [str(program), "start", "--listen", "127.0.0.1:0", *settings_flags(settings)]
         with run_broker(command) as address:
             yield address
@@ -93,12 +103,12 @@ def tidelog_cluster() -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def from_template(template: str, port: int, *, is_cluster: bool = False) -> Iterator[Cluster]:
+def from_template(template: str, port: int, *, is_cluster: bool = False, setup: str = "") -> Iterator[Cluster]:
     """Run brokers with a command that contains {port}, {next_port} and {settings}. It must print their addresses, and
     the ids of their processes if conversations kill brokers.
     """
     with tempfile.TemporaryDirectory(prefix="conform-") as directory:
-        settings = {**SETTINGS, "log.dirs": two_directories(directory)}
+        settings = {**SETTINGS, **(SETUPS[setup] if setup else {}), "log.dirs": two_directories(directory)}
         flags = shlex.join(settings_flags(CLUSTER_SETTINGS if is_cluster else settings))
         text = template.format(port=port, next_port=port + 1, settings=flags)
         with run_command(shlex.split(text)) as line:

@@ -22,6 +22,7 @@ DESCRIPTION = """Record the answers of Apache Kafka 4.3.1, or compare a broker w
   conform                                  start Tidelog and compare it with the recording
   conform --bootstrap HOST:PORT            compare the broker at this address with the recording
   conform --cluster                        the conversations with three brokers, instead of those with one
+  conform --setup NAME                     the conversations with a broker that has other settings
   conform --record --bootstrap HOST:PORT   record the Kafka at this address
   conform --record --kafka-command CMD     start Kafka, record it, stop it
   conform --show [--only PATTERN]          print the recording, decoded
@@ -43,7 +44,7 @@ class Result:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    conversations = _select_conversations(options.only, options.cluster)
+    conversations = _select_conversations(options.only, options.cluster, options.setup)
     if options.show:
         return _show(conversations, options.only)
     allowed = _rules(options.self_test, options.cluster)
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         result = compare(conversations, cluster, allowed, options.jobs, options.only)
     print(report.differences_text(result.differences))
     print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
-    unused = [] if options.only else report.unused(allowed, result.tally, is_cluster=options.cluster)
+    unused = [] if options.only or options.setup else report.unused(allowed, result.tally, is_cluster=options.cluster)
     for rule in unused:
         print(f"the rule is not needed: {rule}")
     return 1 if result.differences or unused else 0
@@ -149,13 +150,13 @@ def _runs(one: Conversation, only: str | None) -> list[Run]:
     return [run for run in runs if fnmatch.fnmatchcase(run.name, only)] or runs if only else runs
 
 
-def of_nodes(nodes: int) -> list[Conversation]:
-    """Return the conversations that are held with a cluster of this size."""
-    return [c for c in conversation.load_all(CONVERSATIONS) if c.nodes == nodes]
+def of_nodes(nodes: int, setup: str = "") -> list[Conversation]:
+    """Return the conversations that are held with a cluster of this size, or with a broker of this setup."""
+    return [c for c in conversation.load_all(CONVERSATIONS) if c.nodes == nodes and c.setup == setup]
 
 
-def _select_conversations(only: str | None, is_cluster: bool) -> list[Conversation]:
-    all_conversations = of_nodes(brokers.NODES if is_cluster else 1)
+def _select_conversations(only: str | None, is_cluster: bool, setup: str) -> list[Conversation]:
+    all_conversations = of_nodes(brokers.NODES if is_cluster else 1, setup)
     if only is None:
         return all_conversations
     return [
@@ -176,13 +177,15 @@ def _brokers(options: argparse.Namespace) -> Iterator[Cluster]:
         pairs = [address.rpartition(":") for address in options.bootstrap.split(",")]
         yield Cluster(tuple((host, int(port)) for host, _, port in pairs))
     elif options.kafka_command:
-        with brokers.from_template(options.kafka_command, options.port, is_cluster=options.cluster) as cluster:
+        with brokers.from_template(
+            options.kafka_command, options.port, is_cluster=options.cluster, setup=options.setup
+        ) as cluster:
             yield cluster
     elif options.cluster:
         with brokers.tidelog_cluster() as cluster:
             yield cluster
     else:
-        with brokers.tidelog() as address:
+        with brokers.tidelog(setup=options.setup) as address:
             yield Cluster((address,))
 
 
@@ -197,6 +200,12 @@ def _parser() -> argparse.ArgumentParser:
     mode.add_argument("--try", dest="trial", action="store_true", help="run conversations and print them")
     parser.add_argument(
         "--cluster", action="store_true", help="the conversations with three brokers, whose ids are 1 to 3"
+    )
+    parser.add_argument(
+        "--setup",
+        choices=sorted(brokers.SETUPS),
+        default="",
+        help="the conversations with a broker that has the settings of this setup, in addition to those below",
     )
     parser.add_argument(
         "--bootstrap", metavar="HOST:PORT[,..]", help="the addresses of the brokers (default: start brokers)"

@@ -7,6 +7,7 @@
       alone                                    it reads the state of the whole broker: it runs before the other
                                                conversations, and no other runs at the same time
       nodes 3                                  it is held with a cluster of three brokers, whose ids are 1 to 3
+      setup NAME                               it is held with a broker that has the settings of brokers.SETUPS[NAME]
 
     case TEXT                                  a name for the steps that follow, for reports
     topic t partitions=2 config={..}           create the topic ${run}-t, wait for its leaders, set $t and $t_id
@@ -29,6 +30,7 @@ The lines below a step that are indented continue its fields, or are directives:
 
       keep NAME = PATH         set a variable for later requests
       until PATH == VALUE      repeat the request until the condition (== or !=) is true; the last answer is compared
+      times N                  send the request N times; the last answer is compared
       expect PATH == VALUE     a condition (== or !=); if it is false, a recording fails, and a comparison differs
       only PATH FIELD [VALUE, ..]   compare only these items of a list that also shows other conversations' state
       within A..B              the answer must take between A and B milliseconds
@@ -100,7 +102,7 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "ListConfigResources": (0, 1),
 }
 VERSION_UNDER_TEST = -1  # written as /~ in a step
-DIRECTIVES = ("keep", "until", "expect", "only", "within", "client", "unanswered")
+DIRECTIVES = ("keep", "until", "times", "expect", "only", "within", "client", "unanswered")
 STEP = re.compile(
     r"(?:(?P<connection>[a-z]\w*)(?:@(?P<node>[^\s:]+))?:\s*)?"
     r"(?:(?P<mode>send|silent|receive|close|frame|kill)\b\s*)?(?P<rest>.*)",
@@ -147,6 +149,7 @@ class Step(NamedTuple):
     within_ms: tuple[int, int] | None = None
     client_id: Any = "conform"  # a text or an expression
     unanswered: bool = False
+    times: int = 1
     node: Any = 1  # the id of the broker that a new connection goes to, or an expression
 
     @property
@@ -163,6 +166,7 @@ class Conversation(NamedTuple):
     versions: tuple[int, ...]
     alone: bool  # whether it runs before the other conversations, while no other runs
     nodes: int  # number of brokers
+    setup: str  # the settings of the broker, a key of brokers.SETUPS; empty for the usual settings
     steps: tuple[Step, ...]
     digest: str  # of the conversation's text: a recording with another digest is not used
 
@@ -229,7 +233,7 @@ def parse(file: str, text: str) -> list[Conversation]:
 
 def _conversation(file: str, lines: list[tuple[int, str]]) -> Conversation:
     name = lines[0][1].split(maxsplit=1)[1]
-    about, alone, nodes = "", False, 1
+    about, alone, nodes, setup = "", False, 1, ""
     api: str | None = None
     versions: tuple[int, ...] = ()
     body = 1
@@ -244,8 +248,10 @@ def _conversation(file: str, lines: list[tuple[int, str]]) -> Conversation:
             alone = True
         elif word == "nodes":
             nodes = int(rest)
+        elif word == "setup":
+            setup = rest
         else:
-            raise BadText(f"{file}:{number}: expected about, versions, alone or nodes, not {word}")
+            raise BadText(f"{file}:{number}: expected about, versions, alone, nodes or setup, not {word}")
         body += 1
     steps: list[Step] = []
     case = ""
@@ -258,7 +264,7 @@ def _conversation(file: str, lines: list[tuple[int, str]]) -> Conversation:
         except (BadText, ValueError) as error:
             raise BadText(f"{file}:{number}: {error}") from error
     digest = hashlib.sha256("\n".join(line for _, line in lines).encode()).hexdigest()[:16]
-    return Conversation(file, name, about, api, versions, alone, nodes, tuple(steps), digest)
+    return Conversation(file, name, about, api, versions, alone, nodes, setup, tuple(steps), digest)
 
 
 def _versions(where: str, text: str) -> tuple[str, tuple[int, ...]]:
@@ -342,6 +348,8 @@ def _with_directives(step: Step, directives: list[tuple[str, str]]) -> Step:
         elif word == "within":
             low, _, high = rest.partition("..")
             changes["within_ms"] = (int(low), int(high))
+        elif word == "times":
+            changes["times"] = int(rest)
         elif word == "unanswered":
             changes["unanswered"] = True
         else:

@@ -19,6 +19,7 @@ UNANSWERED_S = 1.5  # how long to wait for the answer to a step with the directi
 UNTIL_TIMEOUT_S = 20.0  # time limit for a condition of the directive `until`
 UNTIL_PAUSE_S = 0.02  # pause before the request is repeated
 FRAME_BYTES_MAX = 64 << 20
+PIPELINED = 200  # requests of the directive `times` that are sent at once
 
 
 class Outcome(NamedTuple):
@@ -150,6 +151,7 @@ class ConversationRunner:
         assert step.api is not None
         api_key, version = messages.API_KEYS[step.api], self.run.version_of(step)
         deadline = time.monotonic() + UNTIL_TIMEOUT_S
+        self._send_before(step, api_key, version)
         while True:
             connection = self._connection(step)
             connection.correlation_id += 1
@@ -178,6 +180,25 @@ class ConversationRunner:
                 )
             time.sleep(UNTIL_PAUSE_S)
         self._store_outcome(step, outcome)
+
+    def _send_before(self, step: Step, api_key: int, version: int) -> None:
+        """Send the request of the directive `times` all times but the last one, and drop the answers.
+
+        Many requests are sent at once, since a conversation with tens of thousands of them would take too long.
+        """
+        remaining = step.times - 1
+        while remaining > 0:
+            connection = self._connection(step)
+            count = min(remaining, PIPELINED)
+            remaining -= count
+            tree = evaluate(step.fields, self.variables, BUILDERS)
+            client_id = evaluate(step.client_id, self.variables, BUILDERS)
+            frame = messages.encode_request(api_key, version, 0, client_id, tree)
+            connection.socket.sendall((LENGTH.pack(len(frame)) + frame) * count)
+            for _ in range(count):
+                kind, _ = connection.receive()
+                if kind != "answer":
+                    raise ConversationStopped(f"no answer to a request of many: {kind}")
 
     def _frame(self, index: int, step: Step) -> None:
         fields = evaluate(step.fields, self.variables, BUILDERS)

@@ -1,5 +1,7 @@
 """Tidelog's answers equal the recorded ones, except for the differences that a rule allows. Every rule is needed."""
 
+import pytest
+
 from . import brokers, report, rules
 from .brokers import Cluster
 from .command import compare, of_nodes
@@ -21,6 +23,15 @@ def test_a_cluster_answers_as_recorded() -> None:
     print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
     assert report.differences_text(result.differences) == ""
     assert [str(rule) for rule in report.unused(allowed, result.tally, is_cluster=True)] == []
+
+
+@pytest.mark.parametrize("setup", sorted(brokers.SETUPS))
+def test_a_broker_with_other_settings_answers_as_recorded(setup: str) -> None:
+    conversations = of_nodes(1, setup)
+    with brokers.tidelog(setup=setup) as address:
+        result = compare(conversations, Cluster((address,)), rules.load())
+    assert result.runs >= len(conversations) > 0
+    assert report.differences_text(result.differences) == ""
 
 
 def test_false_times_in_headers_are_answered_as_recorded_without_full_validation() -> None:

@@ -49,7 +49,9 @@ ON_ONE_BROKER = [
     )
 ]
 """Pages that take the broker which `tidelog start` gives without more: whoever reads on has one running already."""
-WITH_SPARK = {"spark.md", "pipelines.md", "connectors.md"}
+WITH_SPARK = {"spark.md", "pipelines.md", "migration.md", "connectors.md"}
+OLD_CLUSTER = "127.0.0.1:19092"
+"""The address of a second broker, which runs beside the first one. Like 127.0.0.1:9092, it stands for a free port."""
 LIMIT_S = 240
 
 SKIPPED = {
@@ -89,6 +91,8 @@ class Reader:
         self.directory = directory
         self.bootstrap = ""
         self.broker: subprocess.Popen[str] | None = None
+        self.old_cluster: subprocess.Popen[str] | None = None
+        self.old_bootstrap = OLD_CLUSTER
         self.output = ""
         self.tests = 0
         self.keeps_broker = False
@@ -123,7 +127,7 @@ class Reader:
         if len(lines) == 1 and is_server(lines[0]) and not fails:
             self.start(lines[0])
         else:
-            script = "\n".join(lines).replace("127.0.0.1:9092", self.bootstrap)
+            script = "\n".join(lines).replace("127.0.0.1:9092", self.bootstrap).replace(OLD_CLUSTER, self.old_bootstrap)
             self.run(["bash", "-euo", "pipefail", "-c", script], fails=fails)
 
     def python(self, text: str) -> None:
@@ -149,13 +153,15 @@ class Reader:
         if self.keeps_broker and self.broker is not None:
             self.output = self._started
             return
-        self.stop()
         words = line.split("#")[0].split()
         at = words.index("--listen") + 1 if "--listen" in words else 0
+        is_old_cluster = words[at] == OLD_CLUSTER
+        if not is_old_cluster:
+            self.stop()
         listen = f"{words[at].partition(':')[0] if at else '127.0.0.1'}:0"
         words = [*words[: at - 1], *words[at + 1 :]] if at else words
         words = [word.removesuffix(":9092") + ":0" if word.endswith(":9092") else word for word in words]
-        self.broker = subprocess.Popen(
+        started = subprocess.Popen(
             [*words, "--listen", listen],
             cwd=self.directory,
             env=self.environment(),
@@ -163,16 +169,24 @@ class Reader:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        assert self.broker.stdout is not None
+        if is_old_cluster:
+            self.old_cluster = started
+        else:
+            self.broker = started
+        assert started.stdout is not None
         if "--brokers" in words:
-            lines = iter(self.broker.stdout.readline, "")
+            lines = iter(started.stdout.readline, "")
             self.output = next(line for line in lines if line.startswith("Ready: "))
             self.bootstrap = self.output.split()[-1]
             return
-        self.output = self._started = self.broker.stdout.readline()
+        self.output = started.stdout.readline()
         address = re.search(r"listening on \S+:(\d+) ", self.output)
         assert address, f"{line}: {self.output!r}"
-        self.bootstrap = f"127.0.0.1:{address[1]}"
+        if is_old_cluster:
+            self.old_bootstrap = f"127.0.0.1:{address[1]}"
+        else:
+            self._started = self.output
+            self.bootstrap = f"127.0.0.1:{address[1]}"
 
     def stop(self) -> None:
         if self.broker is not None:
@@ -195,9 +209,10 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         yield reader
         reader.stop()
     finally:
-        if reader.broker is not None:
-            reader.broker.kill()
-            reader.broker.communicate()
+        for broker in (reader.broker, reader.old_cluster):
+            if broker is not None:
+                broker.kill()
+                broker.communicate()
 
 
 def together(found: list[Block]) -> list[Block]:

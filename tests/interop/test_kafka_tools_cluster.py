@@ -6,6 +6,7 @@ test_kafka_tools.py has the same tools with one broker, and all others.
 import json
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from interop_harness.java_tools import START_S, JavaTools, Ran
 from interop_harness.kafka_tools import bare
 from interop_harness.suite import Unique, wait_until
+from interop_harness.target import KAFKA
 from tidelog.testing import Cluster
 
 CLIENT = "Java kafka-clients and Kafka's tools"
@@ -140,7 +142,8 @@ def test_reassignments(tools: Tools, unique: Unique, tmp_path: Path) -> None:
     """Generate, execute, list, verify, cancel and throttle a reassignment."""
     topic = unique("moved")
     tools.create(topic, "1:2")
-    tools("producer-perf-test", "--topic", topic, "--num-records", 3000, "--record-size", 1000, "--throughput", -1)
+    # A throttled follower fetches 1 MB at once and then pauses for the whole window (11 s), so the move lasts minutes.
+    tools("producer-perf-test", "--topic", topic, "--num-records", 30000, "--record-size", 1000, "--throughput", -1)
     topics = written(tmp_path, "topics.json", {"version": 1, "topics": [{"topic": topic}]})
     generated = tools(
         "reassign-partitions", "--generate", "--topics-to-move-json-file", topics, "--broker-list", "1,2,3"
@@ -248,3 +251,26 @@ def test_a_broker_is_unregistered(tools: Tools, unique: Unique) -> None:
     tools.cluster.start(3)
     tools.cluster.wait_until_in_sync(IN_SYNC_S)
     assert re.search(r"(?m)^3 .*unfenced", tools("cluster", "list-endpoints").out)
+
+
+def test_the_quorum_and_equal_replicas(tools: Tools, unique: Unique) -> None:
+    topic = unique("equal")
+    tools.create(topic, "1:2:3,2:3:1")
+    tools("producer-perf-test", "--topic", topic, "--num-records", 1000, "--record-size", 100, "--throughput", -1)
+    status = tools("metadata-quorum", "describe", "--status").out
+    assert re.search(r"LeaderId: +[123]\n", status)
+    assert set(re.findall(r'"id": (\d)', status)) == {"1", "2", "3"}
+    replication = tools("metadata-quorum", "describe", "--replication").out
+    assert set(re.findall(r"(?m)^(\d)\s.*(?:Leader|Follower)", replication)) == {"1", "2", "3"}
+
+    # The tool compares the checksums of all replicas, and goes on until it is stopped.
+    command = [*KAFKA, "tool", "replica-verification", "--broker-list", tools.cluster.bootstrap]
+    command += ["--topics-include", topic, "--report-interval-ms", "500"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as verification:
+        assert verification.stdout is not None
+        try:
+            reports = (line for line in verification.stdout if "max lag is" in line)
+            report = next(line for line in reports if re.search(r"at offset [1-9]\d* ", line))
+        finally:
+            verification.terminate()
+    assert re.search(rf"max lag is 0 for partition {topic}-[01] at offset \d+ among 2 partitions", report)

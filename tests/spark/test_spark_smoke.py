@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,10 @@ import pytest
 
 pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Producer
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.errors.exceptions.captured import StreamingQueryException
+from spark_topic import Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,36 +20,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
 QUERY_LIMIT_S = 120
-
-
-class Topic:
-    """A topic of a test's own, with two partitions. Its records may be old, so retention keeps them."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
-        self.name = f"spark-{uuid.uuid4().hex[:12]}"
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        topic = NewTopic(self.name, 2, config={"retention.ms": "-1"})
-        admin.create_topics([topic])[self.name].result(30)
-
-    def send(self, values: range, codec: str = "none", **more: Any) -> None:
-        """Value n to partition n % 2, acknowledged."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "compression.type": codec})
-        for n in values:
-            producer.produce(self.name, value=str(n), partition=n % 2, **more)
-        assert producer.flush(30) == 0
-
-    def received(self, count: int) -> list[Any]:
-        """The first `count` messages that an ordinary client finds."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.name, "enable.auto.commit": False})
-        consumer.assign([TopicPartition(self.name, n, 0) for n in range(2)])
-        messages: list[Any] = []
-        while len(messages) < count:
-            some = consumer.consume(count - len(messages), 30)
-            assert some, f"{len(messages)} of {count} messages came"
-            messages += some
-        consumer.close()
-        return messages
 
 
 @pytest.fixture

@@ -54,7 +54,10 @@ def encode_column(record: "Column", codec: Codec) -> "Column":
         import pyarrow as pa
 
         for records in batches:
-            yield pa.array([None if row is None else codec.encode(row) for row in records.to_pylist()], pa.binary())
+            yield pa.array(
+                [None if row is None else codec.encode(row) for row in records.to_pylist(maps_as_pydicts="strict")],
+                pa.binary(),
+            )
 
     encoded: Column = _arrow_udf(encode, BinaryType())(record)
     return encoded

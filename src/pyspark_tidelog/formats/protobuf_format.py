@@ -74,11 +74,9 @@ class ProtobufCodec:
 
     @cached_property
     def message_class(self) -> Any:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf import message_factory
 
-        pool = descriptor_pool.DescriptorPool()
-        for file in descriptor_pb2.FileDescriptorSet.FromString(self._descriptors).file:
-            pool.Add(file)
+        pool = _pool_of(self._descriptors)
         try:
             return message_factory.GetMessageClass(pool.FindMessageTypeByName(self._name))
         except KeyError:
@@ -147,6 +145,34 @@ def _indexes(descriptor: Any) -> Iterator[int]:
         yield [nested.name for nested in outer.nested_types].index(descriptor.name)
     else:
         yield list(descriptor.file.message_types_by_name).index(descriptor.name)
+
+
+def _pool_of(descriptors: bytes) -> Any:
+    """Return a pool with the files of a file descriptor set. Raises OptionError if the set lacks an imported file."""
+    from google.protobuf import descriptor_pb2, descriptor_pool
+
+    files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file}
+    pool = descriptor_pool.DescriptorPool()
+    added: set[str] = set()
+
+    def add(name: str) -> None:
+        if name in added:
+            return
+        added.add(name)
+        if name not in files:
+            raise OptionError(
+                f"format protobuf: the descriptors lack the imported file {name}: protoc --include_imports adds it"
+            )
+        for imported in files[name].dependency:
+            add(imported)
+        try:
+            pool.Add(files[name])
+        except TypeError as error:
+            raise OptionError(f"format protobuf: the descriptors are not valid: {error}") from None
+
+    for name in files:
+        add(name)
+    return pool
 
 
 def _descriptors_of_class(message: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""AddOffsetsToTxn (key 25), v0-4. v2: PRODUCER_FENCED.
+"""AddOffsetsToTxn (key 25), v0-4. v2: the error PRODUCER_FENCED.
 
 Add the group's partition of `__consumer_offsets` to a transaction. Producers with transaction version 2 do not send
 this request.

@@ -1,8 +1,9 @@
-"""AddPartitionsToTxn (key 24), v0-5. v2: PRODUCER_FENCED; v4: several transactions, and verification (KIP-890).
+"""AddPartitionsToTxn (key 24), v0-5. v2: the error PRODUCER_FENCED; v4: several transactions, and verification
+(KIP-890).
 
-Before producers with transaction version 1 write to a partition, they send v0-3. The leader of a partition sends v4-5
-when the first batch or the offsets of a transaction arrive: to add the partition if the producer has transaction
-version 2, and otherwise to verify that it was added.
+Before producers with transaction version 1 write to a partition, they send v0-3. The leader of a partition sends
+v4-5 when the first batch or the offsets of a transaction arrive. If the producer has transaction version 2, the
+leader adds the partition to the transaction. Otherwise it verifies that the partition was added.
 """
 
 from collections.abc import Callable
@@ -34,8 +35,8 @@ _Codes = dict[Partition, ErrorCode]
 def handle(
     services: Services, context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> Steps[Pending[Steps[AddPartitionsToTxnResponse]]]:
-    """Add partitions to transactions, or verify that they belong to them. If one partition of a transaction
-    does not exist or is forbidden, no partition of it is added, and the others get OPERATION_NOT_ATTEMPTED.
+    """Add partitions to transactions, or verify that the transactions contain them. If one of a transaction's
+    partitions does not exist or is forbidden, none of them is added, and the others get OPERATION_NOT_ATTEMPTED.
     """
     version = context.api_version
     image = services.metadata.image

@@ -1,8 +1,8 @@
-"""Encoded partitions for DescribeTopicPartitions responses, so that only topics that have changed are described and
-encoded again.
+"""Encode the partitions of topics for DescribeTopicPartitions responses. The encoded partitions are stored, so that
+only topics that have changed are described and encoded again.
 
-All partitions of a topic are encoded together. The end of each partition is stored, too, because a page of a response
-may contain any range of them. The docstring of `encoded_topics` says when stored topics are valid.
+All partitions of a topic are encoded together. The end of each partition is stored, too, because a response may
+contain any range of the partitions. The docstring of `encoded_topics` says when stored topics are valid.
 """
 
 from array import array

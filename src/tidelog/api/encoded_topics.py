@@ -1,8 +1,8 @@
-"""Encoded topics for Metadata responses, so that only topics that have changed are described and encoded again.
-`encoded_partitions` uses EncodedTopics for the partitions of DescribeTopicPartitions responses.
+"""Store encoded topics for Metadata responses, so that only topics that have changed are described and encoded
+again. `encoded_partitions` uses EncodedTopics for the partitions of DescribeTopicPartitions responses.
 
-A `TopicImage` never changes: a changed topic has a new object. The description of a topic also depends on the brokers
-that are online, and on the logs that are offline on this broker. Topics with an offline log are not stored.
+A `TopicImage` never changes: a changed topic has a new object. The description of a topic also depends on the
+brokers that are online, and on the logs that are offline on this broker. Topics with an offline log are not stored.
 """
 
 from collections.abc import Sized
@@ -37,7 +37,9 @@ class EncodedTopics(Generic[S]):
         self._topics: dict[tuple[int, int], dict[str, tuple[TopicImage, S]]] = {}
 
     def of(self, image: MetadataImage, version: int, operations: int) -> "TopicsOfVersion[S]":
-        """Return the topics that are valid for this image, for one version of the API."""
+        """Return the stored topics for this version of the API and these authorized operations. If other brokers are
+        online in `image` than before, or if most of the stored topics were deleted, remove all entries first.
+        """
         online = frozenset(broker_id for broker_id in image.brokers if image.is_online(broker_id))
         if online != self._online:
             self.clear()
@@ -65,7 +67,7 @@ class EncodedTopics(Generic[S]):
 
 
 class TopicsOfVersion(Generic[S]):
-    """The stored topics of one API version, during one request."""
+    """The stored topics of one API version and one set of authorized operations, during one request."""
 
     __slots__ = ("_online", "_owner", "_topics")
 

@@ -1,5 +1,5 @@
-"""EndTxn (key 26), v0-5. v2: PRODUCER_FENCED; v5: transaction version 2 (KIP-890), the response has the producer id and
-the epoch with which the client continues.
+"""EndTxn (key 26), v0-5. v2: the error PRODUCER_FENCED; v5: transaction version 2 (KIP-890). The response to v5
+contains the producer id and the epoch with which the client continues.
 """
 
 from tidelog.api.coordinator_reply import CoordinatorReply
@@ -18,7 +18,9 @@ V2_SINCE = 5
 async def handle(
     services: Services, context: RequestContext, request: EndTxnRequest
 ) -> EndTxnResponse | Pending[EndTxnResponse]:
-    """Decide the end of the transaction. The response is sent when the decision is committed; the markers follow."""
+    """Decide the end of the transaction. The response is sent when the decision is committed. The markers are
+    written afterwards.
+    """
     version = context.api_version
 
     def build(answer: Producer | ApiError) -> EndTxnResponse:

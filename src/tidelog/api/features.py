@@ -7,7 +7,7 @@ from tidelog.metadata.features import FEATURES_OF_BROKER_ALONE, SUPPORTED_LEVELS
 from tidelog.metadata.image import TRANSACTION_FEATURE
 
 GROUP_FEATURE: Final = "group.version"
-"""The only feature of Kafka that is fully supported here: the consumer group protocol (KIP-848)."""
+"""Kafka's feature for the consumer group protocol (KIP-848)."""
 GROUP_VERSION: Final = 1
 """The highest level of GROUP_FEATURE. It is always the current level."""
 
@@ -20,9 +20,10 @@ class Feature(NamedTuple):
 
 
 def features(services: Services) -> dict[str, Feature]:
-    """Return the features by name: first the features of this software, then the features of the cluster.
+    """Return the features by name: group.version, transaction.version, and the features that `cluster_features`
+    returns.
 
-    The result does not contain features that the settings disable.
+    If the settings disable the consumer group protocol, the result does not contain group.version.
     """
     own_features = {}
     if services.groups.serves_consumer_groups:
@@ -35,9 +36,11 @@ def features(services: Services) -> dict[str, Feature]:
 
 
 def cluster_features(services: Services) -> dict[str, Feature]:
-    """Return the features whose levels the controller finalizes. Returns no features if this broker is not registered.
+    """Return the features whose levels the controller finalizes. Returns no features if this broker is not
+    registered.
 
-    A broker that is alone registers without features. Only the level of transaction.version can be changed there.
+    A broker that is alone registers without features. On such a broker, only the level of transaction.version can be
+    changed.
     """
     image = services.metadata.image
     registration = image.brokers.get(services.config.node_id)

@@ -86,7 +86,7 @@ def handle(
 
 
 def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> "Steps[Outcome[FetchResponse]]":
-    """Collect the partitions of the request in steps, then call `handle`. There may be very many."""
+    """Collect the partitions of the request, which may be very many, in steps. Then call `handle`."""
     item_class = FetchItem
     if services.followers is not None and (request.replica_state is not None or request.replica_id >= 0):
         from tidelog.api.follower_fetch import FollowerItem
@@ -246,7 +246,7 @@ class Fetch:
             if item.current_leader_epoch >= 0:
                 partition.check_leader_epoch(item.current_leader_epoch)
             if self._from_follower:
-                raise NotLeaderOrFollower("this broker has no followers")
+                raise NotLeaderOrFollower("this broker does not serve this follower")
             if item.last_fetched_epoch >= 0 and self._report_divergence(partition, item):
                 return
             if self._rack and self._name_preferred_replica(partition, item):

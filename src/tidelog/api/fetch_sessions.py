@@ -33,14 +33,14 @@ FINAL_EPOCH = -1
 EVICTABLE_AFTER_S = 120.0
 """A session that was not used for this time, in seconds, may be replaced by a new session."""
 PARTITIONS_MAX = 1_000_000
-"""Bound on the partitions of all sessions together, which limits their memory to some hundred MB."""
+"""Bound on the partitions of all sessions together, which limits their memory to a few hundred MB."""
 INT32_MAX = 2**31 - 1
 LARGE_SESSION = 1000
 """A session with more partitions than this is freed in steps."""
 
 CHANGES_MAX = 20_000
-"""Bound on the partitions that one request may add to a session, change in it or remove from it. All changes are
-made without a pause; a client with more changes should send full requests."""
+"""Bound on the partitions that one request may add to a session, change in it or remove from it, since all changes
+are made without a pause. After a request with more changes, the client must send a full request."""
 
 TopicKey = str | bytes
 """The topic's name before v13; its id since v13."""
@@ -68,8 +68,8 @@ class FetchItem:
         self.topic = topic
         self.index = requested.partition
         self.partition = None
-        # The state in the last response. Before the first response it is -1, so that the first response always contains
-        # the partition.
+        # The state in the last response. Before the first response the offsets are -1, so that the first response
+        # always contains the partition.
         self.high_watermark = -1
         self.log_start_offset = -1
         self.error_code = 0

@@ -41,9 +41,9 @@ class Followers(Protocol):
 
 
 def is_peer(services: Services, context: RequestContext, broker_id: int) -> bool:
-    """Return whether the request was sent by the other broker `broker_id`. The connection decides this, since every
-    client can write any broker id into a request. If `services.peer_brokers` is None, every id except this broker's
-    own id is accepted.
+    """Return whether another broker, with the id `broker_id`, has sent the request. The connection decides this, since
+    every client can write any broker id into a request. If `services.peer_brokers` is None, every id except this
+    broker's own id is accepted.
     """
     if services.peer_brokers is None:
         return broker_id != services.config.node_id
@@ -75,7 +75,7 @@ def handle(
     """Answer a follower's request, as `fetch.handle` answers a consumer's request.
 
     Returns None if the follower's id is not the id of a registered broker, if the request was not sent by that broker,
-    or if it names an older registration of that broker. Raises the session errors of KIP-227.
+    or if the request names an older registration of that broker. Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)

@@ -28,8 +28,9 @@ def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int,
 
     If the leader epoch of this broker's replica differs from the epoch in the image, the replica's leader is
     returned. (Replicas are notified of a new leader before requests are answered from the new image.) Otherwise the
-    image's leader is returned. This matters after the lease of this broker has ended: the replicas that it led have no
-    leader then, but the image still names this broker. Clients log a warning if an answer names no leader.
+    image's leader is returned. So the answer names a leader even after the lease of this broker has ended: the replicas
+    that it led have no leader then, but the image still names this broker. Clients log a warning if an answer names no
+    leader.
     """
     image = services.metadata.image.topics.get(topic or "")
     state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None

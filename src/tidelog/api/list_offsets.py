@@ -136,10 +136,11 @@ def _find_offset(
 
 
 def _find_record(partition: "Partition", timestamp: int, reads_to_log_end: bool) -> Steps["TimestampOffset | None"]:
-    """Find the first record with this timestamp or a later one, or the record with the maximum timestamp.
+    """If `timestamp` is MAX_TIMESTAMP, find the record with the maximum timestamp. Otherwise find the first record
+    with this timestamp or a later one.
 
-    If the partition moves to another directory during the search, the search begins again. Raises StorageError if the
-    log is offline, or if the topic is deleted, since this closes the files.
+    If the partition moves to another directory during the search, the search begins again. Raises StorageError if
+    the log is offline, or if the topic is deleted, since its deletion closes the files.
     """
     check = partition.check_log if reads_to_log_end else partition.check_online
     while True:

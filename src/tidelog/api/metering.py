@@ -62,8 +62,8 @@ class Meter:
     @property
     def next_request_waits(self) -> bool:
         """Whether the client's next request must wait for the response to this request. This is true if the client has
-        a quota for produced bytes or for request time. If this request exceeds it, the client must be throttled before
-        its next request is handled.
+        a quota for produced bytes or for request time. If this request exceeds the quota, the client must be throttled
+        before its next request is handled.
         """
         quotas = self._quotas
         return quotas.produce.applies(self.user, self.client_id) or quotas.requests.applies(self.user, self.client_id)

@@ -35,8 +35,9 @@ def handle(
 ) -> "Steps[Outcome[OffsetCommitResponse]]":
     """Refuse partitions that do not exist, and ask the coordinator to commit the offsets of all other partitions.
 
-    Topics with refused partitions come first in the response, and within each topic its refused partitions. If a
-    partition is named more than once, its last offset is committed, and each entry of the request gets its own answer.
+    In the response, topics with refused partitions come first. Within each topic, the refused partitions come first.
+    If a partition is named more than once, its last offset is committed, and each entry of the request gets its own
+    answer.
     """
     entries = yield from collect(services.metadata.image, request.topics, context.api_version)
     if not entries.offsets:
@@ -112,7 +113,7 @@ class Entries:
 
 
 def collect(image: "MetadataImage", topics: list[OffsetCommitRequestTopic], version: int) -> Steps[Entries]:
-    """Sort the entries of a request into those that are refused, and those that the coordinator decides on."""
+    """Divide the entries of a request into refused entries and entries on which the coordinator decides."""
     entries = Entries()
     for topic in topics:
         yield from entries.add(topic, image, version)

@@ -24,11 +24,12 @@ OFFSETS_PER_STEP = 200
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
 ) -> "Steps[Outcome[OffsetDeleteResponse]]":
-    """Ask the coordinator to delete the offsets of the partitions that exist. It may refuse some of these partitions.
+    """Ask the coordinator to delete the offsets of the partitions that exist. It may refuse some of these
+    partitions.
 
-    In the response, topics with partitions that do not exist come first, and within each topic these partitions. The
-    rest has the order of the request. A partition that is named several times is answered several times. If the whole
-    request gets an error, the response contains no topics.
+    In the response, topics with partitions that do not exist come first. Within each topic, these partitions come
+    first. The rest has the order of the request. A partition that is named several times is answered several times.
+    If the whole request gets an error, the response contains no topics.
     """
     unknown: dict[str, OffsetDeleteResponseTopic] = {}
     existing: list[tuple[str, OffsetDeleteResponseTopic]] = []

@@ -36,8 +36,8 @@ def verify_first(
     header: "BatchHeader",
     done: "Outcome",
 ) -> bool:
-    """Return False if the batch may be appended now. Otherwise it is appended when the coordinator has confirmed that
-    the partition belongs to the transaction, and `done` is called with the result.
+    """Return False if the batch may be appended now. Otherwise return True: the batch is appended when the
+    coordinator has confirmed that the partition belongs to the transaction, and `done` is called with the result.
 
     Raises the ApiError of a batch that must be refused at once.
     """

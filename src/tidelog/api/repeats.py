@@ -77,7 +77,8 @@ def join_by_topic(refused: dict[K, T], accepted: Iterable[tuple[K, T]]) -> Steps
     """Return the topics of a response, grouped as Kafka groups them.
 
     If `refused` is empty, there is one topic for each topic entry of the request. Otherwise the entries of the same
-    topic are joined. Topics with refused partitions come first, and within each topic its refused partitions.
+    topic are joined. Topics with refused partitions come first. Within each topic, the refused partitions come
+    first.
     """
     if not refused:
         return [topic for _, topic in accepted]

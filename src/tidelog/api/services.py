@@ -86,7 +86,8 @@ class Services:
         self.selects_replicas = False
         """Whether consumers that name their rack are sent to followers in that rack (`replica.selector.class`)."""
         self.peer_brokers: PeerBrokers | None = None
-        """Identifies the other brokers of the cluster on their connections. None if there are no other brokers."""
+        """Identifies the other brokers of the cluster on their connections. None if no other broker can use the
+        metadata store."""
         self.quotas = quotas
         self.connection_quotas = connection_quotas
         self.turns = runtime.turns
@@ -157,7 +158,9 @@ class Encoded:
 
 
 class CloseConnection:
-    """Returned by a handler to close the connection without a response, as after a failed produce with acks=0."""
+    """Returned by a handler to close the connection without a response, for example after a failed produce with
+    acks=0.
+    """
 
     __slots__ = ("reason",)
 

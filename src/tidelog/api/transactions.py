@@ -1,4 +1,4 @@
-"""What the handlers of transactional requests have in common."""
+"""Code that the handlers of transactional requests share."""
 
 from tidelog.wire.errors import ErrorCode
 

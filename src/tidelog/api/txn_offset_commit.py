@@ -38,14 +38,15 @@ V2_SINCE = 5
 ABORTABLE_SINCE = 4
 """The first version with the error TRANSACTION_ABORTABLE."""
 NAMES_VERSION = 9
-"""A version of OffsetCommit whose entries have the same fields: it has the names of topics, not their ids."""
+"""A version of OffsetCommit whose entries have the same fields as the entries of TxnOffsetCommit: they contain the
+names of topics, not their ids."""
 
 
 def handle(
     services: Services, context: RequestContext, request: TxnOffsetCommitRequest
 ) -> "Steps[Outcome[TxnOffsetCommitResponse]]":
-    """Commit offsets like OffsetCommit, when it is known that the group's partition of `__consumer_offsets` belongs to
-    the transaction.
+    """Commit offsets as OffsetCommit does, but only after the transaction's coordinator has confirmed that the
+    group's partition of `__consumer_offsets` belongs to the transaction.
     """
     topics = []
     for topic in request.topics:

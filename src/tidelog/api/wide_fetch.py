@@ -26,8 +26,8 @@ COLD_LANE: Final = "wide-cold-reads"
 """Name of the lane (see `Tasks.run_blocking`) for the cold reads of all wide fetches. So only one wide fetch at a time
 reads from the disk, and other calls find a free thread."""
 COLD_READS_MAX = 1000
-"""Upper bound on the cold reads of one response, since each cold read takes memory. Further cold partitions are read
-on the event loop, which waits for the disk during such a read."""
+"""When a response has this many cold reads, no more are prepared, since each cold read takes memory. Further cold
+partitions are read on the event loop, which waits for the disk during such a read."""
 
 
 class WideFetch(Fetch):

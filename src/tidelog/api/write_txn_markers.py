@@ -95,8 +95,9 @@ def _write(
         if marker.transaction_version >= V2:
             producers.check_epoch_of_v2_marker(marker.producer_id, marker.producer_epoch)
         else:
-            # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. With version
-            # 2, the marker's epoch is that of the next transaction, whose first batches may wait for verification now.
+            # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. With
+            # version 2, no verification may be invalidated: the marker's epoch is the epoch of the next transaction,
+            # whose first batches may wait for verification now.
             producers.invalidate_verifications(marker.producer_id, marker.producer_epoch + 1)
         batch = marker_batch(
             marker.producer_id,

@@ -125,21 +125,25 @@ def read_identity(disk: Disk, directory: str) -> Identity:
 
 
 def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
-    """Read the common identity of several data directories. Blocks. Raises AdoptionError, also if the directories
-    belong to different clusters or nodes.
+    """Read the common identity of several data directories. Blocks. Raises OSError, and AdoptionError, also if the
+    directories belong to different clusters or nodes.
     """
-    cluster_id: str | None = None
-    node_id: int | None = None
+    cluster_ids: dict[str, str] = {}
+    """Cluster id -> the first directory that has it. The same for node ids."""
+    node_ids: dict[int, str] = {}
     for directory in directories:
         identity = read_identity(disk, directory)
-        if None not in (cluster_id, identity.cluster_id) and cluster_id != identity.cluster_id:
-            raise AdoptionError(
-                f"{directory} belongs to cluster {identity.cluster_id}, {directories[0]} to {cluster_id}"
-            )
-        if None not in (node_id, identity.node_id) and node_id != identity.node_id:
-            raise AdoptionError(f"{directory} belongs to node {identity.node_id}, {directories[0]} to {node_id}")
-        cluster_id, node_id = cluster_id or identity.cluster_id, identity.node_id if node_id is None else node_id
-    return Identity(cluster_id, node_id)
+        if identity.cluster_id is not None:
+            cluster_ids.setdefault(identity.cluster_id, directory)
+        if identity.node_id is not None:
+            node_ids.setdefault(identity.node_id, directory)
+        if len(cluster_ids) > 1:
+            (first, first_directory), (other, _) = cluster_ids.items()
+            raise AdoptionError(f"{directory} belongs to cluster {other}, {first_directory} to {first}")
+        if len(node_ids) > 1:
+            (number, first_directory), (other_number, _) = node_ids.items()
+            raise AdoptionError(f"{directory} belongs to node {other_number}, {first_directory} to {number}")
+    return Identity(next(iter(cluster_ids), None), next(iter(node_ids), None))
 
 
 def use_node_id(identity: Identity, config: BrokerConfig, directory: str) -> None:

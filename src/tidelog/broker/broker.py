@@ -124,7 +124,7 @@ class BrokerServer:
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
         self._peers: Peers | None = None
-        """None if this broker is alone in its cluster."""
+        """None if no other broker can use the metadata store."""
         self._services: Services | None = None
         self._transactions: TransactionParts | None = None
         self._logs_opened = False
@@ -281,7 +281,9 @@ class BrokerServer:
         return [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
 
     async def _inspect(self) -> Identity:
-        """Check the data directories and the metadata store, without changing any file. Return their identity."""
+        """Check the data directories and the metadata store, without changing any file. Return the identity of the
+        directories.
+        """
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         await run_blocking(refuse_foreign, disk, paths)
         self._fresh_before_lock = await run_blocking(find_fresh_directories, disk, paths)
@@ -541,9 +543,10 @@ class BrokerServer:
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.
 
-        If all directories were clean, they are marked clean again, unless the start failed between the locking of the
-        directories and the opening of the last log. In all other cases, they remain unclean, as after a crash. If the
-        directories were new, the files that the start has created are removed, unless a client may have connected.
+        If the start failed before it acquired the directories, they are unchanged. Otherwise, if they were new, the
+        files that the start has created are removed, unless a client may have connected. If all directories were clean,
+        they are marked clean again, unless the start failed before the last log was opened. In all other cases, they
+        remain unclean, as after a crash.
         """
         if self._housekeeping is not None:
             self._housekeeping.cancel()

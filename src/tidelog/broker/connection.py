@@ -96,7 +96,8 @@ class ServerConnection:
         self.services = services
         self._monotonic = services.runtime.clock.monotonic
         self.open = False
-        """True until all requests have ended. The client may disconnect earlier; see `is_disconnected`."""
+        """True from `connected` until all requests have ended. The client may disconnect earlier; see
+        `is_disconnected`."""
         self.is_disconnected = False
         self._last_active = 0.0  # monotonic time at which the client last sent or read bytes, or was answered
         self._last_backlog_bytes = 0

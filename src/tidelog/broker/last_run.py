@@ -1,9 +1,9 @@
 """A file in each data directory of a cluster's broker. It names the broker's last run in this directory.
 
 When the next run has locked the directory, the named run has certainly ended. So the next run does not have to wait
-until the lease of the named run ends. This conclusion is valid only for the same directory on the same machine without
-a reboot: a copy of the directory may still be in use on another machine. From the file, the controller also learns
-whether the directory may lack records that were acknowledged by the run that it has registered (KIP-966).
+until the lease of the named run ends. This conclusion is valid only for the same directory on the same machine
+without a reboot: a copy of the directory may still be in use on another machine. The file also tells the controller
+whether the directory may lack records that were acknowledged by the broker's last registered run (KIP-966).
 
 The file also has the mark of `replication/synced_mark.py`: whether every acknowledged record of the run is synced.
 """

@@ -54,9 +54,9 @@ class Listener:
         self.pipelining = Pipelining(services.runtime.tasks)
         self._accepts_brokers = accepts_brokers
         self._is_protected = accepts_brokers and len(config.endpoints) > 1
-        """Whether this listener is exempt from the broker-wide limits on the number and the rate of connections. As in
-        Kafka, the brokers' listener is exempt if there are other listeners. Otherwise the clients of these listeners
-        could use up the limits, so that brokers could not connect."""
+        """Whether this listener is exempt from the broker-wide limits on the number and the rate of connections. As
+        in Kafka, the brokers' listener is exempt if there are other listeners. Without this exemption, the clients
+        of the other listeners could use up the limits, and brokers could not connect."""
         self.name = name
         self.host = sockets.host
         self.port = sockets.port
@@ -124,7 +124,9 @@ class Listener:
     # Called by connections
 
     def broker_route(self, api_key: int, version: int) -> "Route | None":
-        """Return the route of an API that only brokers use. None if there is none, or if brokers connect elsewhere."""
+        """Return the route of an API that only brokers use, or None if there is no such API, or if the brokers
+        connect to another listener.
+        """
         return find_broker_route(api_key, version) if self._accepts_brokers else None
 
     def opened(self, connection: ServerConnection) -> None:

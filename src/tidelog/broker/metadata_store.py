@@ -39,8 +39,9 @@ def is_elsewhere(address: "StoreAddress", paths: Sequence[str]) -> bool:
 def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str], *, elsewhere: bool) -> bool:
     """Return whether one of the directories has a mark. Blocks.
 
-    `elsewhere` is the result of `is_elsewhere`. Raises UnusableDirectories if it is False and a directory has a mark,
-    or if it is True and a directory has a store file: the metadata of the directory is then in another store.
+    `elsewhere` is the result of `is_elsewhere`. Raises UnusableDirectories if a directory's metadata is in another
+    store: if `elsewhere` is False and a directory has a mark, or if `elsewhere` is True and a directory has a store
+    file.
     """
     marks = {path: f"{path}/{METADATA_STORE_MARK}" for path in paths if disk.exists(f"{path}/{METADATA_STORE_MARK}")}
     for path, mark in marks.items():
@@ -63,7 +64,7 @@ def refuse_empty_store(disk: "Disk", address: "StoreAddress", path: str) -> None
     the metadata, or it is another store. A SQLite file that exists is not refused. Blocks.
     """
     if address.kind == "sqlite" and disk.exists(address.path):
-        return  # perhaps it could not be read: after a crash, even reading changes it. The start reads it later
+        return  # Perhaps the file was not read, since reading changes it after a crash. The start reads it later.
     raise UnusableDirectories(
         f"{address} has no metadata, but {path} has data: correct metadata.store, or restore the store from a backup"
     )

@@ -30,8 +30,9 @@ def handle_in_steps(
 ) -> "Steps[Any]":
     """Decode the request, and call its handler. `position` is the end of the header without its tagged fields.
 
-    If the outcome is a response, or steps that return a response, the response is encoded, and `Encoded` is returned.
-    If the response is not needed any more, None is returned. Any other outcome is returned unchanged.
+    If the outcome is a response, or steps that return a response, the response is encoded, and `Encoded` is
+    returned. If the response is not needed any more (`is_wanted` returns False), None is returned. Any other outcome
+    is returned unchanged.
     """
     try:
         if route.flexible_request:

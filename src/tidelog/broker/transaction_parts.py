@@ -47,8 +47,8 @@ class TransactionParts:
         incarnation: str | None,
         services: "Callable[[], Services]",
     ) -> None:
-        """`connections` lead to other brokers; None if this broker is alone. `services` is called when the first
-        markers are written, since the services do not exist yet.
+        """`connections` lead to other brokers; None if no other broker can use the metadata store. `services` is called
+        when the first markers are written, since the services do not exist yet.
         """
         self._runtime = runtime
         self._config = config

@@ -144,7 +144,9 @@ def escape_unencodable_output() -> None:
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run one command, print its error if it fails, and return its exit code. Raises errors of writing its output."""
+    """Run one command, print its error if it fails, and return its exit code. Raises OSError if its output cannot be
+    written.
+    """
     command = typer.main.get_command(app)
     fit_examples(command)
     if COMPLETION_VARIABLE in os.environ:

@@ -142,8 +142,8 @@ def unset(
 ) -> None:
     """Remove the values that were set for all brokers, or for one broker.
 
-    If there is no such value to remove, the command says where the value
-    that the broker uses comes from.
+    If there is no such value to remove, the command names the origin of the
+    value that the broker uses.
 
     Examples:
 

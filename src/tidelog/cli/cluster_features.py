@@ -43,8 +43,8 @@ def read_levels(client: "Client") -> list[FeatureLevel]:
 
 
 def upgrade(client: "Client", *, execute: bool, json: bool) -> int:
-    """Show the levels. With `execute`, finalize the newest levels before. Return the exit code. Raises CommandError if
-    the cluster refuses a level.
+    """Show the levels. With `execute`, first finalize the newest levels. Return the exit code. Raises CommandError
+    if the cluster refuses a level.
     """
     levels = read_levels(client)
     behind = [feature for feature in levels if feature.level < feature.newest]

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 BROKER_RESOURCE = 4
 """Type of a broker resource in IncrementalAlterConfigs."""
 RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
-"""Broker settings that limit the traffic of throttled replicas, in bytes per second: the first one limits what a broker
-sends as a leader, the second one what it receives as a follower."""
+"""Broker settings that limit the traffic of throttled replicas, in bytes per second: the first setting limits the
+bytes that a broker sends as a leader, the second one limits the bytes that it receives as a follower."""
 REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 """Topic settings that say which replicas are throttled, as PARTITION:BROKER,..."""
 

@@ -31,7 +31,7 @@ class ClusterBroker(NamedTuple):
     port: int
     rack: str | None
     is_fenced: bool
-    """Whether the controller considers the broker as dead or not ready. It leads no partitions."""
+    """Whether the controller considers the broker as dead or not ready. A fenced broker leads no partitions."""
 
     @property
     def address(self) -> str:
@@ -61,7 +61,7 @@ class PartitionReplicas(NamedTuple):
     offline: list[int] = []  # noqa: RUF012 - never changed
     """Replicas on brokers that are down, or in directories that failed."""
     min_isr: int = 1
-    """`min.insync.replicas`, or the number of replicas if it is smaller."""
+    """The smaller one of `min.insync.replicas` and the number of replicas."""
     move: Move | None = None
 
     @property

@@ -123,7 +123,8 @@ class ConnectionOptions(NamedTuple):
 def open_client(bootstrap: str, settings: Mapping[str, str] = MappingProxyType({})) -> "Client":
     """Create our own client. It connects when it sends its first request.
 
-    Raises UsageError for a malformed address and for settings that contradict each other.
+    Raises UsageError for a malformed address and for settings that contradict each other, and KafkaException for an
+    unknown setting.
     """
     from tidelog.client.blocking import Client, ClientConfig
     from tidelog.client.cluster import Address

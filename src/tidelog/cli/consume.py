@@ -37,7 +37,7 @@ class Start(NamedTuple):
 
     from_beginning: bool
     offset: int | None
-    """The first offset to read; -N means N records before the end of each partition."""
+    """The first offset to read; -N means N offsets before the end of each partition."""
     since_ms: int | None
     """Reading begins at the first record with this timestamp or a later one. In milliseconds since 1970."""
 

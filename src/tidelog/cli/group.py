@@ -336,7 +336,7 @@ class LagQuery:
 
 
 def total_json(total: Total) -> dict[str, Any]:
-    """Return the total as JSON fields. `lag` is null if no partition's lag is known.
+    """Return the total as JSON fields. `lag` is null if the sum is not known (see `Total.records`).
 
     `partitions_without_lag` is the number of partitions that are not included in `lag`.
     """

@@ -1,6 +1,7 @@
 """`tidelog group reset-offsets`, `copy-offsets`, `delete`, `delete-offsets`: the commands that change groups.
 
-A group that is changed must have no members. For `delete-offsets`, it must only have no members that read the topic.
+A group that is changed must have no members. Only `delete-offsets` accepts a group with members, if none of them
+reads the topic.
 """
 
 import sys
@@ -365,10 +366,12 @@ def partitions_to_reset(
 ) -> list[TopicAndPartition]:
     """Return the partitions to set, sorted.
 
-    With `file_offsets`, these are the partitions in the file. If `wanted` is not empty, only those that are also in
-    `wanted` are returned; `wanted` is not checked otherwise. Without `file_offsets`, these are the partitions in
-    `wanted`, or, if `wanted` is empty, the partitions in which the group has committed. Raises CommandError if the
-    result would be empty and, without `file_offsets`, if a topic or partition in `wanted` does not exist.
+    With `file_offsets`, these are the partitions in the file, or, if `wanted` is not empty, the partitions that are
+    both in the file and in `wanted`. Without `file_offsets`, these are the partitions in `wanted`, or, if `wanted`
+    is empty, the partitions in which the group has committed.
+
+    Raises CommandError if the result would be empty. Without `file_offsets`, it is also raised if a topic or
+    partition in `wanted` does not exist.
     """
     if file_offsets is not None:
         in_file = sorted(tp for tp in file_offsets if not wanted or _is_wanted(tp, wanted))

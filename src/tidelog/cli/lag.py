@@ -67,7 +67,7 @@ class Lags(NamedTuple):
 
     lags: list[Lag]
     problems: list[str]
-    """One line for each member, partition or broker about which something is unknown."""
+    """One line for each member, partition or topic about which something is unknown."""
     failures: dict[str, CommandError]
     """Groups whose committed offsets cannot be read, with the reason."""
 
@@ -75,7 +75,8 @@ class Lags(NamedTuple):
 def all_lags(
     client: "Client", names: Iterable[str], described: "Mapping[str, Group]", ages: "Ages | None" = None
 ) -> Lags:
-    """Return the lag of each group in every partition of the topics that it reads or has committed in.
+    """Return the lag of each group in every partition of the topics that the group reads or in which it has
+    committed.
 
     `described` contains the groups' members, as far as they are known. `behind_ms` is set only with `ages`.
     """
@@ -201,10 +202,11 @@ class Total(NamedTuple):
     """The lag of several partitions together."""
 
     records: int | None
-    """Sum of the known lags, in records; None if no partition's lag is known."""
+    """Sum of the known lags, in records; None if there are no partitions, or if no lag is known and `unknown` is not
+    0."""
     unknown: int
-    """Number of partitions that the sum does not include: they contain records but have no commit, they have no
-    leader, or their topic was deleted."""
+    """Number of partitions whose lag is unknown and may be more than 0, so that the sum does not include them. For
+    example, they contain records but have no commit, they have no leader, or their topic was deleted."""
     behind_ms: int | None = None
     """Age of the oldest uncommitted record of all partitions; None if no age is known."""
 

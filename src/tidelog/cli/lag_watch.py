@@ -74,8 +74,8 @@ class LagSource(Protocol):
     offline: dict[str, list[int]]
     """Offline partitions that the last call could not read."""
     problems: list[str]
-    """One line for each member, partition or broker that the last call could not read. If the user named no groups,
-    also one line for each group that it could not read."""
+    """One line for each member, partition, topic or broker that the last call could not read. If the user named no
+    groups, also one line for each group that it could not read."""
     failures: dict[str, CommandError]
     """The errors of groups that the user named, by group."""
 

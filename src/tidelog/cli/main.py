@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the process's exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted,
-    141 the reader of stdout closed the pipe. For `start`, see `cli/start.py`.
+    """Run one command and return the process's exit code: 0 done, 1 failed, 2 wrong usage, 3 `cluster status` found
+    a problem, 130 interrupted, 141 the reader of stdout closed the pipe. For `start`, see `cli/start.py`.
     """
     if arguments is None:
         arguments = sys.argv[1:]

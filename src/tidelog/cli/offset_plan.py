@@ -69,8 +69,8 @@ def plan(
     committed: Mapping[TopicAndPartition, int],
     logs: Mapping[TopicAndPartition, Offsets],
 ) -> list[OffsetChange]:
-    """Return one change for each partition, to the requested offset. If this is outside the partition's log, the change
-    is to the log's start or end.
+    """Return one change for each partition. The new offset is the requested offset. If the requested offset is
+    outside the partition's log, the new offset is the log's start or end.
     """
     changes = []
     for tp in partitions:

@@ -96,8 +96,8 @@ def list_quotas(
 ) -> None:
     """List all quotas, or only those of a user, a client id or an address.
 
-    --user also lists the quotas of this user's client ids, and --client-id
-    those that users have for this client id.
+    --user also lists the quotas of this user's client ids. --client-id also
+    lists the quotas that users have for this client id.
 
     Examples:
 

@@ -29,7 +29,8 @@ ends both at once."""
 HINT_AFTER_S = 2.0
 """After this many seconds without any record, a message on the terminal says that the command waits."""
 OFFLINE_CHECK_S = 5.0
-"""With `until_end`, the reader checks whether partitions have gone offline after this many seconds without a record."""
+"""With `until_end`, after this many seconds without a record, the reader checks whether partitions have gone
+offline."""
 JOINING_NOTICE_S = 0.5
 """After this many seconds without an assignment from the group, a message on the terminal says that the command waits
 for it."""

@@ -1,7 +1,7 @@
 """`tidelog start --brokers N`: run the brokers of a cluster on one machine, each in a process of its own.
 
 The supervisor starts the processes, reports their addresses, starts a process again after it has ended, and stops
-all of them one after another. It has no data and no connections: clients use the brokers' ports.
+all of them one after another. It has no data and accepts no connections: clients use the brokers' ports.
 
 Every broker has the read end of a pipe, and only the supervisor has the write end. When the supervisor ends, even by
 kill -9, the brokers read end-of-file and stop (`cli/parent.py`).
@@ -84,8 +84,7 @@ def supervise(options: Options) -> int:
         return print_failure(f"{options.config_file}: {error.strerror}")
     if (busy := busy_addresses(plans)) is not None:
         return print_failure(busy)
-    if numbers > {plan.number for plan in plans}:
-        rest = sorted(numbers - {plan.number for plan in plans})
+    if rest := without_plan(numbers, plans):
         logger.warning("brokers with data not started nodes=%s brokers=%d", ",".join(map(str, rest)), len(plans))
     try:
         for path in config.data_directories:
@@ -94,6 +93,11 @@ def supervise(options: Options) -> int:
         return print_failure(f"{error.filename} cannot be created ({error.strerror}): choose another with --data DIR")
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         return runner.run(run_supervisor(options, config, plans))
+
+
+def without_plan(numbers: set[int], plans: Sequence[BrokerPlan]) -> list[int]:
+    """Return the brokers that have data and are not started, in order."""
+    return sorted(numbers - {plan.number for plan in plans})
 
 
 async def run_supervisor(options: Options, config: "BrokerConfig", plans: Sequence[BrokerPlan]) -> int:

@@ -24,9 +24,9 @@ class Column(NamedTuple):
     """Whether the texts are aligned to the right, as numbers are."""
     style: str | None = None
     spare: int = 0
-    """Order in which columns are left out of a table that is too wide: the column with the highest value first. Columns
-    with 0 stay: if they do not fit, the rows are printed as blocks. Only if each row must remain one line
-    (`Table.shorten`), columns with 0 are left out, too; columns with a negative value remain."""
+    """Order in which columns are left out of a table that is too wide: the column with the highest value first.
+    Columns with 0 stay: if they do not fit, the rows are printed as blocks. Only if each row must remain one line
+    (`Table.shorten`), columns with 0 are left out, too, and columns with a negative value are left out last."""
     breaks: bool = False
     """Whether a word may be split over several lines. In other columns, for example of names, words are never split."""
 

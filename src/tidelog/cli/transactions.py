@@ -244,7 +244,10 @@ def find_hanging(
 
 
 def filter_hanging(client: "Client", candidates: Sequence[OpenTransaction]) -> tuple[list[OpenTransaction], list[str]]:
-    """Return the open transactions that no coordinator has with this partition, and lines about undecided ones."""
+    """Return the candidates that hang: no coordinator has a transaction of their producer that contains their
+    partition. Also return lines about brokers that did not answer, and about candidates of which it is not known
+    whether they hang.
+    """
     from tidelog.client.transactions import TransactionFilter
 
     if not candidates:

@@ -37,14 +37,14 @@ from tidelog.wire.messages.write_txn_markers import (
 
 
 class TransactionFilter(NamedTuple):
-    """Which transactional ids a broker lists: those that satisfy every condition."""
+    """The conditions for the transactional ids that a broker lists. It lists only the ids that satisfy all of them."""
 
     states: Sequence[str] = ()
     """States in the spelling of brokers (`PrepareCommit`); empty for all states."""
     producer_ids: Sequence[int] = ()
     """Empty for all producer ids."""
     duration_ms: int = -1
-    """Only transactions that have been open for longer than this; -1 for all."""
+    """Only ids whose last transaction began longer ago than this, even if that transaction has ended; -1 for all."""
     pattern: str | None = None
     """A regular expression that the whole transactional id must match (KIP-1152); None for all."""
 
@@ -75,7 +75,7 @@ class Transaction(NamedTuple):
     state: str
     timeout_ms: int
     started_ms: int | None
-    """Time at which the transaction began; None if none is open."""
+    """Time at which the last transaction began, even if it has ended; None if there was none."""
     partitions: list[TopicPartition]
     """Partitions of the transaction whose markers are not written yet."""
 
@@ -104,8 +104,7 @@ def list_transactions(cluster: Cluster, backoff: Backoff, wanted: TransactionFil
     """Return the transactional ids that every broker coordinates, sorted. Raises GaveUp when no broker answers in
     time.
 
-    A broker whose version cannot express
-    the filter fails.
+    A broker whose version cannot express the filter has an entry in `failures`.
     """
     addresses = yield from brokers(cluster, backoff)
     request = ListTransactionsRequest(

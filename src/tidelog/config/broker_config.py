@@ -147,7 +147,7 @@ class BrokerConfig:
         self.static = {name: setting.text for name, setting in static.items()}
         """The texts of the settings that were set at the start, and the node id of `use_node_id`."""
         self.origins = {name: setting.origin for name, setting in static.items()}
-        """The place where each of these settings was set, as text for users: for example a file and line, an
+        """The place where each setting of `static` was set, as text for users: for example a file and line, an
         environment variable or the command line."""
         self.ignored: list[IgnoredName] = []
         """Names in the file and the environment that `load` ignored. The broker warns about each at the start."""

@@ -35,7 +35,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "20",
         AtLeast(1),
-        doc="Pause between two such questions.",
+        doc="Pause before the leader of a partition asks again (see add.partitions.to.txn.retry.backoff.max.ms).",
         effect=True,
         read_only=True,
     ),

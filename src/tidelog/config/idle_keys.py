@@ -1,4 +1,4 @@
-"""Broker settings of Kafka's features that Tidelog does not have yet: security, tiered storage, quorum, metrics."""
+"""Broker settings of Kafka's features that Tidelog does not have yet, such as security, tiered storage and metrics."""
 
 from tidelog.config.key import AtLeast, Between, Key, NonEmptyText, OneOf, OneOfIgnoringCase, Type
 

@@ -47,12 +47,14 @@ class Decision:
         """The batch of `records`, if it was encoded in advance, as for a commit of offsets; None if it is not encoded
         yet."""
         self.producer_id: int | None = None
-        """The producer in whose open transaction `records` are; then `batch` is set. None: they take effect at once."""
+        """The producer in whose open transaction the records are written; `batch` is then set, too. None means that
+        the records take effect at once."""
         self.replies: list[tuple[Reply, Any]] = []
         """Sent when `records` and all records below `reply_offset` are committed."""
         self.effects: list[Any] = []
-        """Values that describe work outside of the core, for example markers to write. Begun when the records are
-        committed, as for `replies`. If the coordinator is loaded again before, the new core repeats them."""
+        """Values that describe work outside of the core, for example markers to write. The work begins when
+        `records` and all records below `reply_offset` are committed. If the coordinator is loaded again before this
+        time, the new core decides about the same work again."""
         self.lines: list[LogLine] = []
         """Written after the records have been replayed."""
         self.reply_offset = 0

@@ -69,8 +69,8 @@ class Loader:
         self._open_transactions: dict[int, list[StoredRecord]] = {}
         """Records of the transactions whose end has not been read yet, by producer id."""
         self._latest_beside_open: dict[bytes, StoredRecord] = {}
-        """The last record of each key, among the records that were committed since there was last no open
-        transaction."""
+        """The last committed record of each key, among the records that were committed while another transaction was
+        open. It is emptied when no transaction is open."""
         self._deleted_beside_open: dict[bytes, int] = {}
         """The offset of the last tombstone of each key, among the same records."""
         self._records_in_turn = 0

@@ -3,10 +3,10 @@
 A decided end is never given up: markers that cannot be written are tried again until the coordinator's leader epoch
 ends. The next coordinator then finds the decision in its log, and begins again.
 
-A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. The marker
-then counts as written. Either the transaction is no longer open in the partition, or another coordinator has taken
-over. In the second case, this coordinator cannot commit the end of the transaction, so the count has no effect. In
-Kafka, the transaction would remain in its PREPARE state until another broker became the coordinator.
+A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. The
+marker then counts as written. Either the transaction is no longer open in the partition, or another coordinator has
+taken over. In the second case, this coordinator cannot commit records any more, so it does not matter what it
+counts. In Kafka, the transaction would remain in its PREPARE state until another broker became the coordinator.
 """
 
 import logging
@@ -104,7 +104,7 @@ class MarkerWriter:
             self._report(work, ())
 
     def close(self) -> None:
-        """Stop. The next coordinators write what is missing."""
+        """Stop. The next coordinators write the missing markers."""
         self._is_closed = True
         for sender in self._senders.values():
             sender.cancel()

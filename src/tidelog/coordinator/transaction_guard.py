@@ -46,8 +46,8 @@ class Question(NamedTuple):
 
 
 class TransactionGuard:
-    """Asks coordinators. Every other broker gets one request at a time. It contains the questions that wait for this
-    broker, up to QUESTIONS_PER_REQUEST_MAX.
+    """Asks coordinators. Every other broker gets one request at a time. A request contains the questions that wait for
+    its receiver, up to QUESTIONS_PER_REQUEST_MAX.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TransactionGuard:
         coordinators: "TransactionCoordinators",
         channels: "BrokerChannels | None",
     ) -> None:
-        """`channels` lead to the other brokers; None if there are none."""
+        """`channels` lead to the other brokers; None if there are no other brokers."""
         self._tasks = runtime.tasks
         self._clock = runtime.clock
         self._config = config

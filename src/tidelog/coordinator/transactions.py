@@ -137,7 +137,7 @@ class TransactionCoordinators:
     async def end(
         self, transactional_id: str, producer: "Producer", *, commit: bool, version: int, reply: "Reply"
     ) -> None:
-        """Commit or abort the producer's transaction (EndTxn). The reply is the Producer that continues."""
+        """Commit or abort the producer's transaction (EndTxn). The reply is the Producer of the next transaction."""
         from tidelog.coordinator.transaction.records import V2
 
         _check_id(transactional_id)

@@ -1,4 +1,4 @@
-"""The brokers of the sale: one broker, or a cluster of which one broker is killed and started again."""
+"""The brokers of the sale: one broker, or a cluster. One broker of a cluster is killed and started again."""
 
 import time
 from pathlib import Path
@@ -91,7 +91,7 @@ class BrokerFault:
         return f"broker {self.takeover.killed} started again"
 
     def _kill_busiest(self, cluster: Cluster) -> Takeover:
-        """Kill the broker that leads the most partitions of the sale, and wait until they all have other leaders."""
+        """Kill the broker that leads the most partitions of the sale, and wait until they have other leaders."""
         leaders = self._leaders()
         victim = max(cluster.numbers, key=list(leaders.values()).count)
         led_partitions = [partition for partition, leader in leaders.items() if leader == victim]

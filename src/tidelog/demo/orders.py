@@ -47,7 +47,7 @@ class SkippedLines(NamedTuple):
 
 
 def read_orders() -> tuple[list[Order], SkippedLines]:
-    """Return every sale of the data set, in order, and the numbers of skipped lines."""
+    """Return every sale of the data set, in the sequence of the file, and the numbers of skipped lines."""
     orders: list[Order] = []
     cancellations = not_positive = 0
     for number, row in enumerate(_rows()):

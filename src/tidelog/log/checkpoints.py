@@ -41,7 +41,7 @@ def _join_lines(lines: list[str]) -> bytes:
 
 
 class OffsetsCopy(dict[TopicPartition, int]):
-    """A copy of offsets that change partition by partition. It says what changed since the copy before it.
+    """A copy of the offsets of all partitions. It also contains the partitions that have changed since the last copy.
 
     Formatting ten thousand entries takes several milliseconds, in which the event loop waits for the interpreter lock
     again and again. So a checkpoint that is written every second formats only the entries that changed.
@@ -56,7 +56,7 @@ class OffsetsCopy(dict[TopicPartition, int]):
         previous: object,
         touched: Iterable[TopicPartition],
     ) -> None:
-        """`version` identifies this copy, and `previous` is the version of the copy before it. `touched` contains
+        """`version` identifies this copy, and `previous` identifies the copy before it. `touched` contains
         every key that was set or removed between the two copies.
         """
         super().__init__(offsets)
@@ -141,7 +141,7 @@ def read_properties(data: bytes, path: str) -> dict[str, str]:
     try:
         return {entry.name: entry.value for entry in parse_properties(data.decode())}
     except ValueError as error:
-        raise CorruptLog(path, 0, f"these are no properties: {error}") from error
+        raise CorruptLog(path, 0, f"the properties cannot be read: {error}") from error
 
 
 def format_partition_metadata(topic_id: bytes) -> bytes:
@@ -182,7 +182,7 @@ def _entries(data: bytes, path: str, words_per_line: int) -> list[tuple[int, lis
         return []
     lines = data.split(b"\n")
     if lines[0].strip() != b"0":
-        raise CorruptLog(path, 0, f"checkpoint version {lines[0][:20]!r}, known is 0")
+        raise CorruptLog(path, 0, f"the checkpoint has version {lines[0][:20]!r}; only 0 is known")
     position = len(lines[0]) + 1
     stated = _number(_text(lines[1], path, position) if len(lines) > 1 else "", path, position)
     position += len(lines[1]) + 1
@@ -195,7 +195,7 @@ def _entries(data: bytes, path: str, words_per_line: int) -> list[tuple[int, lis
             entries.append((position, words))
         position += len(raw) + 1
     if len(entries) != stated:
-        raise CorruptLog(path, 0, f"the checkpoint states {stated} entries and holds {len(entries)}")
+        raise CorruptLog(path, 0, f"the checkpoint states {stated} entries, but has {len(entries)}")
     return entries
 
 

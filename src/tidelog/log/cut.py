@@ -70,7 +70,7 @@ class Cut:
         self.removed = segments.items[remaining_count:]
         self.start_offset = offset if empties else start_offset
         self.end_offset = offset
-        """After `run`: the new end, which is below `offset` if a batch contains `offset`."""
+        """After `run`: the new end. It is below `offset` if a batch began below `offset` and contained it."""
         self.recovery_point = offset if empties else recovery_point
         """The recovery point after the cut is this offset or the new end, whichever is lower."""
         self.epochs = LeaderEpochs(epochs.entries())

@@ -122,8 +122,8 @@ class DataDirectories:
         """Read and index the existing directories without changing their content. A directory that cannot be used is
         omitted and logged.
 
-        Raises UnusableDirectories and DirectoryInUse. Raises OSError if there is only one configured directory, or
-        if the error is temporary.
+        Raises UnusableDirectories and DirectoryInUse. Raises the OSError of a directory if it is the only configured
+        one, or if the error is temporary.
         """
         directories = cls(disk, paths, [], {}, metadata_elsewhere=metadata_elsewhere)
         try:
@@ -322,8 +322,8 @@ class DataDirectories:
         return next((directory for directory in self.online if directory.path == path), None)
 
     def place(self, partition: TopicPartition, topic_id: bytes, *, new: bool) -> DataDirectory:
-        """Return the directory that holds the partition. If no directory holds it, choose, among those that are not
-        cordoned, the directory with the fewest partitions, and record that it holds the partition from now on.
+        """Return the directory that holds the partition. If no directory holds it, choose the directory with the fewest
+        partitions that is not cordoned, and record that it holds the partition from now on.
 
         `new`: the partition is new on this broker. Raises StorageError if the directory of the partition is out of use,
         if the partition is possibly in a directory that is out of use or not mounted, or if no directory can be used.

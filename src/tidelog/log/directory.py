@@ -287,7 +287,7 @@ class DataDirectory:
 
         `logs`: for each partition the topic id, and the log, or None if the log is not open. All partitions are
         tried. Returns the new paths, which the caller passes to `empty_retired` and `remove_retired`, and the first
-        error. If a full disk prevents the write of the checkpoints, that is not returned as an error, because
+        error. If a full disk prevents the write of the checkpoints, this error is not returned, because
         `remove_retired` removes the entries before it removes the directory.
         """
         first_error: OSError | None = None
@@ -475,7 +475,7 @@ class DataDirectory:
 
     def clean_offset(self, key: TopicPartition) -> int | None:
         """Return the offset up to which the partition is compacted, as the checkpoint on the disk states it; None if
-        it has no entry.
+        the partition has no entry.
         """
         return self._checkpoints[CLEANER_OFFSETS].get(key)
 
@@ -529,8 +529,8 @@ class DataDirectory:
         if changed is None or changed:
             text = self._texts.setdefault(name, CheckpointText())
             self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
-        # Necessary even if nothing was written: the next OffsetsCopy knows only its changes since this one. The
-        # CheckpointText has the lines of all entries, and then changes only some of them.
+        # Necessary even if nothing was written: the next OffsetsCopy knows only its changes since this one. With
+        # these changes, the CheckpointText formats only a part of its lines again.
         self._checkpoints[name] = offsets
 
     # Closing

@@ -1,8 +1,8 @@
 """Yield the content of log files, entry by entry. `tidelog log dump` uses this module.
 
-Each entry is a dict of plain values (keys and values of records: bytes or None) with `file`, `kind` and `position`. An
-entry of kind `damage` is the last entry of its file. An entry of kind `unwritten` is also the last entry of its file.
-It means that the rest of the segment consists of zeros, which Kafka preallocated. No file is changed. Blocks.
+Each entry is a dict with `file`, `kind`, `position` and other plain values. Keys and values of records are bytes or
+None. An entry of kind `damage` is the last entry of its file. An entry of kind `unwritten` is also the last entry of
+its file. It means that the rest of the segment consists of zeros, which Kafka preallocated. No file is changed. Blocks.
 """
 
 from collections.abc import Callable, Iterator

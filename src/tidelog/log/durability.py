@@ -101,8 +101,8 @@ class Durability:
         self._snapshot_position = 0
 
     def snapshot_due(self) -> bool:
-        """Return whether the next plan must include a snapshot, since at least SNAPSHOT_INTERVAL_BYTES were appended
-        after the newest snapshot.
+        """Return whether the next plan must include a snapshot. This is the case if at least SNAPSHOT_INTERVAL_BYTES
+        were appended after the newest snapshot.
         """
         return self._segments.active.size - self._snapshot_position >= SNAPSHOT_INTERVAL_BYTES
 

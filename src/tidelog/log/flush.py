@@ -94,8 +94,8 @@ class FlushPlan:
         """Run the plan. Blocks.
 
         Raises OSError. After an error, the log must be taken offline, because the content of the disk is unknown.
-        There is one exception: after an error in NOT_OPENED, which means that a file could not be opened, the plan
-        may be put back (see `Durability.put_back`).
+        There is one exception. If the errno is one of NOT_OPENED, a file could not be opened, and the plan may be put
+        back (see `Durability.put_back`).
 
         `directories` may be shared by several plans, if all of them were made before the first one runs.
         """

@@ -5,7 +5,7 @@
                                        this name, durably
     3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed; when that is durable, the mark is removed
 
-Records that are appended during step 2 are copied after it. Like those that are appended during step 3, they are
+Records that are appended during step 2 are copied after it. Records that are appended during step 2 or 3 are
 acknowledged only after step 3. If a crash leaves two logs of the same name, the old one is used, because it has every
 acknowledged record. There is one exception: a mark with the content `final` means that the old log could not be
 renamed, and that the copy may have newer records.
@@ -95,8 +95,8 @@ def remove_mark(disk: "Disk", target: str, partition: TopicPartition) -> None:
 
 
 def has_mark(disk: "Disk", path: str) -> bool:
-    """Return whether the log in `path` has the mark `takes-over`, the mark that a copy gets before it takes the log's
-    name, when the old log in the source directory still has the same name.
+    """Return whether the log in `path` has the mark `takes-over`. If so, it is a copy that has already got the log's
+    name, while the old log in the source directory may still have the same name.
     """
     return disk.exists(f"{path}/{TAKES_OVER}")
 

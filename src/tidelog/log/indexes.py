@@ -142,7 +142,8 @@ class SparseIndex:
             file.close()
 
     def use_cache(self, cache: "IndexCache | None") -> None:
-        """Count the memory in `cache` from now on. After this call, the index may only be used on the loop.
+        """Unload the index, and count its memory in `cache` from now on. After this call, the index may only be used
+        on the loop.
 
         With None, the memory is not counted, and a thread may use the index instead.
         """

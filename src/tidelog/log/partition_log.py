@@ -193,7 +193,7 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Return the end for read_committed. It is not below the start of the log, even if a transaction is older."""
+        """Return the end of read_committed reads. It is not below the log's start, even if a transaction is older."""
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(max(unstable, self.log_start_offset), high_watermark)
 
@@ -205,7 +205,7 @@ class PartitionLog:
         """Append one batch as the leader. Base offset and leader epoch are written into `batch`. If it repeats one of
         its producer's last five batches, it is not appended, and the result of the first append is returned. `limits`:
         how to check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response
-        (StorageError if the log or its disk is unusable), or NotInline, before the append, if records must be examined.
+        (StorageError if the log or its disk is unusable), or NotInline if the examination of records takes too long.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -299,7 +299,7 @@ class PartitionLog:
     def _begin_epoch(self, leader_epoch: int) -> None:
         latest = self.epochs.latest
         if leader_epoch < latest:
-            self.fail(f"the log holds leader epoch {latest}, its leader's is {leader_epoch}")
+            self.fail(f"the log has leader epoch {latest}, but its leader is in epoch {leader_epoch}")
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         self.epochs.assign(leader_epoch, self.log_end_offset)
         self._leader_epoch = leader_epoch
@@ -407,7 +407,7 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """If `read` would wait for the disk, return a read that must run on a thread before it; otherwise None."""
+        """Return a ColdRead if `read` would wait for the disk; otherwise None. Run it on a thread before `read`."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
@@ -506,9 +506,9 @@ class PartitionLog:
         return self._retention.age_search(self._disk, self.config, now_ms) if self.failure is None else None
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
-        """Remove from the log the whole segments that the settings no longer keep, and return their number. Also
-        forget producers that were silent for `producer.id.expiration.ms`. Segments that end above the high watermark
-        (None: the log's end) are kept. The files are removed later, by `removal`. Raises StorageError.
+        """Remove the segments that the settings no longer keep, and return their number. Also forget producers that
+        were silent for `producer.id.expiration.ms`. Segments that end above the high watermark (None: the log's end)
+        are kept. The files are removed later, by `removal`. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         limit = self.log_end_offset if high_watermark is None else high_watermark

@@ -47,14 +47,14 @@ def encode_snapshot(state: ProducerState) -> bytes:
 def decode_snapshot(data: bytes) -> dict[int, ProducerEntry]:
     """Decode a snapshot into producers by id. Raises CorruptSnapshot."""
     if len(data) < _HEAD.size:
-        raise CorruptSnapshot(f"{len(data)} bytes, a snapshot has {_HEAD.size} or more")
+        raise CorruptSnapshot(f"the file has {len(data)} bytes, but a snapshot has {_HEAD.size} or more")
     version, crc, count = _HEAD.unpack_from(data)
     if version != VERSION:
-        raise CorruptSnapshot(f"version {version}, known is {VERSION}")
+        raise CorruptSnapshot(f"the snapshot has version {version}; only {VERSION} is known")
     if crc32c(memoryview(data)[6:]) != crc:
         raise CorruptSnapshot(f"the CRC-32C is not the stated {crc:#010x}")
     if len(data) != _HEAD.size + count * _ENTRY.size:
-        raise CorruptSnapshot(f"{len(data)} bytes do not hold the stated {count} producers")
+        raise CorruptSnapshot(f"the file of {len(data)} bytes does not have the size for the stated {count} producers")
     entries: dict[int, ProducerEntry] = {}
     for fields in _ENTRY.iter_unpack(memoryview(data)[_HEAD.size :]):
         producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, transaction_start = fields

@@ -102,8 +102,11 @@ class ProducerState:
         """Return a new object that stands for a question to the coordinator of the producer's transaction (KIP-890).
 
         It becomes invalid when a marker ends the transaction: then the answer may be about a transaction that has
-        ended.
+        ended. Raises InvalidProducerEpoch if the log has a higher epoch of the producer: then nobody needs to be asked.
         """
+        entry = self.entries.get(producer_id)
+        if entry is not None and epoch < entry.epoch:
+            raise _old_epoch(producer_id, epoch, entry.epoch)
         verification = object()
         self._verifications.setdefault(producer_id, {})[verification] = epoch
         return verification
@@ -115,7 +118,7 @@ class ProducerState:
         """Make all verifications of the producer's epochs below `epoch` invalid."""
         running = self._verifications.get(producer_id)
         if running is not None:
-            for verification in [verification for verification, of in running.items() if of < epoch]:
+            for verification in [v for v, verified_epoch in running.items() if verified_epoch < epoch]:
                 del running[verification]
             if not running:
                 del self._verifications[producer_id]
@@ -139,7 +142,7 @@ class ProducerState:
         epoch = header.producer_epoch
         first = header.base_sequence
         if epoch == entry.epoch:
-            # Offsets that a transaction commits have no sequence: the coordinator of the group numbers no batches.
+            # A batch of offsets that a transaction commits has no sequence: the group coordinator does not set one.
             if first != entry.next_sequence and first != NO_SEQUENCE:
                 repeated = _find_repeated(entry, first, advance_sequence(first, header.last_offset_delta))
                 if repeated is not None:
@@ -148,9 +151,7 @@ class ProducerState:
                     f"producer {header.producer_id} epoch {epoch} sent sequence {first}, expected {entry.next_sequence}"
                 )
         elif epoch < entry.epoch:
-            raise InvalidProducerEpoch(
-                f"producer {header.producer_id} sent epoch {epoch}, the partition has seen epoch {entry.epoch}"
-            )
+            raise _old_epoch(header.producer_id, epoch, entry.epoch)
         elif first > 0:
             raise OutOfOrderSequenceNumber(
                 f"producer {header.producer_id} began epoch {epoch} with sequence {first}, it must begin with 0"
@@ -172,22 +173,23 @@ class ProducerState:
             )
         if coordinator_epoch < entry.coordinator_epoch:
             raise ApiError(
-                f"a marker for producer {producer_id} comes from coordinator epoch {coordinator_epoch}, "
-                f"{entry.coordinator_epoch} was seen",
+                f"a marker for producer {producer_id} comes from coordinator epoch {coordinator_epoch}, but an earlier "
+                f"marker came from epoch {entry.coordinator_epoch}",
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
             )
 
     def check_epoch_of_v2_marker(self, producer_id: int, producer_epoch: int) -> None:
-        """Raise InvalidProducerEpoch if a marker of transaction version 2 has the epoch of the open transaction.
+        """Raise InvalidProducerEpoch if a marker of transaction version 2 does not have a higher epoch than the records
+        of the open transaction.
 
-        Such a marker always has a higher epoch than the records of its transaction, so this one belongs to an earlier
+        A valid marker always has a higher epoch than the records of its transaction, so this one belongs to an earlier
         transaction (KIP-1228). A marker that is repeated finds no open transaction.
         """
         entry = self.entries.get(producer_id)
         if entry is not None and entry.transaction_start >= 0 and producer_epoch <= entry.epoch:
             raise InvalidProducerEpoch(
-                f"a marker for producer {producer_id} has epoch {producer_epoch}, as the records of the open "
-                "transaction; with transaction version 2 it must be higher"
+                f"a marker for producer {producer_id} has epoch {producer_epoch}, but the records of the open "
+                f"transaction have epoch {entry.epoch}; with transaction version 2, the marker's epoch must be higher"
             )
 
     def appended(
@@ -288,6 +290,12 @@ class ProducerState:
         )
         for _, producer_id in silent[: max(1, self.producers_max // FORGOTTEN_DIVISOR)]:
             del self.entries[producer_id]
+
+
+def _old_epoch(producer_id: int, epoch: int, newest_epoch: int) -> InvalidProducerEpoch:
+    return InvalidProducerEpoch(
+        f"producer {producer_id} sent epoch {epoch}, the partition has seen epoch {newest_epoch}"
+    )
 
 
 def _find_repeated(entry: ProducerEntry, first_sequence: int, last_sequence: int) -> ProducedBatch | None:

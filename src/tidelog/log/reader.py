@@ -173,8 +173,8 @@ class LogReader:
         """Return (segment, position, base offset) of the first batch that ends at or after `offset`; None if there
         is no such batch.
 
-        Raises CorruptLog if a batch is damaged. Raises it also if the batch begins after `offset`, although compaction
-        cannot have removed offsets.
+        Raises CorruptLog if a batch is damaged. Also raises it if the batch begins after `offset` and compaction cannot
+        be the reason.
         """
         items = self._segments.items
         for index in range(self._segments.floor(offset), len(items)):
@@ -223,8 +223,8 @@ class LogReader:
     ) -> list[AbortedTransaction]:
         """Return the aborted transactions with records from `start` to `end_offset` (exclusive), by first offset.
 
-        With `batches`, which were read from `start`, those behind the batches are left out, as far as the index of
-        offsets allows it. Raises CorruptLog.
+        `batches` were read from `start`. If they are given, transactions that begin after them are omitted, as far as
+        the offset index shows this. Raises CorruptLog.
         """
         transactions: list[AbortedTransaction] = []
         first = self._segments.floor(start)
@@ -241,7 +241,7 @@ class LogReader:
         return sorted(transactions, key=lambda aborted: aborted.first_offset)
 
     def _offset_behind(self, number: int, batches: Slice) -> int:
-        """Return an offset at or after the end of the batches, which begin in the segment with this number."""
+        """Return an offset at or after the end of the batches. They begin in segment `number` or in a later one."""
         segments = self._segments.items
         while number + 1 < len(segments) and segments[number + 1].base_offset <= batches.first_batch_offset:
             number += 1
@@ -360,7 +360,7 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
         for offset_delta, timestamp, _ in record_facts(decompressed_records(batch, header, SEARCHED_BYTES_MAX), header):
             offset = header.base_offset + offset_delta
             if not header.base_offset <= offset <= header.last_offset:
-                raise MalformedMessage(f"record batch: a record with an offset delta of {offset_delta}")
+                raise MalformedMessage(f"record batch: the offset delta {offset_delta} of a record is out of range")
             if offset >= start_offset:
                 yield offset, timestamp
     except MalformedMessage as error:

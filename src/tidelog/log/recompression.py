@@ -1,9 +1,9 @@
 """Recompress a producer's batch with the codec of the topic's `compression.type`.
 
 The records are decompressed and compressed as one block of bytes. Both steps run outside of Python. Between them,
-the structure of each record is checked, because damage from the time before the producer computed the batch's
-checksum must not be stored. Kafka instead rebuilds the batch from its records. Kafka's batch has the same codec,
-offsets, timestamps and producer fields as the result of this module.
+the structure of each record is checked. The batch's checksum does not show damage that occurred before the producer
+computed it, and damaged records must not be stored. Kafka instead rebuilds the batch from its records. Kafka's batch
+has the same codec, offsets, timestamps and producer fields as the result of this module.
 """
 
 from struct import Struct

@@ -148,7 +148,7 @@ def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
             else:
                 delta, after = read_varlong(data, position + 1)
             if after > end or end > size:
-                raise MalformedMessage(f"record batch: a record of {length} bytes with {size - position} left")
+                raise MalformedMessage(f"record batch: a record states {length} bytes, but {size - position} are left")
             if delta > largest:
                 largest = delta
             position = end

@@ -252,8 +252,8 @@ class Retention:
         self._retired.append(retired)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the work on files that is due; None if no work is due. Only one removal may run at a time, and
-        `Removal.renames_files` tells whether it has to wait for the log start offset.
+        """Return the work on files that is due; None if no work is due. Only one removal may run at a time.
+        `Removal.renames_files` says whether the log start offset must be persisted first.
         """
         self._retired = [retired for retired in self._retired if retired.segments]
         to_rename = [retired for retired in self._retired if not retired.renamed]

@@ -354,7 +354,7 @@ class Segment:
             return self.index.boundary(position_max)
 
     def offset_at(self, position_min: int) -> int | None:
-        """Return the last offset of the first indexed batch at or after `position_min`; None if there is none."""
+        """Return the last offset of the first indexed batch at or after `position_min`; None without such a batch."""
         try:
             return self.index.offset_at(position_min)
         except (CorruptIndex, FileNotFoundError) as error:
@@ -432,11 +432,10 @@ class Segment:
         """Return where a read that begins at `position` must end, so that it contains only whole batches, at most
         `size_max` bytes, and nothing beyond `end`.
 
-        The result is (position, next offset or -1 if unknown). The read contains at least one batch, even if this one
-        is larger.
-        A batch must begin at `position`, and its base offset must not be below `first_offset`. Batches that this
-        process has neither written nor checked are checked now, at most `WALK_BATCHES_MAX` of them, so that a broken
-        sequence is never served. Raises CorruptLog.
+        The result is (position, next offset or -1 if unknown). The read contains at least one batch, even if it is
+        larger than `size_max`. A batch must begin at `position`, and its base offset must not be below `first_offset`.
+        Batches that this process has neither written nor checked are checked now, at most `WALK_BATCHES_MAX` of them,
+        so that a broken sequence is never served. Raises CorruptLog.
         """
         limit = min(position + size_max, end)
         is_checked = position > self.sound_from or (self._checked_from <= position and limit <= self._checked_to)

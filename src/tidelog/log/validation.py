@@ -4,7 +4,8 @@ The rules are those of Kafka 4.3. The header states a batch's base and largest t
 only if the header is not enough. That is the case with `record.validation=full`; for compacted topics, which refuse
 records without a key; and for timestamps that would be refused, that contradict each other, that lie in the future, or
 that would delete or roll a segment. After the examination, the largest timestamp in the header is corrected; Kafka
-corrects it in every batch. Batches with many records are examined on a thread; a few compressed bytes may contain many.
+corrects it in every batch. A batch with many records is examined on a thread. Even a small compressed batch may have
+many records.
 """
 
 from collections.abc import Callable

@@ -114,8 +114,8 @@ def verify(
     """Verify a file, a partition's directory or a whole data directory. `records`: decode every record.
 
     `tidelog_directories` says which data directories belong to Tidelog. The default contains only directories that
-    have a metadata store of their own. Data that cannot be read becomes a finding. Raises OSError if `path` does not
-    exist.
+    have a metadata store or the mark with its address. Data that cannot be read becomes a finding. Raises OSError if
+    `path` does not exist.
     """
     path = path.rstrip("/")
     if not disk.is_dir(path):
@@ -236,8 +236,8 @@ class _Verifier:
         return is_compacted or offset <= (self._checkpoint_offset(f"{parent}/{LOG_START_OFFSETS}", key) or 0)
 
     def _check_ends(self, directory: str, segments: list[str], end_offset: int) -> None:
-        """Check that the log begins and ends at the offsets in the checkpoints of the data directory. Missing
-        checkpoints and missing entries are ignored.
+        """Check that the log does not begin above its start offset, and does not end below its recovery point. Both
+        offsets come from the data directory's checkpoints. A missing checkpoint is ignored; a missing entry means 0.
         """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)

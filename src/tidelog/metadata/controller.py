@@ -53,7 +53,7 @@ class JournalDecision(NamedTuple, Generic[R]):
     """The result of one decision of the controller."""
 
     records: list[JournalRecord]
-    """Records to append to the journal. Either all of them are appended, or none."""
+    """Records to append to the journal, as one entry. If they are too large for one entry, see `Journal.append`."""
     reply: R
     """The reply to the request. It is valid after the records were appended."""
 
@@ -410,12 +410,12 @@ def _add_partitions(
 def register_broker(
     image: MetadataImage, broker_id: int, incarnation: str, endpoints: Sequence[Endpoint], rack: str | None
 ) -> JournalDecision[None]:
-    """Register a broker. Its epoch is the journal's position, which grows with every appended record."""
+    """Register a broker. Its epoch is the journal's position, which grows with every appended entry."""
     return JournalDecision([BrokerRegistered(broker_id, image.position, incarnation, tuple(endpoints), rack)], None)
 
 
 def renew_leadership(image: MetadataImage, broker_id: int) -> list[JournalRecord]:
-    """Return the record that renews the leadership of a restarted broker, or none if it leads no partition."""
+    """Return the record that renews the leadership of a restarted broker; an empty list if it leads no partition."""
     is_leader = any(p.leader == broker_id for topic in image.topics.values() for p in topic.partitions)
     return [LeadershipRenewed(broker_id)] if is_leader else []
 

@@ -30,8 +30,8 @@ SUPPORTED_LEVELS: Final[Mapping[str, tuple[int, int]]] = {
 """The lowest and the highest level that this version of Tidelog supports, for each feature that the controller
 knows."""
 FEATURES_OF_BROKER_ALONE: Final[Mapping[str, tuple[int, int]]] = {TRANSACTION_FEATURE: (0, 2)}
-"""The features of a broker without a cluster, which registers without features: it has no other broker that must
-support their levels."""
+"""The features of a broker without a cluster. Such a broker registers without features, because there is no other
+broker that must support the same levels."""
 
 
 class LevelChange(NamedTuple):
@@ -81,7 +81,7 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
 
 
 def _is_alone(image: MetadataImage) -> bool:
-    """Whether the only registered broker has no cluster. Such a broker registers without features."""
+    """Return whether only one broker is registered, and it has no cluster. Such a broker registers without features."""
     return len(image.brokers) == 1 and not any(broker.features for broker in image.brokers.values())
 
 

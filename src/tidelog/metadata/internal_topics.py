@@ -21,8 +21,8 @@ def internal_topic(name: str, config: BrokerConfig, brokers: int) -> NewTopic | 
 
 
 def missing_replicas(name: str, config: BrokerConfig, image: MetadataImage) -> int:
-    """Return how many replicas are missing in the partition of an internal topic that has the fewest replicas. Replicas
-    are missing if the topic was created when there were fewer brokers. Returns 0 if the topic does not exist.
+    """Return how many replicas an internal topic lacks in the partition with the fewest replicas. Replicas are missing
+    if the topic was created when there were fewer brokers. Returns 0 if the topic does not exist.
     """
     topic, shape = image.topics.get(name), _shape(name, config)
     if topic is None or shape is None:

@@ -25,7 +25,7 @@ from tidelog.model.steps import Steps, run_all
 from tidelog.wire.primitives import Buffer, uvarint
 
 MAGIC: Final = b"TLCR"
-"""The first bytes of every message. Any other content of an Envelope request never begins with these bytes."""
+"""The first bytes of every message. No other content of an Envelope request begins with these bytes."""
 FORMAT_VERSION: Final = 1
 _HEAD: Final = MAGIC + bytes((FORMAT_VERSION,))
 REQUEST_BYTES_MAX: Final = 15 << 20

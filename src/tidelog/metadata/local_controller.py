@@ -295,8 +295,9 @@ class LocalController:
         """Append the records of a change. Raises EntryPending if the outcome is unknown but may become known later, and
         ApiError after any other failure.
 
-        After EntryTooLarge and StoreUnavailable, the next change is still tried. After any other failure, all changes
-        are refused, at least until this broker acquires the controller lease again.
+        After EntryTooLarge and StoreUnavailable (also as the cause of PartlyAppended), the next change is still tried.
+        After any other failure, all changes are refused, at least until this broker acquires the controller lease
+        again.
         """
         try:
             await self._journal.append(new_records, lease)

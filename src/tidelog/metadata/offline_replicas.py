@@ -23,9 +23,9 @@ def end_replicas(
     """Remove the broker from the ISR and the ELR of the partitions `replicas` (topic id and index), and elect other
     leaders.
 
-    If no other replica could lead a partition, neither now nor after the broker of such a replica has returned, the
-    partition does not change: the broker `broker_id` remains its leader, and answers requests with a storage error.
-    Raises ApiError (STALE_BROKER_EPOCH).
+    A partition changes only if another replica can lead it now, or could lead it after the replica's broker has
+    returned. Otherwise the broker `broker_id` remains its leader, and answers requests with a storage error. Raises
+    ApiError (STALE_BROKER_EPOCH).
     """
     registered_broker(image, broker_id, broker_epoch)
     changes = StateChanges(image)

@@ -1,8 +1,9 @@
 """The records of the metadata journal and their encoding: one line of JSON per entry, readable with any tool.
 
-An entry contains the records of one decision and is appended atomically:
-`{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`. A reader ignores fields that it does not know. A change that
-older brokers must not ignore needs a new kind of record or a higher version; older brokers refuse both.
+An entry contains the records of one decision, or a part of them if the store limits the size of an entry. It is
+appended atomically: `{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`. A reader ignores fields that it does not
+know. A change that older brokers must not ignore needs a new kind of record or a higher version; older brokers refuse
+both.
 
 The kinds that are defined after `FeatureLevelChanged` are written only while the finalized level of
 `tidelog.metadata.version` says that every registered broker can read them (`metadata/features.py`). The first

@@ -231,9 +231,7 @@ def heartbeat(
 
 
 def _unfence(image: MetadataImage, broker: BrokerRegistration, config: BrokerConfig) -> Steps[list[JournalRecord]]:
-    """Return the records that make the broker active, and the leader of partitions that have no leader and that it may
-    lead.
-    """
+    """Return the records that make the broker active and elect leaders of the partitions that have no leader."""
     changes = StateChanges(image)
     yield from elect_where_leaderless(changes, image, TopicRules(image, config), returned_broker=broker.broker_id)
     return [BrokerStateChanged(broker.broker_id, broker.epoch, fenced=False), *changes.records()]

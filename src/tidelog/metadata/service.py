@@ -147,9 +147,9 @@ class MetadataService:
         A broker of a cluster first acquires its own lease; see `BrokerLifecycle.acquire_lease`.
 
         `holder` identifies this broker among all processes that can reach the store. If it is the same as before a
-        restart, the broker acquires its controller lease again at once. The default holder contains the node id. If the
-        lease expires, the default also identifies the process, since two processes with the same node id must not
-        acquire the lease from each other.
+        restart, the broker acquires its controller lease again at once. The default holder contains the node id. If
+        leases can expire (`lease_ms`), the default also identifies the process, since two processes with the same node
+        id must not acquire the lease from each other.
 
         If the journal is empty, its first entry will contain `cluster_id` (a new id if it is None) and the result of
         `first_records`: the topics of an adopted directory. A broker that does not become the controller waits until

@@ -103,8 +103,8 @@ class SnapshotPointer(NamedTuple):
 
 
 def read_snapshot(url: str, get: Callable[..., bytes | None]) -> Snapshot | None:
-    """Return the current snapshot, or None. `get` is called with the names that are the path of a key. It returns the
-    key's value, or None if the key does not exist. Raises StoreFailed.
+    """Return the current snapshot, or None. `get` is called with the names that form a key. It returns the key's value,
+    or None if the key does not exist. Raises StoreFailed.
     """
     stored_pointer = get("snapshot")
     while stored_pointer is not None:

@@ -131,8 +131,8 @@ class ZooKeeperSession:
         connection._connect = connect_and_learn
 
     def _on_state(self, state: str) -> None:
-        """Note a change of the connection's state. kazoo calls this on its own thread. If the connection is lost, kazoo
-        does so before the running calls fail.
+        """Note a change of the connection's state. kazoo calls this method on its own thread. If the connection is
+        lost, kazoo makes this call before the running calls fail.
         """
         if state == "CONNECTED":
             self._connected.set()

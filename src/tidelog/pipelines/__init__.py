@@ -12,6 +12,7 @@ from tidelog.pipelines.declarations import PipelineError, pipeline
 
 if TYPE_CHECKING:
     from pyspark_tidelog.formats import avro, csv, json, protobuf
+    from tidelog.pipelines.mirrors import mirror
     from tidelog.pipelines.sinks.delta import delta
     from tidelog.pipelines.sinks.file import file
     from tidelog.pipelines.sinks.http import http
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
     from tidelog.pipelines.topics import topic
 
 __all__ = [
-    "PipelineError", "avro", "csv", "delta", "file", "http", "iceberg", "json", "parquet", "pipeline", "protobuf", "sql",
-    "topic",
+    "PipelineError", "avro", "csv", "delta", "file", "http", "iceberg", "json", "mirror", "parquet", "pipeline", "protobuf",
+    "sql", "topic",
 ]  # fmt: skip
 
 MODULES = {
     "topic": "tidelog.pipelines.topics",
+    "mirror": "tidelog.pipelines.mirrors",
     "json": "pyspark_tidelog.formats",
     "csv": "pyspark_tidelog.formats",
     "avro": "pyspark_tidelog.formats",

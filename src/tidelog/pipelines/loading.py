@@ -10,6 +10,9 @@ from typing import Any
 
 from tidelog.pipelines.declarations import ATTRIBUTE, Pipeline, PipelineError
 
+MODULE_PREFIX = "tidelog_pipelines_"
+"""Beginning of the module names of pipeline files."""
+
 
 def load(reference: str) -> list[Pipeline]:
     """Load `FILE` or `FILE:NAME`, and return the pipelines of the file in the order of their declarations; with NAME,
@@ -40,7 +43,7 @@ def load_module(path: Path) -> ModuleType:
     resolved = path.resolve()
     if not resolved.is_file():
         raise PipelineError(f"there is no file {path}")
-    name = f"tidelog_pipelines_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
+    name = f"{MODULE_PREFIX}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, resolved)
     if spec is None or spec.loader is None:
         raise PipelineError(f"{path} is not a Python file: its name must end with .py")
@@ -62,6 +65,18 @@ def load_module(path: Path) -> ModuleType:
         line = _line_in(error, resolved)
         raise PipelineError(f"{path}{line}: {type(error).__name__}: {error}") from error
     return module
+
+
+def send_functions_by_value(pipeline: Pipeline) -> None:
+    """Let Spark send the functions and classes of the pipeline's file to its workers as they are.
+
+    By default it sends only their names, and the workers cannot import the file.
+    """
+    from pyspark import cloudpickle
+
+    module = sys.modules.get(pipeline.function.__module__)
+    if module is not None and module.__name__.startswith(MODULE_PREFIX):
+        cloudpickle.register_pickle_by_value(module)
 
 
 def _line_in(error: BaseException, path: Path) -> str:

@@ -20,6 +20,7 @@ from tidelog.pipelines.declarations import (
     place_of,
 )
 from tidelog.pipelines.failures import cause_text
+from tidelog.pipelines.loading import send_functions_by_value
 from tidelog.pipelines.state import Identity, PipelineState
 from tidelog.pipelines.status import QueryStatus, update_from_progress
 from tidelog.pipelines.topics import Topic, ensure_topic
@@ -53,6 +54,7 @@ def results_of(pipeline: Pipeline, frames: Mapping[str, "DataFrame"]) -> dict[st
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
+    send_functions_by_value(pipeline)
     place = place_of(pipeline.function)
     try:
         result = pipeline.function(**frames)

@@ -45,7 +45,8 @@ logger = logging.getLogger("tidelog.compaction")
 PARTITIONS_PER_TURN = 50
 """Number of partitions that are checked in one turn of the event loop."""
 RETRY_DELAY_S = 60.0
-"""A partition whose pass was abandoned, or was interrupted (for example by a full disk), is skipped for this time."""
+"""Time, in seconds, for which a partition is skipped after its pass was abandoned or interrupted (for example by a full
+disk)."""
 
 
 class PassAbandoned(Exception):
@@ -67,7 +68,7 @@ class Compaction:
         """For partitions whose pass was interrupted or abandoned: the earliest time of the next pass, on the monotonic
         clock."""
         self._failed_once: dict[Partition, None] = {}
-        """Partitions with a pass whose child process failed. A later pass that finishes removes the partition."""
+        """Partitions whose last pass ended because its child process failed."""
         self._cleaned_partition: Partition | None = None
         """The partition of the running pass."""
         self._cut_during_pass = False

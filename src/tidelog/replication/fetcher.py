@@ -60,11 +60,11 @@ LEADER_IS_BEHIND: Final = (
 """Errors of a leader that has not processed the metadata of an election or of a new topic yet. It usually processes it
 some milliseconds later. So these errors are logged only if they continue for as long as `replica.fetch.backoff.ms`."""
 FIRST_PAUSE_S: Final = 0.02
-"""Pause before a partition is fetched again after the first of these errors in a row, in seconds. It doubles with each
-further error, up to `replica.fetch.backoff.ms`. Pauses below this limit have no jitter, so that all partitions of an
-election are in the same request."""
+"""Pause, in seconds, before a partition is fetched again after the first error of LEADER_IS_BEHIND. It doubles with
+each further error in a row, up to `replica.fetch.backoff.ms`. Pauses below this limit have no jitter, so that all
+partitions of an election are in the same request."""
 EARLY_PAUSE_S: Final = 0.05
-"""Longest pause after an early answer without news, unless the answer before was early, too; in seconds."""
+"""Longest pause, in seconds, after an early answer without news. A second early answer in a row has a longer pause."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -247,8 +247,8 @@ class Fetcher:
     async def _pause_after_early_answer(self, began_s: float, throttle_s: float) -> None:
         """Pause if the leader has answered without news before the time limit of the request.
 
-        A leader answers early if it leads more partitions. This broker may process the metadata of this change a little
-        later than the leader, and the pause ends when it does. If the leader answers early again, the pause lasts as
+        A leader answers early after it has become the leader of more partitions. This broker may process the metadata
+        of this change a little later, and this ends the pause. If the leader answers early again, the pause lasts as
         long as the leader should have waited.
         """
         now_s = self._runtime.clock.monotonic()

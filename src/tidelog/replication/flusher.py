@@ -79,7 +79,7 @@ class Flusher:
                 timer.cancel()
 
     def request(self, partition: "Partition") -> None:
-        """Flush the partition now. If a group is running, or a sync of this partition, flush it directly afterwards."""
+        """Flush the partition now. If a group or a sync of this partition is running, flush it directly afterwards."""
         self._requested[partition] = None
         self._commit()
 

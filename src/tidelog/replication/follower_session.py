@@ -75,7 +75,7 @@ class FollowerSession:
 
     @property
     def has_changes(self) -> bool:
-        """Whether the next request names partitions that the last request did not name with the same position."""
+        """Whether a partition is new, or its position has changed, since the last request."""
         return bool(self._changed)
 
     def begin_anew(self) -> None:

@@ -97,7 +97,7 @@ class PartitionFollowers:
         self._throttle.record(partition, broker, byte_count)
 
     def watch_ends(self, watcher: EndWatcher) -> None:
-        """Call `watcher.moved` whenever the log of a partition with followers has a new end."""
+        """Call `watcher.moved` from now on; see `EndWatcher.moved`."""
         self._watchers[watcher] = None
 
     def unwatch_ends(self, watcher: EndWatcher) -> None:

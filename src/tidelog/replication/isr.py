@@ -27,7 +27,7 @@ def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
 
 
 class FetchTime:
-    """The time of the last request in a fetch session. It counts for those partitions of the session of which the
+    """The time of the last request in a fetch session. It counts for each partition of the session for which the
     follower has all records.
     """
 

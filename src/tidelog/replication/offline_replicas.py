@@ -39,8 +39,8 @@ journal."""
 TIMEOUT_MS: Final = 10_000
 """Longest time that one report waits for the controller's answer, in milliseconds."""
 SPACE_PAUSE_S: Final = 1.0
-"""How long, in seconds, a leader waits for space on its full disk before it is reported, so that another broker leads.
-"""
+"""Time, in seconds, for which a leader with a full disk waits for space. After this time the leader is reported, and
+another broker becomes the leader."""
 PAUSE_S: Final = 1.0
 """Pause before the next report or the next replacement of a damaged log, in seconds."""
 

@@ -1,8 +1,8 @@
 """The offsets of all partitions for the checkpoint files, updated partition by partition.
 
 If the offsets of ten thousand partitions were read for every checkpoint, this would occupy the event loop for tens of
-milliseconds per second. A thread writes the files from copies. The copies say what changed, so that the thread formats
-only the changed entries.
+milliseconds per second. A thread writes the files from copies. Each copy names the partitions that have changed since
+the last copy, so that the thread formats only their entries.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ class Offsets:
     def __init__(self) -> None:
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
-        """Only offsets above 0: the checkpoint has no others."""
+        """Contains only offsets above 0, because the checkpoint omits the offset 0."""
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._being_cut: dict[TopicPartition, None] = {}
         """Partitions for which `lower` or `raise_start` was called. Until `end_cut`, `update` does not change their

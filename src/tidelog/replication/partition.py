@@ -261,7 +261,7 @@ class Partition:
         """
         if self.topic not in self._shared.warned_too_large:
             self._shared.warned_too_large[self.topic] = None
-            logger.warning("batch too large, said once for the topic topic=%s reason=%s", self.topic, error.message)
+            logger.warning("batch too large, logged once for each topic topic=%s reason=%s", self.topic, error.message)
 
     def append_batch(self, data: bytearray, leader_epoch: int | None = None) -> "Appended":
         """Append a batch that the broker itself has built. The limits on clients' batches do not apply.

@@ -153,7 +153,8 @@ class Partitions(PartitionTable):
         self._wake()
 
     def answer_followers_soon(self) -> None:
-        """Respond to the waiting fetches of followers in the loop's next turn, since this broker leads more partitions.
+        """Respond to the waiting fetches of followers in the loop's next turn. Called after this broker has become the
+        leader of more partitions.
 
         A follower can name these partitions only in its next fetch, and would wait for this response until the time
         limit of its fetch (`replica.fetch.wait.max.ms`). In this time the partitions could acknowledge no record.

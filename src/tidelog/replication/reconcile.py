@@ -96,8 +96,8 @@ class Reconciler:
             self._partitions.answer_followers_soon()
 
     def apply_roles_again(self) -> None:
-        """Set the role of every open partition from the newest image again. Called if the broker has stopped leading
-        partitions because its lease had ended, while the metadata had not changed.
+        """Set the role of every open partition from the newest image again. Called when the broker has a lease again:
+        it may have stopped leading partitions, although the metadata has not changed.
         """
         for partition in self._partitions:
             topic = self._image.topics.get(partition.topic)

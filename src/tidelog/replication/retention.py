@@ -122,7 +122,7 @@ class RetentionPasses:
                 try:
                     age_search.add_record_times(RecordTimes.decode(reports[0]))
                 except (IndexError, TypeError, ValueError) as error:
-                    raise WorkEnded(f"a report that cannot be read: {error!r}") from error
+                    raise WorkEnded(f"a report cannot be read: {error!r}") from error
                 await tasks.run_blocking(age_search.run)
             if log is partition.log and not age_search.is_outdated:
                 age_search.store_result()

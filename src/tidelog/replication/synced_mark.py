@@ -1,8 +1,8 @@
 """The synced mark: it says durably that all records that this broker has acknowledged are synced (KIP-966).
 
 A broker that returns after a power cut stays in the ISR and the ELR if the mark is on its disks. Here, a record is
-called acknowledged if it is below the local mark of its partition. An acknowledgement, the leader's high watermark or a
-follower's fetch may have counted such a record.
+called acknowledged if it is below the local mark of its partition. Acknowledgements, the leader's high watermark and
+the fetches of this broker as a follower may include such records.
 
     stored      when every partition of this broker has `durability=fsync` and every record below their local marks
                 is synced. From then on, local marks move only after syncs.

@@ -101,7 +101,10 @@ class UnverifiedBatches:
 
     async def _verify(self, header: BatchHeader, ask: Ask) -> ApiError | None:
         """Return the error with which the batch must be refused, or None if it may be appended."""
-        verification = Verification(self._partition, header.producer_id, header.producer_epoch)
+        try:
+            verification = Verification(self._partition, header.producer_id, header.producer_epoch)
+        except ApiError as refusal:
+            return refusal
         try:
             await ask()
             verification.check()

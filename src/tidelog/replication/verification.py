@@ -1,4 +1,4 @@
-"""The time between a question to a transaction's coordinator and the append that rests on the answer (KIP-890)."""
+"""The time between a question to a transaction's coordinator and the append that depends on the answer (KIP-890)."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 class Verification:
-    """One question about a producer's transaction in a partition. It begins before the coordinator is asked."""
+    """One question about a producer's transaction in a partition. It begins before the coordinator is asked.
+
+    Raises InvalidProducerEpoch if the partition has a higher epoch of the producer.
+    """
 
     __slots__ = ("_leader_epoch", "_partition", "_producer_id", "_producers", "_token")
 

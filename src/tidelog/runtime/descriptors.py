@@ -19,8 +19,8 @@ from tidelog.runtime.forks import drop_when_forked
 log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
-"""Upper bound on the descriptors that are examined but not closed when some have to be closed. It limits the cost of an
-open when nearly all files are dirty."""
+"""When descriptors must be closed, at most this number of descriptors is examined without being closed. This limits the
+cost of an open when nearly all files are dirty."""
 
 RESERVED_FOR_SYNCS = 8
 """Number of descriptors that are reserved for syncs, and for the directories and small files that a flush opens. Only

@@ -18,7 +18,7 @@ T = TypeVar("T")
 log = logging.getLogger("tidelog.tasks")
 
 CHILD_IDLE_S = 30.0
-"""An idle child process (see `LoopTasks.run_in_child`) is ended after this time."""
+"""An idle child process (see `LoopTasks.run_in_child`) is ended after this time, in seconds."""
 IO_THREADS_MAX = 4
 """Upper bound on the threads that run blocking calls without a lane. The calls wait for disks and use little CPU."""
 

@@ -151,7 +151,7 @@ class SimLoop(base_events.BaseEventLoop):
         """Do nothing: the loop has no file descriptors."""
 
     def _run_once(self) -> None:
-        """Run turns until the loop is stopped. asyncio calls this method for each turn, which takes more time."""
+        """Run turns until the loop is stopped. In asyncio's loops, each call runs only one turn, which is slower."""
         ready: Any = self._ready  # type: ignore[attr-defined]
         timers, delayed_by_process = self._timers, self._delayed_callbacks
         while True:

@@ -148,8 +148,8 @@ class Broker(OwnedByProcess):
     def _config(self, data: Path) -> "BrokerConfig":
         """Check the settings, and return the configuration. Raises BrokerFailedError.
 
-        A broker process checks them again. They are also checked here, because an error of this check states that they
-        come from `settings`. The broker process would name its command line.
+        A broker process checks the settings again. They are also checked here, because the error then names `settings`
+        as their origin. The error of a broker process would name its command line.
         """
         from tidelog.config.broker_config import BrokerConfig, ConfigError
 
@@ -180,7 +180,7 @@ class Broker(OwnedByProcess):
         """Kill the broker with kill -9. The data directory remains, even if it is temporary, and `start` uses it
         again.
 
-        Raises RuntimeError unless the broker is a process that this process started.
+        Raises RuntimeError unless the broker is a running process that this process started.
         """
         self._check_owner()
         self._require_running().kill()
@@ -279,7 +279,7 @@ async def run_in_thread(function: Callable[[], None]) -> None:
     """Run `function` in a new thread, and return when the thread has ended. (A thread of the loop's executor would
     not end.)
 
-    If the caller is cancelled, this function still waits for the thread, so that `function` never runs after it.
+    Even if the caller is cancelled, `run_in_thread` waits for the thread, so that `function` does not run afterwards.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

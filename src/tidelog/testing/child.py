@@ -101,7 +101,7 @@ class BrokerProcess:
         return host.strip("[]"), int(port)
 
     def _read_line(self) -> str:
-        """Return the only line that the broker prints on stdout. Empty if the broker ended without printing it.
+        """Return the only line that the broker prints on stdout, or "" if the broker ended without printing one.
 
         Raises BrokerFailedError after START_S.
         """

@@ -35,8 +35,8 @@ class Cluster(OwnedByProcess):
     The brokers have the numbers 1 to `brokers`. Each is a child process, so a test can kill, pause, stop and start
     it. A broker that is started again has the same data and the same port. `settings` has Kafka's names and is used
     by all brokers. By default, topics have three replicas (fewer if there are fewer brokers), and
-    `min.insync.replicas` is 2 (1 if there are fewer than three brokers).
-    `racks` contains the `broker.rack` of each broker, so that a test can read from a follower (`client.rack`).
+    `min.insync.replicas` is 2 (1 if there are fewer than three brokers). `racks` contains the `broker.rack` of each
+    broker, so that a test can read from a follower (`client.rack`).
 
     Without `data`, all data is in a temporary directory. It is deleted at the end, even if the test fails or the
     program ends without stopping the cluster. The processes always end when this process ends, even if it is killed.

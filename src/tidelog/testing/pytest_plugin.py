@@ -84,8 +84,8 @@ def tidelog_broker(tidelog_settings: Mapping[str, object], request: pytest.Fixtu
 def tidelog_cluster(
     tidelog_settings: Mapping[str, object], tidelog_cluster_size: int, request: pytest.FixtureRequest
 ) -> "Iterator[Cluster]":
-    """A running cluster of three brokers. `tidelog_cluster.bootstrap` has their addresses; topics are created when they
-    are first used, with three replicas.
+    """A running cluster of `tidelog_cluster_size` brokers (three by default). `tidelog_cluster.bootstrap` has their
+    addresses. Topics are created when they are first used, with three replicas (fewer if there are fewer brokers).
 
     `tidelog_cluster.kill(2)` kills a broker, and `start(2)` starts it again. Each test gets its own cluster, unless the
     ini option `tidelog_cluster_scope` is class, module, package or session.

@@ -36,7 +36,7 @@ TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
 NOT_FOR_CLIENTS = CONTROL_BIT | TRANSACTIONAL_BIT
-"""Attribute bits that are refused in a client's batch."""
+"""Attribute bits that are refused in the batch of a client that sends no transactional id."""
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _ASSIGNED = Struct(">qii")
@@ -173,9 +173,9 @@ def check_produced(
 
     `buffer` must hold the whole batch. An incomplete second batch after it is ignored, and the caller must cut the
     buffer at the header's `size`. A complete second batch is refused. With `framing_only`, only size and format are
-    checked. The records are never decoded. `refused_kinds` are attribute bits: a request with a transactional id may
-    have transactional batches. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or
-    ApiError, with the error codes of Kafka 4.3.1.
+    checked. The records are never decoded. A batch with one of the attribute bits `refused_kinds` is refused; for a
+    request with a transactional id, this is only CONTROL_BIT. Raises InvalidRecord (also for magic 0 and 1, which
+    Kafka 4 refuses), CorruptMessage, or ApiError, with the error codes of Kafka 4.3.1.
     """
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])

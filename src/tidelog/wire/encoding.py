@@ -1,8 +1,8 @@
 """Generate the encoders of one message in one version as straight-line Python source, compiled once.
 
 Neighbouring fields of fixed size, and a length that follows them, are written by one `struct` pack. All parts are
-joined once at the end. A message with record data is encoded into pieces, so that record data is not copied. Only the
-function for `encode` copies it, because it joins the pieces.
+joined once at the end. A message with record data is encoded into pieces, so that record data is not copied. Only
+`encode` copies the record data, because it joins the pieces.
 """
 
 import struct
@@ -314,8 +314,8 @@ class _Source:
         self.indent -= 1
 
     def step(self) -> None:
-        """Write a yield after every STEP_ITEMS iterations, at the end of a loop's body. Before the yield, the parts so
-        far are joined if they are more than PIECE_PARTS.
+        """At the end of a loop's body, write a yield after every STEP_ITEMS iterations. Before the yield, the list of
+        parts is joined to one piece if it has more than PIECE_PARTS parts.
         """
         self.emit("left -= 1")
         self.emit("if not left:")

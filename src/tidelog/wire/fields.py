@@ -54,7 +54,7 @@ Default = bool | int | float | str | bytes | None
 
 
 class Versions(NamedTuple):
-    """A range of versions from `first` to `last`, both included; empty when first > last."""
+    """A range of versions from `first` to `last`, both included. The range is empty if `first` > `last`."""
 
     first: int
     last: int

@@ -1,8 +1,8 @@
 """Read the few facts that a broker needs about each record, one record after another, without building objects.
 
 A few KB of compressed data may decompress to millions of records. Therefore the broker validates and searches
-clients' records only in this way, and within a limit of decompressed bytes. `record_facts` makes every check that
-`records.decode_records` makes.
+clients' records only in this way, and within a limit of decompressed bytes. `record_facts` makes every check of a
+record that `records.decode_records` makes.
 """
 
 from collections.abc import Iterator

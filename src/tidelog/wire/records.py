@@ -1,7 +1,8 @@
 """Decode and encode record batches (magic 2) with their records. Source: KIP-98.
 
-The broker forwards batches unchanged and reads only their headers (`batches.py`). This module is for code that needs
-the records: internal topics, full validation, look-ups by time, `tidelog log`, clients.
+The broker usually forwards batches unchanged and reads only their headers (`batches.py`). This module is for code that
+needs the records: internal topics, `tidelog log` and clients decode them. Validation and look-ups by time only
+decompress them here, and read them with `record_facts.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ _CRC = Struct(">I")
 _CRC_POSITION = 17
 _CRC_START = 21
 _VARINTS = tuple(varint(value) for value in (*range(64), *range(-64, 0)))
-"""The encoded varints of one byte, for the values -64 to 63. A negative value is an index from the end."""
+"""The encoded varints of one byte, for the values -64 to 63. A value is the index of its varint: a negative value
+counts from the end of the tuple."""
 _new_object = object.__new__
 
 

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tidelog.cli.brokers_of_host import BrokerPlan
+from tidelog.cli.supervisor import without_plan
+
 LIMIT_S = 30.0
 
 SUPERVISOR = """
@@ -240,3 +243,9 @@ def test_a_signal_before_any_broker_serves(supervise: Any) -> None:
     running.end()
     timer.join()
     assert running.process.returncode in (0, 1, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("numbers", "rest"), [({1, 2, 3, 5}, [5]), ({2, 5}, [5]), ({1, 2}, []), (set(), [])])
+def test_brokers_with_data_that_are_not_started(numbers: set[int], rest: list[int]) -> None:
+    plans = [BrokerPlan(number, {}, (), []) for number in (1, 2, 3)]
+    assert without_plan(numbers, plans) == rest

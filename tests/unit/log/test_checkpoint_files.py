@@ -72,7 +72,7 @@ def test_properties() -> None:
     assert read_properties(format_properties(properties), "/p") == properties
     assert read_properties(b"a\\:b = c\\\n  d\n", "/p") == {"a:b": "cd"}
     for wrong in (b"#\n\xff\n", b"a=\\u12\n"):
-        with pytest.raises(CorruptLog, match="/p at 0: these are no properties"):
+        with pytest.raises(CorruptLog, match="/p at 0: the properties cannot be read"):
             read_properties(wrong, "/p")
 
 

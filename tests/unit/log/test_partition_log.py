@@ -432,7 +432,7 @@ def test_restart_at_leaves_an_empty_log_there() -> None:
 def test_a_log_that_knows_a_later_epoch_than_its_leader_goes_offline() -> None:
     on = LogOnDisk()
     on.append(b"a", leader_epoch=4)
-    with pytest.raises(StorageError, match="holds leader epoch 4, its leader's is 3"):
+    with pytest.raises(StorageError, match="has leader epoch 4, but its leader is in epoch 3"):
         on.append(b"b", leader_epoch=3)
     assert on.log.failure is not None
     assert on.log.log_end_offset == 1

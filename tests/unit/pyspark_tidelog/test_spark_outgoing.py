@@ -40,6 +40,7 @@ def arrow(rows: list[dict[str, object]], **types: "pa.DataType") -> "pa.RecordBa
         "headers": HEADERS,
         "topic": pa.string(),
         "partition": pa.int32(),
+        "timestamp": pa.timestamp("us", "UTC"),
     }
     fields = [pa.field(name, types.get(name, known[name])) for name in rows[0]]
     return pa.RecordBatch.from_pylist(rows, schema=pa.schema(fields))
@@ -167,6 +168,36 @@ def test_batches_are_full_but_not_larger_unless_one_record_is(fast: bool, monkey
     assert max(counts) in (9, 10)
     assert [r.value for batch in batches for r in decode_records(batch)] == values
     assert outgoing.BY_KEY == -1
+
+
+@pytest.mark.parametrize("fast", COMPILED)
+@given(
+    st.lists(st.one_of(st.none(), st.integers(-1, 1 << 42)), min_size=1, max_size=40),
+    st.integers(1, 200),
+    st.integers(0, 5),
+)
+@settings(max_examples=60, deadline=None)
+def test_records_have_the_times_of_the_timestamp_column(
+    fast: bool, times_ms: list[int | None], batch_bytes: int, skipped: int
+) -> None:
+    """Times may go backwards within a batch. A row without a time has the time of the write."""
+    rows = [{"value": b"x", "timestamp": None if ms is None else ms * 1000 + 999} for ms in times_ms]
+    sliced = arrow(rows).slice(min(skipped, len(rows) - 1))  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "AVAILABLE", fast)
+        [batches] = new(partitions=1, batch_bytes=batch_bytes, include_timestamp=True).batches(sliced).values()
+    written = []
+    for batch in batches:
+        header, records = check_produced(memoryview(batch)), decode_records(batch)
+        assert header.max_timestamp == max(record.timestamp for record in records)
+        written += [record.timestamp for record in records]
+    assert written == [NOW_MS if ms is None else ms for ms in times_ms[len(rows) - len(sliced) :]]
+
+
+def test_a_timestamp_column_has_no_effect_unless_the_option_says_so() -> None:
+    rows: list[dict[str, object]] = [{"value": b"x", "timestamp": 1_000_000}]
+    [[record]] = decoded(new(partitions=1).batches(arrow(rows))).values()
+    assert record.timestamp == NOW_MS
 
 
 def test_no_rows_are_no_batches() -> None:

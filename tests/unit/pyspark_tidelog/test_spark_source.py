@@ -149,6 +149,15 @@ def test_columns_that_are_written() -> None:
     check_columns(struct(value="binary", offset="long", Key="integer", headers=other_case), "t")
 
 
+def test_the_timestamp_column_must_be_a_timestamp_if_it_is_written() -> None:
+    check_columns(struct(value="binary", timestamp="long"), "t")
+    check_columns(struct(value="binary", timestamp="timestamp"), "t", include_timestamp=True)
+    with pytest.raises(SchemaError, match="column timestamp must be timestamp, not bigint"):
+        check_columns(struct(value="binary", timestamp="long"), "t", include_timestamp=True)
+    with pytest.raises(SchemaError, match="there is no column timestamp"):
+        check_columns(struct(value="binary"), "t", include_timestamp=True)
+
+
 def test_rounds_hold_one_batch_of_each_partition_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, c = (TopicPartition("t", n) for n in range(3))
     batches = {

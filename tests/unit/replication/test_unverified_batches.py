@@ -111,6 +111,20 @@ def test_batches_of_a_producer_keep_their_order_and_others_do_not_wait() -> None
     asyncio.run(scenario())
 
 
+def test_an_epoch_below_that_of_the_log_is_refused_without_a_question() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"0", 0, epoch=3)
+        await bench.answer()
+        bench.mark(epoch=4)
+        await bench.send(b"old", 1, epoch=3)
+        assert bench.questions == []
+        assert bench.results == {b"0": 0, b"old": ErrorCode.INVALID_PRODUCER_EPOCH}
+        assert bench.bytes.total == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_refusal_is_the_answer_of_all_batches_of_the_transaction() -> None:
     async def scenario() -> None:
         bench = Bench()

@@ -82,8 +82,8 @@ class ConsumerGroups:
     def topics_changed(self, changed: dict[str, None], now: Moment) -> None:
         """React to topics that were created, deleted, recreated or got more partitions.
 
-        When a group subscribes to such a topic, the next heartbeat of one of its members begins a new epoch,
-        for which a new assignment is computed.
+        If a group subscribes to such a topic, the next heartbeat of one of its members begins a new epoch, for which
+        a new assignment is computed.
         """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer

@@ -115,7 +115,9 @@ def as_re2(pattern: str) -> str:
 
 
 class _Translation:
-    """One translation. It reads the expression from left to right, and collects the pieces of the translated one."""
+    """One translation. It reads the expression from left to right, and collects the pieces of the translated
+    expression.
+    """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern

@@ -289,8 +289,8 @@ class ConsumerGroup:
                     self._release(topic_id, partitions, old.member_id)
 
     def _add_derived(self, old: Member | None, new: Member) -> None:
-        """Add the instance id, the subscription and the partitions of `new` to the maps and counts, each one only if
-        it is not the same in `old`.
+        """Add the instance id of `new` to the map of static members. Add the subscription and the partitions of
+        `new` to the maps and counts, each one only if it is not the same in `old`.
         """
         if new.instance_id is not None:
             self.static_ids[new.instance_id] = new.member_id

@@ -45,7 +45,7 @@ class DurableGroups:
     def __init__(self) -> None:
         self.by_id: dict[str, DurableGroup] = {}
         self.pending = PendingOffsets()
-        """Offsets of open transactions. A group that has nothing else exists, too."""
+        """Offsets of open transactions. A group that has only such offsets also exists."""
         self._last_removal_offset = 0
         """Exclusive end of the last batch that removed a group; 0 if no batch did."""
 

@@ -43,7 +43,7 @@ class InitCall(NamedTuple):
     transactional_id: str
     timeout_ms: int
     expected: Producer
-    """What the client had before; NO_PRODUCER for a new producer."""
+    """The producer id and the epoch that the client had before; NO_PRODUCER for a new producer."""
     fresh_id: int | None
     """A new producer id if `TransactionCore.needs_producer_id` returned True, otherwise None."""
 
@@ -296,9 +296,7 @@ class TransactionCore:
                 yield out
 
     def remove_expired(self, transactional_ids: Iterable[str], now: Moment) -> Decision:
-        """Forget those of these ids that have no open transaction and were not used for
-        transactional.id.expiration.ms.
-        """
+        """Forget the ids that have no open transaction and were not used for transactional.id.expiration.ms."""
         out = Decision()
         for transactional_id in transactional_ids:
             state = self._state(transactional_id)

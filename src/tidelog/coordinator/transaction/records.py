@@ -22,8 +22,8 @@ EPOCH_MAX = (1 << 15) - 1
 
 V1 = 1
 V2 = 2
-"""Levels of the feature transaction.version. From level 1 on, records have tagged fields. With level 2 (KIP-890), each
-end of a transaction increments the producer's epoch."""
+"""V1 and V2 are levels of the feature transaction.version. From V1 on, records have tagged fields. With V2 (KIP-890),
+each end of a transaction increments the producer's epoch."""
 
 Partition: TypeAlias = tuple[str, int]
 """Topic and index."""
@@ -84,8 +84,9 @@ class Transaction(NamedTuple):
     """The producer id with which the client continues after the transaction, if the epochs of `producer_id` are used
     up; otherwise NO_PRODUCER_ID."""
     last_epoch: int = NO_EPOCH
-    """The epoch before the current one, if an InitProducerId that states it counts as a repeated request; otherwise
-    NO_EPOCH. Records do not contain it, so it is lost when another broker becomes the coordinator, as in Kafka."""
+    """The epoch before the current one. An InitProducerId that states it counts as a repeated request. NO_EPOCH if
+    no such request is expected. Records do not contain this epoch, so it is lost when another broker becomes the
+    coordinator, as in Kafka."""
 
     @property
     def is_epoch_exhausted(self) -> bool:

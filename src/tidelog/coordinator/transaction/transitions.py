@@ -61,9 +61,9 @@ def initialize(
 ) -> Transaction:
     """Return the state after InitProducerId. The producer has a new epoch, unless the request is a repeated one.
 
-    `expected` is NO_PRODUCER for a new producer, or what the client had before (KIP-360). `fresh_id` is a new producer
-    id if `is_rotation_due`, otherwise None. Raises PRODUCER_FENCED, or CONCURRENT_TRANSACTIONS until the last
-    transaction is complete. The caller must fence an ONGOING transaction first.
+    `expected` is NO_PRODUCER for a new producer, otherwise the producer id and epoch that the client has had so far
+    (KIP-360). `fresh_id` is a new producer id if `is_rotation_due`, otherwise None. Raises PRODUCER_FENCED, or
+    CONCURRENT_TRANSACTIONS until the last transaction is complete. The caller must fence an ONGOING transaction first.
     """
     if state is None:
         if fresh_id is None:
@@ -108,7 +108,7 @@ def check_expected(state: Transaction, expected: Producer) -> None:
 
 
 def fence(state: Transaction, level: int, now: Moment) -> Transaction:
-    """Return the state in which an ONGOING transaction will be aborted, and the epoch of its producer is too low.
+    """Return the state after the producer of an ONGOING transaction is fenced. The transaction will be aborted.
 
     A producer is fenced at a timeout, and at every InitProducerId that finds an ONGOING transaction. `level` is the
     finalized level of transaction.version.
@@ -128,7 +128,7 @@ def fence(state: Transaction, level: int, now: Moment) -> Transaction:
 def add_partitions(
     state: Transaction | None, producer: Producer, partitions: Iterable[Partition], version: int, now: Moment
 ) -> Transaction | None:
-    """Return the ONGOING state with more partitions, or None if it has them already.
+    """Return the ONGOING state with `partitions` added, or None if the transaction has all of them already.
 
     Raises INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS or INVALID_REQUEST.
     """

@@ -18,14 +18,16 @@ class SegmentFacts(NamedTuple):
 
 
 class CleanerLimits(NamedTuple):
-    """Limits of a pass: the memory for the offset map, in bytes, and the share of it that may be used (`load_factor`);
-    the sum of the bytes read and written per second; and the number of bytes that are collected for one write.
-    """
+    """Limits of a pass."""
 
     map_bytes: int
+    """Memory for the offset map, in bytes."""
     load_factor: float
+    """Share of `map_bytes` that may be used."""
     bytes_per_s: float
+    """Maximum number of bytes that are read and written per second, taken together."""
     write_bytes: int
+    """Number of bytes that are collected for one write."""
 
 
 class CleanJob(NamedTuple):
@@ -124,10 +126,10 @@ _KINDS: dict[str, Any] = {
 def decode_report(data: bytes) -> Report:
     """Decode a report. Raises ValueError."""
     if len(data) > REPORT_BYTES_MAX:
-        raise ValueError(f"a report of {len(data)} bytes, the limit is {REPORT_BYTES_MAX}")
+        raise ValueError(f"a report has {len(data)} bytes, but the limit is {REPORT_BYTES_MAX}")
     try:
         ((kind, fields),) = json.loads(data).items()
         report: Report = _KINDS[kind](**fields)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"a report that cannot be read: {error!r}") from error
+        raise ValueError(f"a report cannot be read: {error!r}") from error
     return report

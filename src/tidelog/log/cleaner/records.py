@@ -96,7 +96,7 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
                 number, position = read_varint(data, position)
             end = position + number
             if end > size or number < 0:
-                raise MalformedMessage(f"record batch: a record of {number} bytes with {size - position} left")
+                raise MalformedMessage(f"record batch: a record states {number} bytes, but {size - position} are left")
             position += 1  # the record's attributes, which are unused
             number = data[position]
             if number < 128:
@@ -116,7 +116,8 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
                 offset_delta, position = read_varint(data, position)
             if not previous < offset_delta <= last_offset_delta:
                 raise MalformedMessage(
-                    f"record batch: offset delta {offset_delta} follows {previous}, the last is {last_offset_delta}"
+                    f"record batch: the offset delta {offset_delta} of a record is not within "
+                    f"{previous + 1}..{last_offset_delta}"
                 )
             previous = offset_delta
             number = data[position]
@@ -130,7 +131,7 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
                 key = data[position : position + number]
                 position += number
             if position >= end:
-                raise MalformedMessage("record batch: a record that is not of the length it states")
+                raise MalformedMessage("record batch: a record does not have the length that it states")
             # The first byte of the value's length is 1 only for the length -1, which means no value.
             has_value = data[position] != 1
             yield start, offset_position, timestamp_delta, offset_delta, key, has_value, end
@@ -153,7 +154,7 @@ def rebuild_batch(fields: Fields, data: bytes, kept_records: Sequence[RawRecord]
     else:
         times = [old_base + record[2] for record in kept_records]
     if min(times) < INT64_MIN or max(times) > INT64_MAX:
-        raise MalformedMessage(f"record batch: a record of the time {max(times, key=abs)}, beyond 64 bits")
+        raise MalformedMessage(f"record batch: the timestamp {max(times, key=abs)} of a record is beyond 64 bits")
     base_timestamp = times[0] if horizon_ms is None else horizon_ms
     if base_timestamp == old_base and not has_append_time:
         records = b"".join([data[record[0] : record[6]] for record in kept_records])

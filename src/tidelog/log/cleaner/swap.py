@@ -22,7 +22,7 @@ class Swap:
     """The swap of one group of segments.
 
     The steps are, in order: `begin` (loop), `announce` (blocks), `install` (loop), `finish` (blocks), `end` (loop).
-    Those marked `loop` run on the event loop. Those marked `blocks` run on a thread and raise OSError.
+    Steps marked `loop` run on the event loop. Steps marked `blocks` run on a thread and raise OSError.
     """
 
     __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old", "_old_renamed")

@@ -7,7 +7,7 @@ Each codec has one module for both directions. Every part of Tidelog that needs 
     gzip     one or several members; bytes after a member that do not begin another member are ignored
     snappy   bare, or xerial's framing, whose header may repeat; up to three bytes after the last chunk are ignored
     lz4      one frame of independent blocks; bytes after the frame are ignored; content checksums are not compared
-    zstd     one or several frames, skippable or not; the last one may be cut short after a complete one (zstd_stream)
+    zstd     one or several frames, also skippable ones; the data may end inside a frame after the first (zstd_stream)
 
 Decompression stops at a size limit in bytes, because a few KB may decompress to gigabytes. The size that the stream
 states is not trusted.

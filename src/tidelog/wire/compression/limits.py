@@ -3,10 +3,10 @@
 from tidelog.wire.primitives import TooLargeDecompressed
 
 BYTES_PER_PIECE = 256
-"""The size limit of a stream, divided by this, is the limit of its pieces (members, frames, chunks or blocks). Their
-number is limited because millions of empty pieces would cost time, although they add no bytes."""
+"""A stream's size limit, divided by this, is the maximum number of its pieces (members, frames, chunks or blocks). The
+number of pieces is limited because millions of empty pieces would cost time, although they add no bytes."""
 PIECES_MIN = 64
-"""Lower bound on the limit of pieces."""
+"""Every stream may have this many pieces, even if its size limit is small."""
 
 
 class RemainingLimits:

@@ -1,5 +1,5 @@
-"""Snappy. The writer uses xerial's framing, as the Java client does: a header, and then chunks, each of which follows
-a field with its size.
+"""Snappy. The writer uses xerial's framing, as the Java client does: a header, and then chunks. In front of each chunk
+is a field with its size.
 
 The reader accepts both this framing and bare snappy, which librdkafka writes. It behaves like Java's
 `SnappyInputStream`: the header may repeat between chunks, and up to three bytes after the last chunk are ignored.

@@ -1,0 +1,149 @@
+"""Move the committed offsets of consumer groups to the target cluster of a mirror.
+
+A group is moved only while it has no members in the target cluster, and its offsets there only increase. Thus a mirror
+that still runs after consumers have moved does not set them back.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from tidelog.model.ids import TopicPartition
+from tidelog.pipelines.mirror_cluster import MirrorCluster
+from tidelog.pipelines.mirror_offsets import PartitionOffsets
+from tidelog.pipelines.mirror_store import MirrorStore
+
+logger = logging.getLogger("tidelog.pipelines")
+
+WITHOUT_MEMBERS = ("", "Empty", "Dead")
+"""States of a group whose offsets may be set by others than its members. Old brokers send no state. They refuse a
+commit while the group has members."""
+SHARE = "Share"
+"""Type of groups that have no committed offsets (KIP-932)."""
+
+MOVED, UNCHANGED, WAITING, ACTIVE, REFUSED = "moved", "unchanged", "waiting", "active", "refused"
+
+
+class MovedOffset(NamedTuple):
+    """What became of one committed offset of a group."""
+
+    group: str
+    partition: TopicPartition
+    """The partition in the source cluster."""
+    source_offset: int
+    target_offset: int | None
+    """The translated offset; None if it is not known yet."""
+    outcome: str
+    """`moved`: committed in the target. `unchanged`: the target has this offset or a later one. `waiting`: records
+    before the offset are not mirrored yet. `active`: the group has members in the target. `refused`: the target did
+    not accept the commit."""
+
+
+class MirrorGroups:
+    """Moves groups. It must be used by one thread only, and needs clients of its own."""
+
+    def __init__(
+        self,
+        source: MirrorCluster,
+        target: MirrorCluster,
+        store: MirrorStore,
+        matching: Callable[[list[str]], set[str]],
+        prefix: str,
+    ) -> None:
+        """`matching` returns the names of the groups to move. Another thread adds offsets to the store."""
+        self._source = source
+        self._target = target
+        self._store = store
+        self._matching = matching
+        self._prefix = prefix
+
+    def move(self, topics: Mapping[str, int]) -> list[MovedOffset]:
+        """Move every offset that can be translated now. `topics` are the mirrored topics."""
+        listed = [group for group in self._source.client.list_groups().groups if group.type != SHARE]
+        names = sorted(self._matching([group.group_id for group in listed]))
+        committed_by_group = self._source.client.committed_offsets(names) if names else {}
+        states = {group.group_id: group.state for group in self._target.client.list_groups().groups}
+        present_by_group = self._target.client.committed_offsets(names) if names else {}
+        results: list[MovedOffset] = []
+        for group, committed in committed_by_group.items():
+            if not isinstance(committed, dict):
+                logger.warning("mirror_group_failed group=%s reason=%s", group, committed)
+                continue
+            wanted = {tp: at for tp, at in committed.items() if tp.topic in topics and isinstance(at, int)}
+            present = present_by_group.get(group)
+            results += self._move_group(
+                group, wanted, present if isinstance(present, dict) else {}, states.get(group, "")
+            )
+        return results
+
+    def _move_group(
+        self, group: str, wanted: Mapping[TopicPartition, int], present: Mapping[TopicPartition, object], state: str
+    ) -> Iterator[MovedOffset]:
+        commits: dict[TopicPartition, MovedOffset] = {}
+        for tp, offset in wanted.items():
+            translated = self._translate(tp, offset)
+            target_tp = TopicPartition(self._prefix + tp.topic, tp.partition)
+            present_offset = present.get(target_tp)
+            result = MovedOffset(group, tp, offset, translated, UNCHANGED)
+            if translated is None:
+                yield result._replace(outcome=WAITING)
+            elif isinstance(present_offset, int) and present_offset >= translated:
+                yield result
+            elif state not in WITHOUT_MEMBERS:
+                yield result._replace(outcome=ACTIVE)
+            else:
+                commits[target_tp] = result._replace(outcome=MOVED)
+        if not commits:
+            return
+        offsets = {tp: result.target_offset for tp, result in commits.items() if result.target_offset is not None}
+        for tp, answer in self._target.client.commit(group, offsets).items():
+            if isinstance(answer, int):
+                yield commits[tp]
+            else:
+                logger.warning("mirror_group_failed group=%s partition=%s reason=%s", group, tp, answer)
+                yield commits[tp]._replace(outcome=REFUSED)
+
+    def _translate(self, tp: TopicPartition, offset: int) -> int | None:
+        """Return the offset in the target; None if a record before `offset` is not mirrored yet."""
+        with self._store.lock:
+            offsets = self._store.offsets.get(tp, PartitionOffsets())
+            mirrored_end = offsets.source_end
+            translated = offsets.translate(offset)
+        if mirrored_end is not None and offset <= mirrored_end:
+            return translated
+        begin = max(self._source.starts([tp])[tp], mirrored_end or 0)
+        if begin < offset and (self._source.ends([tp])[tp] < offset or self._source.has_records(tp, begin, offset)):
+            return None
+        if translated is None:
+            # The end of the partition would be wrong: the first records may just have been copied, and not stored yet.
+            target_tp = TopicPartition(self._prefix + tp.topic, tp.partition)
+            translated = self._target.starts([target_tp])[target_tp]
+        return translated
+
+
+class GroupMover:
+    """Moves groups again and again, in a thread of its own."""
+
+    def __init__(self, move: Callable[[], None], every_s: float) -> None:
+        self._move = move
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mirror-groups", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and move the groups a last time."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._move()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            try:
+                self._move()
+            except Exception:  # the next attempt follows, and the last one, in `stop`, raises
+                logger.warning("mirror_groups_failed the offsets of groups were not moved", exc_info=True)

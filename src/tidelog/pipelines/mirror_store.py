@@ -1,0 +1,152 @@
+"""Store the offsets of a mirror in a compacted topic of the target cluster.
+
+The topic has one partition. Keys and values are JSON. There are three kinds of records:
+
+- an entry, under ["entry", topic, partition, first source offset]: {"segments": [[source, target, count], ...],
+  "target_end": ...}. See `mirror_offsets`. Topics are named as in the source cluster.
+- the plan, under ["plan"]: {"query": ..., "batch": ..., "ends": {topic: {partition: offset}}}, the ends of the target's
+  partitions before the first attempt to write a micro-batch.
+- the position, under ["position"]: {"query": ..., "batch": ...}, the last micro-batch whose entries are stored.
+
+For each micro-batch, the plan is stored first. Then the records are committed. Then the entries and the position are
+stored. If a driver ends in between, Spark repeats the micro-batch. With the stored plan, the same entries result, even
+if the records were committed by the earlier attempt.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tidelog.client.operations import EARLIEST, LATEST, READ_UNCOMMITTED
+from tidelog.model.ids import TopicPartition
+from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.mirror_cluster import MirrorCluster
+from tidelog.pipelines.mirror_offsets import Entry, PartitionOffsets, Segment
+from tidelog.wire.batches import Codec
+from tidelog.wire.records import Record, encode_batch
+
+TOPIC_PREFIX = "mirror-offsets."
+"""Prefix of the names of topics that store offsets. A mirror never copies such a topic."""
+POSITION_KEY = b'["position"]'
+PLAN_KEY = b'["plan"]'
+REQUEST_BYTES = 512 << 10
+"""Limit of the records of one request, in bytes before compression. A single larger record is sent on its own."""
+
+
+class Position(NamedTuple):
+    query: str
+    batch: int
+
+
+class Plan(NamedTuple):
+    position: Position
+    ends: dict[TopicPartition, int]
+    """The end of each partition of the target before the micro-batch, by the partition in the source."""
+
+
+class MirrorStore:
+    """The stored offsets of one mirror, and their copy in memory."""
+
+    def __init__(self, cluster: MirrorCluster, mirror: str) -> None:
+        self._cluster = cluster
+        self.topic = TOPIC_PREFIX + mirror
+        self._partition = TopicPartition(self.topic, 0)
+        self.position: Position | None = None
+        self.plan: Plan | None = None
+        self.offsets: dict[TopicPartition, PartitionOffsets] = {}
+        self.lock = threading.Lock()
+        """Held while `offsets` is changed. A thread that moves groups holds it while it translates an offset."""
+
+    def load(self, replicas: int) -> None:
+        """Read the topic. If it does not exist, create it."""
+        if self.topic not in self._cluster.partition_counts():
+            self._cluster.create_topic(self.topic, 1, replicas, {"cleanup.policy": "compact"})
+        client = self._cluster.client
+        begin = client.list_offsets({self._partition: EARLIEST}, READ_UNCOMMITTED)[self._partition].offset
+        end = client.list_offsets({self._partition: LATEST}, READ_UNCOMMITTED)[self._partition].offset
+        values: dict[bytes, bytes] = {}
+        for record in self._cluster.records(self._partition, begin, end):
+            assert record.key is not None
+            if record.value is None:
+                values.pop(record.key, None)
+            else:
+                values[record.key] = record.value
+        try:
+            self._decode(values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise PipelineError(
+                f"topic {self.topic} holds a record that no mirror wrote ({error!r}): "
+                "delete the topic, or give the mirror another name"
+            ) from None
+
+    def _decode(self, values: Mapping[bytes, bytes]) -> None:
+        entries: dict[TopicPartition, list[Entry]] = {}
+        for key, value in values.items():
+            document = json.loads(value)
+            if key == POSITION_KEY:
+                self.position = Position(str(document["query"]), int(document["batch"]))
+                continue
+            if key == PLAN_KEY:
+                ends = {
+                    TopicPartition(topic, int(number)): int(end)
+                    for topic, numbers in document["ends"].items()
+                    for number, end in numbers.items()
+                }
+                self.plan = Plan(Position(str(document["query"]), int(document["batch"])), ends)
+                continue
+            kind, topic, partition, _ = json.loads(key)
+            if kind != "entry":
+                raise ValueError(key)
+            segments = tuple(Segment(*map(int, segment)) for segment in document["segments"])
+            entry = Entry(segments, int(document["target_end"]))
+            entries.setdefault(TopicPartition(str(topic), int(partition)), []).append(entry)
+        with self.lock:
+            self.offsets = {tp: PartitionOffsets(each) for tp, each in entries.items()}
+
+    def save_plan(self, plan: Plan) -> None:
+        ends: dict[str, dict[str, int]] = {}
+        for tp, end in plan.ends.items():
+            ends.setdefault(tp.topic, {})[str(tp.partition)] = end
+        self._write([(PLAN_KEY, _json({**plan.position._asdict(), "ends": ends}))])
+        self.plan = plan
+
+    def save(self, entries: Iterable[tuple[TopicPartition, Entry]], position: Position) -> None:
+        """Add the entries of a micro-batch to the offsets, and store them and then the position."""
+        records: list[tuple[bytes, bytes | None]] = []
+        for tp, entry in entries:
+            with self.lock:
+                offsets = self.offsets.setdefault(tp, PartitionOffsets())
+                offsets.add(entry)
+                removed = offsets.remove_surplus()
+            document = {"segments": entry.segments, "target_end": entry.target_end}
+            records.append((_key(tp, entry), _json(document)))
+            records += [(_key(tp, surplus), None) for surplus in removed]
+        records.append((POSITION_KEY, _json(position._asdict())))
+        self._write(records)
+        self.position = position
+
+    def _write(self, records: list[tuple[bytes, bytes | None]]) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        group: list[Record] = []
+        size = 0
+        for key, value in records:
+            record_bytes = len(key) + len(value or b"")
+            if group and size + record_bytes > REQUEST_BYTES:
+                self._send(group)
+                group, size = [], 0
+            group.append(Record(key, value, now_ms))
+            size += record_bytes
+        self._send(group)
+
+    def _send(self, records: list[Record]) -> None:
+        self._cluster.client.produce({self._partition: encode_batch(records, codec=Codec.GZIP)})
+
+
+def _key(partition: TopicPartition, entry: Entry) -> bytes:
+    return _json(["entry", partition.topic, partition.partition, entry.source])
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()

@@ -1,0 +1,124 @@
+"""Create the topics of a mirror in the target cluster, and keep their partitions and settings like the source's."""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+from tidelog.pipelines.mirror_cluster import MirrorCluster, Setting
+from tidelog.wire.errors import ApiError
+
+logger = logging.getLogger("tidelog.pipelines")
+
+SETTINGS_NOT_COPIED = frozenset(
+    {
+        "follower.replication.throttled.replicas",
+        "leader.replication.throttled.replicas",
+        "message.timestamp.before.max.ms",
+        "message.timestamp.type",
+        "min.insync.replicas",
+        "unclean.leader.election.enable",
+    }
+)
+"""Settings that belong to one cluster, or would change or refuse records that the source has accepted. Apart from
+`message.timestamp.before.max.ms`, MirrorMaker leaves out the same settings."""
+TIMESTAMP_TYPE = "message.timestamp.type"
+CREATE_TIME = "CreateTime"
+SETTINGS_EVERY_S = 30.0
+"""Seconds between two comparisons of the settings of all topics."""
+
+
+class MirrorTopics:
+    """Copies topics from the source cluster. `prefix` is added to their names in the target cluster."""
+
+    def __init__(
+        self,
+        source: MirrorCluster,
+        target: MirrorCluster,
+        *,
+        prefix: str,
+        replicas: int,
+        settings_not_copied: Iterable[str] = (),
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._prefix = prefix
+        self._replicas = replicas
+        self._not_copied = SETTINGS_NOT_COPIED | set(settings_not_copied)
+        self._partition_counts: dict[str, int] = {}
+        """Number of partitions by the topic's name in the source, when the topics were last compared."""
+        self._settings_due_s = float("-inf")
+        self.refused: dict[tuple[str, str, str | None], str] = {}
+        """The reason why the target cluster refused a setting, by (topic in the target, name, value)."""
+
+    def follow(self, partition_counts: Mapping[str, int]) -> None:
+        """Bring the target's topics up to date. `partition_counts` has the number of partitions of each topic to
+        mirror, by its name in the source.
+
+        Missing topics and partitions are created. Settings are compared when a topic is new, and otherwise after
+        SETTINGS_EVERY_S. A topic of the target never loses partitions, and is never deleted.
+        """
+        is_changed = self._partition_counts != dict(partition_counts)
+        if is_changed:
+            target_counts = self._target.partition_counts()
+            for topic, count in sorted(partition_counts.items()):
+                target_count = target_counts.get(self._prefix + topic)
+                if target_count is None:
+                    self._target.create_topic(self._prefix + topic, count, self._replicas, {})
+                    logger.info("mirror_topic_created topic=%s partitions=%d", self._prefix + topic, count)
+                elif target_count < count:
+                    self._target.grow_topic(self._prefix + topic, count)
+                    logger.info("mirror_topic_grew topic=%s partitions=%d", self._prefix + topic, count)
+        if is_changed or time.monotonic() >= self._settings_due_s:
+            self._copy_settings(list(partition_counts))
+            self._settings_due_s = time.monotonic() + SETTINGS_EVERY_S
+        self._partition_counts = dict(partition_counts)
+
+    def _copy_settings(self, topics: list[str]) -> None:
+        source_settings = self._source.settings(topics)
+        target_settings = self._target.settings(self._prefix + topic for topic in source_settings)
+        for topic, settings in source_settings.items():
+            target_topic = self._prefix + topic
+            changes = setting_changes(settings, target_settings.get(target_topic, {}), self._not_copied)
+            accepted = {name: v for name, v in changes.items() if (target_topic, name, v) not in self.refused}
+            self._change(target_topic, accepted)
+
+    def _change(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Change all settings in one request. If it is refused, change them one by one, so that the others are kept."""
+        if not changes:
+            return
+        try:
+            self._target.change_settings(topic, changes)
+            logger.info("mirror_settings_copied topic=%s settings=%s", topic, ",".join(sorted(changes)))
+        except ApiError as error:
+            if len(changes) > 1:
+                for name, value in changes.items():
+                    self._change(topic, {name: value})
+                return
+            [(name, value)] = changes.items()
+            self.refused[topic, name, value] = str(error)
+            logger.warning("mirror_setting_refused topic=%s setting=%s value=%s reason=%s", topic, name, value, error)
+
+
+def setting_changes(
+    source: Mapping[str, Setting], target: Mapping[str, Setting], not_copied: Iterable[str]
+) -> dict[str, str | None]:
+    """Return the settings to change on the target's topic; None for a setting to remove.
+
+    A setting of the target is removed only if the source knows a setting with this name, which is not set on its topic.
+    Records must keep their timestamps, so the timestamp type becomes CreateTime.
+    """
+    excluded = set(not_copied)
+    changes: dict[str, str | None] = {}
+    for name, setting in source.items():
+        if name in excluded:
+            continue
+        present = target.get(name)
+        is_set_on_target = present is not None and present.is_set
+        if setting.is_set and not (is_set_on_target and present is not None and present.value == setting.value):
+            changes[name] = setting.value
+        elif not setting.is_set and is_set_on_target:
+            changes[name] = None
+    timestamp_type = target.get(TIMESTAMP_TYPE)
+    if timestamp_type is not None and timestamp_type.value != CREATE_TIME:
+        changes[TIMESTAMP_TYPE] = CREATE_TIME
+    return changes

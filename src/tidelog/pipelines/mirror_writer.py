@@ -1,0 +1,264 @@
+"""Write the micro-batches of a mirror, and record which source offset became which target offset."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tidelog.client.blocking import Client, ClientConfig
+from tidelog.client.errors import ClientError
+from tidelog.model.ids import TopicPartition
+from tidelog.pipelines.declarations import PipelineError, SinkContext
+from tidelog.pipelines.mirror_cluster import MirrorCluster
+from tidelog.pipelines.mirror_groups import GroupMover, MirrorGroups, MovedOffset
+from tidelog.pipelines.mirror_offsets import CountsDiffer, Entry, Run, entries_of, joined_runs, segments_of
+from tidelog.pipelines.mirror_store import MirrorStore, Plan, Position
+from tidelog.pipelines.mirror_topics import MirrorTopics
+from tidelog.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from tidelog.pipelines.mirrors import Mirror
+
+logger = logging.getLogger("tidelog.pipelines")
+
+CLIENT_ID = "tidelog-mirror"
+VISIBLE_WITHIN_S = 60.0
+"""Seconds until the records of a committed micro-batch must be visible. The markers of a transaction are written after
+the commit was acknowledged."""
+RUNS_SCHEMA = "topic string, partition int, first bigint, count bigint"
+
+
+def connect(bootstrap: str) -> MirrorCluster:
+    return MirrorCluster(Client(bootstrap, ClientConfig(client_id=CLIENT_ID), report_outage=logger.warning))
+
+
+class TopicMatcher:
+    """Finds the topics of a mirror in its source cluster."""
+
+    def __init__(self, pattern: str) -> None:
+        from pyspark_tidelog.topic_pattern import TopicPattern
+
+        self._pattern = TopicPattern(pattern)
+
+    def topics(self, source: MirrorCluster) -> dict[str, int]:
+        """Return the number of partitions of each topic to mirror."""
+        counts = source.partition_counts()
+        return {name: counts[name] for name in self._pattern.topics_among(counts)}
+
+
+def starting_options(mirror: "Mirror", target: str, begin: str | int) -> dict[str, str]:
+    """Return the options for where a query without a checkpoint begins.
+
+    If the mirror has stored offsets, the query begins after the last mirrored record of each partition. Partitions
+    without stored offsets begin at their earliest offset.
+    """
+    source_cluster, target_cluster = connect(mirror.source), connect(target)
+    try:
+        store = MirrorStore(target_cluster, mirror.name)
+        store.load(mirror.replicas)
+        if not store.offsets:
+            if isinstance(begin, int):
+                return {"startingTimestamp": str(begin), "startingOffsetsByTimestampStrategy": "latest"}
+            return {"startingOffsets": begin}
+        starting: dict[str, dict[str, int]] = {}
+        for topic, count in TopicMatcher(mirror.pattern).topics(source_cluster).items():
+            for number in range(count):
+                offsets = store.offsets.get(TopicPartition(topic, number))
+                end = offsets.source_end if offsets else None
+                starting.setdefault(topic, {})[str(number)] = -2 if end is None else end
+        return {"startingOffsets": json.dumps(starting)} if starting else {"startingOffsets": "earliest"}
+    except (ApiError, ClientError) as error:
+        raise PipelineError(f"mirror {mirror.name} cannot begin: {error}") from error
+    finally:
+        source_cluster.close()
+        target_cluster.close()
+
+
+class MirrorWriter:
+    """The open sink of a mirror."""
+
+    def __init__(self, mirror: "Mirror", context: SinkContext) -> None:
+        self._mirror = mirror
+        self._query = context.query
+        self._target_servers = mirror.target or context.bootstrap
+        self._clusters = [connect(servers) for servers in (mirror.source, self._target_servers) * 2]
+        self._source, self._target, source_of_groups, target_of_groups = self._clusters
+        self._store = MirrorStore(self._target, mirror.name)
+        self._matcher = TopicMatcher(mirror.pattern)
+        self._topics = MirrorTopics(
+            self._source,
+            self._target,
+            prefix=mirror.prefix,
+            replicas=mirror.replicas,
+            settings_not_copied=mirror.settings_not_copied,
+        )
+        self._mover: GroupMover | None = None
+        self.moved: list[MovedOffset] = []
+        """The outcome of the last attempt to move groups, by group and partition."""
+        try:
+            self._store.load(mirror.replicas)
+            self._partition_counts = self._matcher.topics(self._source)
+            self._topics.follow(self._partition_counts)
+        except (ApiError, ClientError) as error:
+            self._close_clusters()
+            raise PipelineError(f"mirror {mirror.name} cannot begin: {error}") from error
+        if mirror.groups is not None:
+            self._start_mover(mirror.groups, source_of_groups, target_of_groups)
+
+    def _start_mover(self, groups: str, source: MirrorCluster, target: MirrorCluster) -> None:
+        from pyspark_tidelog.topic_pattern import TopicPattern
+
+        matching = TopicPattern(f"^(?:{groups})$").topics_among
+        mover = MirrorGroups(source, target, self._store, matching, self._mirror.prefix)
+
+        def move() -> None:
+            self.moved = mover.move(self._partition_counts)
+
+        self._mover = GroupMover(move, self._mirror.groups_every_s)
+        self._mover.start()
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        """Write one micro-batch exactly once, and store its offsets."""
+        position = Position(self._query, batch_id)
+        stored = self._store.position
+        if stored is not None and stored.query == self._query and stored.batch >= batch_id:
+            return
+        self._partition_counts = self._matcher.topics(self._source)
+        self._topics.follow(self._partition_counts)
+        plan = self._store.plan
+        if plan is None or plan.position != position:
+            if plan is not None and plan.position.query != self._query and plan.position != stored:
+                self._check_unfinished(plan)
+            partitions = [TopicPartition(t, n) for t, count in self._partition_counts.items() for n in range(count)]
+            ends = self._target.ends(self._in_target(tp) for tp in partitions)
+            plan = Plan(position, {tp: ends[self._in_target(tp)] for tp in partitions})
+            self._store.save_plan(plan)
+        self._write_records(batch, batch_id)
+        self._store.save(self._entries(source_runs(batch), plan.ends), position)
+
+    def close(self) -> None:
+        """Move the groups a last time, and close the connections."""
+        try:
+            if self._mover is not None:
+                self._mover.stop()
+        except (ApiError, ClientError, PipelineError) as error:
+            logger.warning("mirror_groups_failed the offsets of groups were not moved: %s", error)
+        finally:
+            self._close_clusters()
+
+    def _close_clusters(self) -> None:
+        for cluster in self._clusters:
+            cluster.close()
+
+    def _in_target(self, partition: TopicPartition) -> TopicPartition:
+        return TopicPartition(self._mirror.prefix + partition.topic, partition.partition)
+
+    def _check_unfinished(self, plan: Plan) -> None:
+        """Raise PipelineError if a micro-batch of an earlier query wrote records whose offsets are not stored.
+
+        This query has begun before these records, because it does not have the checkpoint of the earlier one.
+        """
+        counts = self._target.partition_counts()
+        begins = {self._in_target(tp): end for tp, end in plan.ends.items()}
+        begins = {tp: begin for tp, begin in begins.items() if tp.partition < counts.get(tp.topic, 0)}
+        ends, uncommitted_ends = self._target.ends(begins), self._target.uncommitted_ends(begins)
+        for tp, begin in begins.items():
+            if ends[tp] < uncommitted_ends[tp] or self._target.has_records(tp, begin, ends[tp]):
+                raise PipelineError(
+                    f"mirror {self._mirror.name}: {tp} may have records of micro-batch {plan.position.batch} of an"
+                    f" earlier run ({plan.position.query}) whose offsets are not stored, and its checkpoint is missing."
+                    f" Run the mirror with the earlier checkpoint; or delete the mirrored topics and"
+                    f" {self._store.topic} in the target, and begin again"
+                )
+
+    def _write_records(self, batch: "DataFrame", batch_id: int) -> None:
+        from pyspark.sql import functions as F
+
+        topic = F.concat(F.lit(self._mirror.prefix), F.col("topic")).alias("topic")
+        rows = batch.select(topic, "partition", "key", "value", "headers", "timestamp")
+        options = {
+            **self._mirror.write_options,
+            "kafka.bootstrap.servers": self._target_servers,
+            "includeTimestamp": "true",
+            "exactlyOnce": "true",
+            "exactlyOnceId": self._query,
+            "exactlyOnceBatch": str(batch_id),
+        }
+        rows.write.format("tidelog").options(**options).mode("append").save()
+
+    def _entries(
+        self, runs_by_partition: Mapping[TopicPartition, list[Run]], ends: Mapping[TopicPartition, int]
+    ) -> Iterator[tuple[TopicPartition, Entry]]:
+        for tp, source in runs_by_partition.items():
+            if tp not in ends:
+                raise PipelineError(f"mirror {self._mirror.name}: {tp} has records, but was just created: try again")
+            target_tp = self._in_target(tp)
+            target, target_end = self._target_runs(target_tp, ends[tp], sum(run.length for run in source))
+            try:
+                segments = segments_of(source, target)
+            except CountsDiffer as error:
+                raise PipelineError(
+                    f"mirror {self._mirror.name}: {target_tp} received {error.target_records} records from offset"
+                    f" {ends[tp]} on, but only {error.source_records} were copied: another producer writes to this"
+                    " topic; stop it, or mirror with a prefix"
+                ) from None
+            for entry in entries_of(segments, target_end):
+                yield tp, entry
+
+    def _target_runs(self, partition: TopicPartition, begin: int, records: int) -> tuple[list[Run], int]:
+        """Wait until at least `records` committed records are visible from offset `begin` on. Return their offsets, and
+        the end of the partition.
+        """
+        deadline = time.monotonic() + VISIBLE_WITHIN_S
+        while True:
+            end = self._target.ends([partition])[partition]
+            if end >= begin + records:
+                runs = self._target.runs(partition, begin, end)
+                if sum(run.length for run in runs) >= records:
+                    return runs, end
+            if time.monotonic() > deadline:
+                raise PipelineError(
+                    f"mirror {self._mirror.name}: {partition} shows fewer than {records} records from offset {begin} on"
+                    f" although they were committed {VISIBLE_WITHIN_S:.0f} s ago: a transaction of another producer may"
+                    " be open"
+                )
+            time.sleep(0.02)
+
+
+def source_runs(batch: "DataFrame") -> dict[TopicPartition, list[Run]]:
+    """Return the source offsets of a micro-batch by partition."""
+    rows = batch.select("topic", "partition", "offset").mapInArrow(_runs_of_task, RUNS_SCHEMA).collect()
+    runs: dict[TopicPartition, list[Run]] = {}
+    for topic, partition, first, count in rows:
+        runs.setdefault(TopicPartition(topic, partition), []).append(Run(first, count))
+    return {tp: joined_runs(each) for tp, each in runs.items()}
+
+
+def _runs_of_task(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    """Return one row for each run of consecutive offsets of a partition, in a worker."""
+    import numpy as np
+    import pyarrow as pa
+
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        topics = batch.column(0).dictionary_encode()
+        codes: Any = topics.indices.to_numpy()
+        partitions: Any = batch.column(1).to_numpy()
+        offsets: Any = batch.column(2).to_numpy()
+        is_new = (np.diff(codes) != 0) | (np.diff(partitions) != 0) | (np.diff(offsets) != 1)
+        firsts = np.concatenate([[0], np.flatnonzero(is_new) + 1])
+        counts = np.diff(np.concatenate([firsts, [len(offsets)]]))
+        yield pa.RecordBatch.from_arrays(
+            [
+                batch.column(0).take(pa.array(firsts)),
+                pa.array(partitions[firsts], pa.int32()),
+                pa.array(offsets[firsts], pa.int64()),
+                pa.array(counts, pa.int64()),
+            ],
+            names=["topic", "partition", "first", "count"],
+        )

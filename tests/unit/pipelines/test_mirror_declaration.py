@@ -1,0 +1,92 @@
+"""The arguments of `mirror()`, and which settings of topics it changes."""
+
+import re
+
+import pytest
+
+from tidelog.pipelines import PipelineError, mirror
+from tidelog.pipelines.declarations import ATTRIBUTE
+from tidelog.pipelines.mirror_topics import SETTINGS_NOT_COPIED, Setting, setting_changes
+from tidelog.pipelines.mirrors import Mirror
+
+SOURCE = "127.0.0.1:19092"
+
+
+def declared(**arguments: object) -> Mirror:
+    function = mirror("m", **{"source": SOURCE, "topics": "shop-.*"} | arguments)  # type: ignore[arg-type]
+    [source] = getattr(function, ATTRIBUTE).sources.values()
+    assert isinstance(source, Mirror)
+    return source
+
+
+def matches(pattern: str, name: str) -> bool:
+    """With the two constructs of Java that Python does not have."""
+    python = re.sub(r"\\Q(.*?)\\E", lambda quoted: re.escape(quoted[1]), pattern)
+    return re.search(python, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("topics", "prefix", "name", "expected"),
+    [
+        ("shop-.*", "", "shop-orders", True),
+        ("shop-.*", "", "my-shop-orders", False),
+        ("shop|stock", "", "stock", True),
+        ("shop|stock", "", "stocks", False),
+        (".*", "", "__consumer_offsets", False),
+        (".*", "", "mirror-offsets.shop", False),
+        (".*", "eu.", "eu.orders", False),
+        (".*", "eu.", "europe", True),
+        (["a.b", "c"], "", "a.b", True),
+        (["a.b", "c"], "", "axb", False),
+    ],
+)
+def test_the_pattern_is_for_whole_names(topics: object, prefix: str, name: str, expected: bool) -> None:
+    assert matches(declared(topics=topics, prefix=prefix).pattern, name) is expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"topics": []}, "mirror m: topics is an empty list: name at least one topic, or use a pattern"),
+        ({"prefix": "a b"}, "mirror m: prefix 'a b' must have"),
+        ({"begin": "now"}, "mirror m: begin is 'now': it must be earliest, latest or a timestamp"),
+        ({"target": SOURCE}, "mirror m: source and target are the same cluster: set another target, or a prefix"),
+        (
+            {"read_options": {"minPartitions": "3"}},
+            "read option minPartitions is not accepted: it would change the order",
+        ),
+        ({"read_options": {"subscribe": "a"}}, "read option subscribe is not accepted: the argument topics"),
+        ({"write_options": {"topic": "a"}}, "write option topic is not accepted; these are accepted: kafka.batch.size"),
+    ],
+)
+def test_arguments_that_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(PipelineError, match=re.escape(message)):
+        declared(**arguments)
+
+
+def test_only_settings_of_the_topic_itself_are_copied() -> None:
+    source = {
+        "retention.ms": Setting("5", True),
+        "segment.bytes": Setting("7", False),
+        "cleanup.policy": Setting("compact", True),
+        "min.insync.replicas": Setting("2", True),
+        "compression.type": Setting("producer", False),
+    }
+    target = {
+        "retention.ms": Setting("9", True),
+        "segment.bytes": Setting("8", True),
+        "cleanup.policy": Setting("compact", True),
+        "durability": Setting("flush", True),
+        "compression.type": Setting("zstd", False),
+    }
+    assert setting_changes(source, target, SETTINGS_NOT_COPIED) == {"retention.ms": "5", "segment.bytes": None}
+    assert setting_changes(source, {}, {"cleanup.policy", "min.insync.replicas"}) == {"retention.ms": "5"}
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"), [("LogAppendTime", {"message.timestamp.type": "CreateTime"}), ("CreateTime", {})]
+)
+def test_timestamps_are_those_of_the_source(present: str, expected: dict[str, str]) -> None:
+    source = {"message.timestamp.type": Setting("LogAppendTime", True)}
+    target = {"message.timestamp.type": Setting(present, False)}
+    assert setting_changes(source, target, SETTINGS_NOT_COPIED) == expected
