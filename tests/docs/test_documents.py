@@ -49,7 +49,7 @@ ON_ONE_BROKER = [
     )
 ]
 """Pages that take the broker which `tidelog start` gives without more: whoever reads on has one running already."""
-WITH_SPARK = {"spark.md", "pipelines.md", "migration.md"}
+WITH_SPARK = {"spark.md", "pipelines.md", "migration.md", "connectors.md"}
 OLD_CLUSTER = "127.0.0.1:19092"
 """The address of a second broker, which runs beside the first one. Like 127.0.0.1:9092, it stands for a free port."""
 LIMIT_S = 240

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from pyspark_tidelog.formats import avro, csv, json, protobuf
     from tidelog.pipelines.mirrors import mirror
     from tidelog.pipelines.sinks.delta import delta
+    from tidelog.pipelines.sinks.file import file
+    from tidelog.pipelines.sinks.http import http
     from tidelog.pipelines.sinks.iceberg import iceberg
     from tidelog.pipelines.sinks.parquet import parquet
     from tidelog.pipelines.sinks.sql import sql
     from tidelog.pipelines.topics import topic
 
 __all__ = [
-    "PipelineError", "avro", "csv", "delta", "iceberg", "json", "mirror", "parquet", "pipeline", "protobuf", "sql",
-    "topic",
+    "PipelineError", "avro", "csv", "delta", "file", "http", "iceberg", "json", "mirror", "parquet", "pipeline", "protobuf",
+    "sql", "topic",
 ]  # fmt: skip
 
 MODULES = {
