@@ -15,8 +15,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import StructType
-from pyspark_tidelog.formats import Format
 
+from pyspark_tidelog.formats import Format
 from tidelog.pipelines import delta, json, pipeline, topic
 
 
