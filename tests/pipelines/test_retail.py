@@ -118,7 +118,7 @@ def expected_dirt() -> dict[str, dict[str, int]]:
         "shipments": {
             "all lines": len(shipments),
             "delivered before the sales begin": (delivered < "2010-12-01").sum(),
-            "American date of the order": ordered.str.contains("/../").sum(),
+            "American date of the order": ordered.str.contains(r"^\d+/").sum(),
             "no date of the order": (~ordered.str[:1].str.isdigit()).sum(),
             "no weight": (~is_number["Weight"]).sum(),
             "weight in another shipment": shipments["Weight"].str.contains("ID#").sum(),

@@ -72,7 +72,10 @@ class Example:
         with contextlib.chdir(directory):  # the paths of tables are relative
             load_program(EXAMPLES / "load.py").load(name, bootstrap)
             pipelines = load(str(EXAMPLES / name / "pipeline.py"))
-            self.statuses = run(pipelines, bootstrap=bootstrap, state=directory / "state", spark=spark, timeout_s=280)
+            # One after another: Spark gives up on a Python source that does not start within ten seconds, and on a busy
+            # machine several of them that start at once take longer.
+            for pipeline in pipelines:
+                run(pipeline, bootstrap=bootstrap, state=directory / "state", spark=spark, timeout_s=280)
 
     def table(self, path: str) -> "pandas.DataFrame":
         """Return the rows of a Delta table. Its times have no zone: they are UTC."""

@@ -15,8 +15,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import StructType
-from pyspark_tidelog.formats import Format
 
+from pyspark_tidelog.formats import Format
 from tidelog.pipelines import delta, json, pipeline, topic
 
 
@@ -147,7 +147,8 @@ SILENCE_S = 3600
 """An address causes one alert of an attack within this time. A login that succeeds within it is a break-in."""
 
 ALERTS = "address string, alert string, time timestamp, failures int"
-ALERT_STATE = "failures array<long>, attacked_at long"
+ALERT_STATE = "failures string, attacked_at long"
+"""The times of the failures are text with spaces: in Spark 4.3 the state of a pandas function cannot have arrays."""
 
 
 def detect(
@@ -180,10 +181,11 @@ def alerts_of_address(
         return
     new = pandas.concat(list(batches)).sort_values("offset")
     seconds = new["time"].astype("datetime64[s, UTC]" if new["time"].dt.tz else "datetime64[s]").astype("int64")
-    failures, attacked_at = state.get if state.exists else ([], -SILENCE_S - 1)
+    failures_text, attacked_at = state.get if state.exists else ("", -SILENCE_S - 1)
+    failures = [int(failure) for failure in failures_text.split()]
     attempts = zip(seconds, new["result"], new["times"], strict=True)
-    alerts, failures, attacked_at = detect(attempts, list(failures), attacked_at)
-    state.update((failures, attacked_at))
+    alerts, failures, attacked_at = detect(attempts, failures, attacked_at)
+    state.update((" ".join(map(str, failures)), attacked_at))
     state.setTimeoutTimestamp((int(seconds.max()) + SILENCE_S) * 1000)
     rows = [(key[0], name, pandas.Timestamp(time, unit="s"), number) for name, time, number in alerts]
     yield pandas.DataFrame(rows, columns=["address", "alert", "time", "failures"])
