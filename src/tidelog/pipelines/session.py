@@ -40,33 +40,30 @@ def start_session(
         from pyspark.sql import SparkSession
 
         from pyspark_tidelog.java import NoJava, ensure_java
-        from pyspark_tidelog.session import SETTINGS as LOCAL_SETTINGS
+        from pyspark_tidelog.session import local_session
     except ImportError as error:
         raise PipelineError(f"pipelines need {error.name}: pip install 'tidelog[spark]'") from None
-    is_local = master.startswith("local")
-    if is_local or "JAVA_HOME" not in os.environ:
-        try:
+    name = "tidelog " + (pipelines[0].name if len(pipelines) == 1 else f"{len(pipelines)} pipelines")
+    merged = SETTINGS | merged_settings(pipelines) | dict(settings or {})
+
+    def start() -> "SparkSession":
+        if master.startswith("local"):
+            return local_session(name, cores=local_cores(master), settings={"spark.master": master} | merged)
+        if "JAVA_HOME" not in os.environ:
             os.environ["JAVA_HOME"] = str(ensure_java())
-        except NoJava as error:
-            raise PipelineError(str(error)) from None
-    if is_local:
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    else:
         choose_python_of_cluster()
-    defaults = SETTINGS | (LOCAL_SETTINGS if is_local else {})
-    if is_local:
-        defaults["spark.sql.shuffle.partitions"] = str(local_cores(master))
-    merged = defaults | merged_settings(pipelines) | dict(settings or {})
-    name = pipelines[0].name if len(pipelines) == 1 else f"{len(pipelines)} pipelines"
-    builder = SparkSession.Builder().appName(f"tidelog {name}").master(master)
-    for key, value in merged.items():
-        builder = builder.config(key, value)
+        builder = SparkSession.Builder().appName(name).master(master)
+        for key, value in merged.items():
+            builder = builder.config(key, value)
+        return builder.getOrCreate()
+
     with contextlib.ExitStack() as stack:
         if log is not None:
             stack.enter_context(stderr_to(log))
         try:
-            return builder.getOrCreate()
+            return start()
+        except NoJava as error:
+            raise PipelineError(str(error)) from None
         except Exception as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             where = f"; Spark's log is {log}" if log is not None else ""
