@@ -161,7 +161,8 @@ def run_command(
     addresses = servers(bootstrap)
     first = begin_of(begin)
     check_reachable(bootstrap)
-    with_state = [each.name for each in pipelines if PipelineState(state, each.name).exists]
+    states = [PipelineState(state, each.name) for each in pipelines]
+    with_state = [each.pipeline for each in states if (i := each.identity()) is not None and each.has_started(i)]
     if first is not None and with_state:
         print_notes(
             [f"{name} continues from its state; to begin at another time: tidelog pipeline replay {name} --from TIME"

@@ -56,6 +56,8 @@ def run_pipelines(plan: RunPlan) -> list[str]:
     log = plan.state / SPARK_LOG
     spark = start_session(plan.pipelines, plan.master, archive_settings(plan.archive) | dict(plan.settings), log)
     with ExitStack() as stack:
+        # Entered first: a SIGTERM is raised again only after the run and Spark have ended.
+        interrupts = stack.enter_context(record_interrupts())
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel(plan.spark_log)
         from tidelog.pipelines.lag import LagMonitor
@@ -70,9 +72,9 @@ def run_pipelines(plan: RunPlan) -> list[str]:
             once=plan.once,
             begin=plan.begin,
             checkpoints=plan.checkpoints,
+            settings=plan.settings,
         )
         stack.enter_context(run)
-        interrupts = stack.enter_context(record_interrupts())
         if plan.metrics_port is not None:
             server = MetricsServer(plan.metrics_port, lambda: run.statuses)
             stack.callback(server.close)

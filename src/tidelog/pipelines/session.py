@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Pipeline, PipelineError
@@ -122,12 +123,18 @@ def merged_settings(pipelines: Sequence[Pipeline]) -> dict[str, str]:
     return merged
 
 
-def pipeline_session(spark: "SparkSession", pipeline: Pipeline) -> "SparkSession":
+def pipeline_session(
+    spark: "SparkSession", pipeline: Pipeline, overrides: Mapping[str, str] = MappingProxyType({})
+) -> "SparkSession":
     """Return a session with the pipeline's own settings of Spark's SQL: `spark` itself if it has them, otherwise a new
-    session of the same application.
+    session of the same application. `overrides` are the settings of the run.
     """
     defaults = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
-    wanted = {key: value for key, value in (defaults | dict(pipeline.settings)).items() if spark.conf.isModifiable(key)}
+    wanted = {
+        key: value
+        for key, value in (defaults | dict(pipeline.settings) | dict(overrides)).items()
+        if spark.conf.isModifiable(key)
+    }
     # A new session costs some seconds, because Spark looks up the data sources in Python again.
     if all(spark.conf.get(key, None) == value for key, value in wanted.items()):
         return spark
