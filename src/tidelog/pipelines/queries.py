@@ -166,8 +166,11 @@ class RunningQuery:
         """Add the reports that Spark has made since the last call."""
         assert self._query is not None
         jvm_query: Any = self._query._jsq
+        last = jvm_query.lastProgress()
+        if last is None or _report_key(json.loads(last.json())) == self._seen_batch:
+            return  # the list of reports is long, and is not fetched without need
         reports = [json.loads(each.json()) for each in jvm_query.recentProgress()]
-        keys = [f"{each['timestamp']} {each['batchId']}" for each in reports]
+        keys = [_report_key(each) for each in reports]
         begin = keys.index(self._seen_batch) + 1 if self._seen_batch in keys else 0
         for report in reports[begin:]:
             update_from_progress(self.status, report)
@@ -189,6 +192,10 @@ class RunningQuery:
         if not self._is_closed:
             self._is_closed = True
             self._opened.close()
+
+
+def _report_key(report: Mapping[str, Any]) -> str:
+    return f"{report['timestamp']} {report['batchId']}"
 
 
 def start_queries(
