@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 if TYPE_CHECKING:
     from subprocess import Popen
 
-LIMIT_S = 240
+LIMIT_S = 280
 RECORDS = 2_000
 
 PIPELINE = """

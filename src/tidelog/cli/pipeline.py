@@ -48,6 +48,36 @@ Master = Annotated[
 SparkSettings = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="A setting of Spark; repeatable.")
 ]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoints",
+        metavar="URI",
+        show_default=False,
+        help="Directory for checkpoints that all executors can reach (hdfs://..., s3a://...).",
+    ),
+]
+Archive = Annotated[
+    Path | None,
+    typer.Option(
+        "--archive",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        show_default=False,
+        help="Send the packages to the executors: a file of `tidelog pipeline pack`.",
+    ),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, show_default=False, help="Serve /metrics."),
+]
+SparkLog = Annotated[
+    str,
+    typer.Option(
+        "--spark-log", metavar="LEVEL", help="Detail of spark.log in the state directory: OFF, ERROR, WARN, INFO."
+    ),
+]
 
 
 @app.callback()
@@ -104,37 +134,11 @@ def run_command(
     begin: From = None,
     master: Master = "local[*]",
     state: StateOption = DEFAULT_STATE,
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoints",
-            metavar="URI",
-            show_default=False,
-            help="Directory for checkpoints that all executors can reach (hdfs://..., s3a://...).",
-        ),
-    ] = None,
-    archive: Annotated[
-        Path | None,
-        typer.Option(
-            "--archive",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            show_default=False,
-            help="Send the packages to the executors: a file of `tidelog pipeline pack`.",
-        ),
-    ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, show_default=False, help="Serve /metrics."),
-    ] = None,
+    checkpoints: Checkpoints = None,
+    archive: Archive = None,
+    metrics_port: MetricsPort = None,
     settings: SparkSettings = [],  # noqa: B006
-    spark_log: Annotated[
-        str,
-        typer.Option(
-            "--spark-log", metavar="LEVEL", help="Detail of spark.log in the state directory: OFF, ERROR, WARN, INFO."
-        ),
-    ] = "ERROR",
+    spark_log: SparkLog = "ERROR",
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line for each change.")] = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
@@ -157,7 +161,8 @@ def run_command(
     addresses = servers(bootstrap)
     first = begin_of(begin)
     check_reachable(bootstrap)
-    with_state = [each.name for each in pipelines if PipelineState(state, each.name).exists]
+    states = [PipelineState(state, each.name) for each in pipelines]
+    with_state = [each.pipeline for each in states if (i := each.identity()) is not None and each.has_started(i)]
     if first is not None and with_state:
         print_notes(
             [f"{name} continues from its state; to begin at another time: tidelog pipeline replay {name} --from TIME"

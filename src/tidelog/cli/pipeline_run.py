@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidelog.cli.app import INTERRUPTED
 from tidelog.cli.interrupts import record_interrupts
 from tidelog.cli.pipeline_view import LineView, LiveView, PipelineView
 from tidelog.pipelines.declarations import Pipeline
@@ -56,6 +57,8 @@ def run_pipelines(plan: RunPlan) -> list[str]:
     log = plan.state / SPARK_LOG
     spark = start_session(plan.pipelines, plan.master, archive_settings(plan.archive) | dict(plan.settings), log)
     with ExitStack() as stack:
+        # Entered first: a SIGTERM is raised again only after the run and Spark have ended.
+        interrupts = stack.enter_context(record_interrupts())
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel(plan.spark_log)
         from tidelog.pipelines.lag import LagMonitor
@@ -70,9 +73,9 @@ def run_pipelines(plan: RunPlan) -> list[str]:
             once=plan.once,
             begin=plan.begin,
             checkpoints=plan.checkpoints,
+            settings=plan.settings,
         )
         stack.enter_context(run)
-        interrupts = stack.enter_context(record_interrupts())
         if plan.metrics_port is not None:
             server = MetricsServer(plan.metrics_port, lambda: run.statuses)
             stack.callback(server.close)
@@ -97,12 +100,17 @@ def run_pipelines(plan: RunPlan) -> list[str]:
 
 
 def stop(run: "Run", view: PipelineView) -> None:
-    """End the running micro-batches, or stop within them after GRACE_S or at a second signal."""
+    """End the running micro-batches, or stop within them after GRACE_S. At a second signal, end the process."""
     note = "Stopping: the running micro-batches end first. Ctrl-C again stops now."
     try:
         run.stop(GRACE_S, lambda: view.show(run.statuses, note))
     except KeyboardInterrupt:
-        return  # the end of the `with` block stops the queries
+        # Stopping a query can take as long as its micro-batch. So the process ends without it, as after `kill -9`, and
+        # Spark ends with the process.
+        view.__exit__()
+        run.write_status()
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
 
 
 def archive_settings(archive: Path | None) -> dict[str, str]:

@@ -14,7 +14,6 @@ from tidelog.cli.tables import (
     count,
     counted,
     json_line,
-    print_table,
     printable,
     rich_table,
     size,
@@ -195,8 +194,3 @@ def status_table(statuses: Sequence[PipelineStatus]) -> Table:
 
 def behind_s(lag_ms: int) -> float:
     return lag_ms / 1000 if lag_ms < 10_000 else lag_ms // 1000
-
-
-def print_summary(statuses: Sequence[PipelineStatus]) -> None:
-    """Print the figures once more, at the end of a run with a live view."""
-    print_table(status_table(statuses))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.declarations import PipelineError, TemporaryError
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -32,7 +32,7 @@ def partition_count(client: "Client", name: str) -> int | None:
     try:
         topic = client.all_topics().get(name)
     except ClientError as error:
-        raise PipelineError(f"topic {name}: no answer from the cluster: {error}") from error
+        raise TemporaryError(f"topic {name}: no answer from the cluster: {error}") from error
     return None if topic is None else len(topic.leaders)
 
 
@@ -68,7 +68,7 @@ def create_topic(client: "Client", name: str, partitions: int, settings: Mapping
                 raise collected
             answer = collected
     except ClientError as error:
-        raise PipelineError(f"topic {name} cannot be created: {error}") from error
+        raise TemporaryError(f"topic {name} cannot be created: {error}") from error
     assert isinstance(answer, CreateTopicsResponse)
     (result,) = answer.topics
     if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):

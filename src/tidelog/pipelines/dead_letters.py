@@ -9,6 +9,7 @@ The range of offsets comes from the checkpoint, where Spark writes it before it 
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -155,11 +156,22 @@ def last_planned_batch(checkpoint: Path) -> int:
 
 def _source_of(offset: Mapping[str, Any], sources: Mapping[str, Topic]) -> str | None:
     topics = [name for name in offset if name != BEGINNINGS]
+    if not all(isinstance(offset[name], dict) for name in topics):
+        return None  # the offset of a source that is not a topic
     for parameter, source in sources.items():
         if source.names and topics and all(name in source.names for name in topics):
             return parameter
-    by_pattern = [parameter for parameter, source in sources.items() if source.pattern is not None]
-    return by_pattern[0] if by_pattern else None
+    matching = [
+        parameter
+        for parameter, source in sources.items()
+        if source.pattern is not None and topics and all(re.search(source.pattern, name) for name in topics)
+    ]
+    if len(matching) > 1:
+        raise PipelineError(
+            f"the patterns of sources {' and '.join(matching)} both match topic {topics[0]}, so its dead letters"
+            " would be written twice: use patterns that exclude each other"
+        )
+    return matching[0] if matching else None
 
 
 def _offsets(checkpoint: Path, batch_id: int) -> list[dict[str, Any]]:

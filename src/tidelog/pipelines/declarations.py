@@ -130,6 +130,10 @@ class PipelineError(Exception):
     """A pipeline cannot be declared, or cannot run. The message names the pipeline, the cause and the remedy."""
 
 
+class TemporaryError(PipelineError):
+    """A pipeline cannot run now, for example because a server does not answer. Another attempt may succeed."""
+
+
 def pipeline(
     *,
     source: Source | Sequence[Source] | Mapping[str, Source],

@@ -2,7 +2,7 @@
 
 import re
 
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.declarations import PipelineError, TemporaryError
 
 RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such records aside)")
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
@@ -26,4 +26,6 @@ def cause_text(error: BaseException) -> str:
 
 def is_permanent(error: BaseException) -> bool:
     """Return whether another attempt would fail in the same way."""
+    if isinstance(error, TemporaryError):
+        return False
     return isinstance(error, PipelineError) or RAISED.search(str(error)) is not None

@@ -59,7 +59,7 @@ def _number_text(number: float) -> str:
 class MetricsServer:
     """Answers GET /metrics until `close`."""
 
-    def __init__(self, port: int, statuses: Callable[[], Sequence[PipelineStatus]], host: str = "0.0.0.0") -> None:  # noqa: S104
+    def __init__(self, port: int, statuses: Callable[[], Sequence[PipelineStatus]], host: str = "127.0.0.1") -> None:
         """Raises PipelineError if the port cannot be opened. Port 0 selects a free port."""
 
         class Handler(BaseHTTPRequestHandler):

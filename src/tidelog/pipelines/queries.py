@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.pipelines.dead_letters import METRIC, Counts, DeadLetters
@@ -47,6 +49,8 @@ class RunContext(NamedTuple):
     once: bool
     checkpoints: str | None = None
     """Directory or URI of the checkpoints, if they are not in the state directory."""
+    settings: Mapping[str, str] = MappingProxyType({})
+    """Settings of Spark for the whole run. They override the settings of the pipelines."""
 
 
 def results_of(pipeline: Pipeline, frames: Mapping[str, "DataFrame"]) -> dict[str, "DataFrame"]:
@@ -86,10 +90,13 @@ def first_line(text: str) -> str:
 class RunningQuery:
     """One query of a pipeline."""
 
-    def __init__(self, sink: str, opened: Opened, dead_letters: DeadLetters | None) -> None:
+    def __init__(self, sink: str, opened: Opened, before_first_write: Callable[[], None]) -> None:
         self.status = QueryStatus(sink)
         self._opened = opened
-        self.dead_letters = dead_letters
+        self.dead_letters: DeadLetters | None = None
+        self._before_first_write = before_first_write
+        self._has_written = False
+        self._is_closed = False
         self._query: StreamingQuery | None = None
         self._has_query = threading.Event()
         self._stopping = threading.Event()
@@ -112,6 +119,9 @@ class RunningQuery:
             raise StopRequested
         self._has_query.wait()
         try:
+            if not self._has_written:
+                self._before_first_write()
+                self._has_written = True
             self._opened.write(batch, batch_id)
             if self.dead_letters is not None:
                 self.dead_letters.write(batch_id)
@@ -158,8 +168,11 @@ class RunningQuery:
         """Add the reports that Spark has made since the last call."""
         assert self._query is not None
         jvm_query: Any = self._query._jsq
+        last = jvm_query.lastProgress()
+        if last is None or _report_key(json.loads(last.json())) == self._seen_batch:
+            return  # the list of reports is long, and is not fetched without need
         reports = [json.loads(each.json()) for each in jvm_query.recentProgress()]
-        keys = [f"{each['timestamp']} {each['batchId']}" for each in reports]
+        keys = [_report_key(each) for each in reports]
         begin = keys.index(self._seen_batch) + 1 if self._seen_batch in keys else 0
         for report in reports[begin:]:
             update_from_progress(self.status, report)
@@ -178,7 +191,13 @@ class RunningQuery:
         self._stopping.set()
         if self._query is not None:
             self._query.stop()
-        self._opened.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._opened.close()
+
+
+def _report_key(report: Mapping[str, Any]) -> str:
+    return f"{report['timestamp']} {report['batchId']}"
 
 
 def start_queries(
@@ -216,9 +235,23 @@ def start_queries(
                 query = f"{pipeline.name}.{sink_name}.{identity.id}"
             checkpoint = state.checkpoint(identity, sink_name)
             place = f"{run.checkpoints.rstrip('/')}/{query}" if run.checkpoints else str(checkpoint)
+            state.check_checkpoint(identity, sink_name, run.checkpoints)
             sink_context = SinkContext(session, run.bootstrap, pipeline.name, query, pipeline.output_mode)
             running.append(
-                _start_query(pipeline, sink_name, frame, context, sink_context, place, read_here, once=run.once)
+                _start_query(
+                    pipeline,
+                    RunningQuery(
+                        sink_name,
+                        pipeline.sinks[sink_name].open(sink_context),
+                        partial(state.mark_started, identity, sink_name),
+                    ),
+                    frame,
+                    context,
+                    sink_context,
+                    place,
+                    read_here,
+                    once=run.once,
+                )
             )
     except BaseException:
         for each in running:
@@ -244,7 +277,7 @@ def _source_errors(pipeline: Pipeline, parameter: str, source: Source) -> Iterat
 
 def _start_query(
     pipeline: Pipeline,
-    sink_name: str,
+    query: RunningQuery,
     frame: "DataFrame",
     source_context: SourceContext,
     sink_context: SinkContext,
@@ -255,8 +288,6 @@ def _start_query(
 ) -> RunningQuery:
     from pyspark.errors import PySparkException
 
-    opened = pipeline.sinks[sink_name].open(sink_context)
-    query = RunningQuery(sink_name, opened, None)
     if letter_sources:
         assert pipeline.dead_letters is not None
         counts: Callable[[], Mapping[str, Counts]] = query.counts
@@ -272,8 +303,8 @@ def _start_query(
     try:
         query.start(frame, pipeline, sink_context.query, checkpoint, once=once)
     except PySparkException as error:
-        opened.close()
-        raise PipelineError(f"pipeline {pipeline.name}, sink {sink_name}: {first_line(str(error))}") from error
+        query.stop()
+        raise PipelineError(f"pipeline {pipeline.name}, sink {query.status.sink}: {first_line(str(error))}") from error
     return query
 
 

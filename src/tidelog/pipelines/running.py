@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Pipeline, PipelineError
 from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.loading import declared_pipeline
-from tidelog.pipelines.queries import RunContext, RunningQuery, start_queries
+from tidelog.pipelines.queries import RunContext, RunningQuery, StopRequested, start_queries
 from tidelog.pipelines.session import pipeline_session, start_session
 from tidelog.pipelines.state import DEFAULT_STATE, PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, PipelineStatus
@@ -45,7 +46,7 @@ class RunningPipeline:
         self.status.restart_in_s = None
         try:
             identity = self._state.identity() or self._state.create_identity(None)
-            session = pipeline_session(self._spark, self.pipeline)
+            session = pipeline_session(self._spark, self.pipeline, self._run.settings)
             self._queries = start_queries(self.pipeline, session, self._run, self._state, identity)
         except Exception as error:
             self._fail(error, now_s)
@@ -73,7 +74,9 @@ class RunningPipeline:
             self._failures_in_a_row = 0
         ended = [query for query in self._queries if not query.is_active]
         failures = [error for query in ended if (error := query.exception()) is not None]
-        if failures and not self._stopping:
+        if self._stopping:
+            failures = [error for error in failures if StopRequested.__name__ not in str(error)]
+        if failures:
             error = failures[0]
             self._close_queries()
             self._fail(error, now_s)
@@ -142,10 +145,12 @@ class Run:
         once: bool = False,
         begin: str | int | None = None,
         checkpoints: str | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`begin` is where pipelines begin that have no state yet. For a pipeline with a state it has no effect."""
+        """`begin` is where pipelines begin that have not processed anything yet. It has no effect on the others."""
         self._states = [PipelineState(state, each.name) for each in pipelines]
-        context = RunContext(bootstrap, once, checkpoints)
+        context = RunContext(bootstrap, once, checkpoints, settings)
+        self._checkpoints = checkpoints
         self._begin = begin
         self.pipelines = [
             RunningPipeline(each, spark, context, each_state)
@@ -156,8 +161,11 @@ class Run:
         try:
             for state in self._states:
                 state.lock()
-                if state.identity() is None:
-                    state.create_identity(self._begin)
+                identity = state.identity()
+                if identity is None or not state.has_started(identity):
+                    state.reset()
+                    first = self._begin if self._begin is not None or identity is None else identity.begin
+                    state.create_identity(first, self._checkpoints)
         except BaseException:
             self.__exit__()
             raise

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Pipeline, PipelineError
@@ -40,33 +41,30 @@ def start_session(
         from pyspark.sql import SparkSession
 
         from pyspark_tidelog.java import NoJava, ensure_java
-        from pyspark_tidelog.session import SETTINGS as LOCAL_SETTINGS
+        from pyspark_tidelog.session import local_session
     except ImportError as error:
         raise PipelineError(f"pipelines need {error.name}: pip install 'tidelog[spark]'") from None
-    is_local = master.startswith("local")
-    if is_local or "JAVA_HOME" not in os.environ:
-        try:
+    name = "tidelog " + (pipelines[0].name if len(pipelines) == 1 else f"{len(pipelines)} pipelines")
+    merged = SETTINGS | merged_settings(pipelines) | dict(settings or {})
+
+    def start() -> "SparkSession":
+        if master.startswith("local"):
+            return local_session(name, cores=local_cores(master), settings={"spark.master": master} | merged)
+        if "JAVA_HOME" not in os.environ:
             os.environ["JAVA_HOME"] = str(ensure_java())
-        except NoJava as error:
-            raise PipelineError(str(error)) from None
-    if is_local:
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    else:
         choose_python_of_cluster()
-    defaults = SETTINGS | (LOCAL_SETTINGS if is_local else {})
-    if is_local:
-        defaults["spark.sql.shuffle.partitions"] = str(local_cores(master))
-    merged = defaults | merged_settings(pipelines) | dict(settings or {})
-    name = pipelines[0].name if len(pipelines) == 1 else f"{len(pipelines)} pipelines"
-    builder = SparkSession.Builder().appName(f"tidelog {name}").master(master)
-    for key, value in merged.items():
-        builder = builder.config(key, value)
+        builder = SparkSession.Builder().appName(name).master(master)
+        for key, value in merged.items():
+            builder = builder.config(key, value)
+        return builder.getOrCreate()
+
     with contextlib.ExitStack() as stack:
         if log is not None:
             stack.enter_context(stderr_to(log))
         try:
-            return builder.getOrCreate()
+            return start()
+        except NoJava as error:
+            raise PipelineError(str(error)) from None
         except Exception as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             where = f"; Spark's log is {log}" if log is not None else ""
@@ -125,12 +123,18 @@ def merged_settings(pipelines: Sequence[Pipeline]) -> dict[str, str]:
     return merged
 
 
-def pipeline_session(spark: "SparkSession", pipeline: Pipeline) -> "SparkSession":
+def pipeline_session(
+    spark: "SparkSession", pipeline: Pipeline, overrides: Mapping[str, str] = MappingProxyType({})
+) -> "SparkSession":
     """Return a session with the pipeline's own settings of Spark's SQL: `spark` itself if it has them, otherwise a new
-    session of the same application.
+    session of the same application. `overrides` are the settings of the run.
     """
     defaults = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
-    wanted = {key: value for key, value in (defaults | dict(pipeline.settings)).items() if spark.conf.isModifiable(key)}
+    wanted = {
+        key: value
+        for key, value in (defaults | dict(pipeline.settings) | dict(overrides)).items()
+        if spark.conf.isModifiable(key)
+    }
     # A new session costs some seconds, because Spark looks up the data sources in Python again.
     if all(spark.conf.get(key, None) == value for key, value in wanted.items()):
         return spark

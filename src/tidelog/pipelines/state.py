@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
 
+LOCK_PATIENCE_S = 1.0
 DEFAULT_STATE = Path(".tidelog-pipelines")
 
 
@@ -25,6 +26,8 @@ class Identity(NamedTuple):
     """Changes when the pipeline is reset or replayed."""
     begin: str | int | None
     """Where the queries begin: `earliest`, `latest`, milliseconds since the epoch, or None for the sources' choice."""
+    checkpoints: str | None = None
+    """Where the checkpoints are, if they are not in the state directory."""
 
 
 class PipelineState:
@@ -44,7 +47,7 @@ class PipelineState:
         path = self.directory / "identity.json"
         try:
             document = json.loads(path.read_text())
-            return Identity(document["id"], document["begin"])
+            return Identity(document["id"], document["begin"], document.get("checkpoints"))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -53,10 +56,36 @@ class PipelineState:
                 " begin again"
             ) from None
 
-    def create_identity(self, begin: str | int | None) -> Identity:
-        identity = Identity(uuid.uuid4().hex[:8], begin)
-        self._write("identity.json", {"id": identity.id, "begin": begin, "created_ms": time.time_ns() // 1_000_000})
+    def create_identity(self, begin: str | int | None, checkpoints: str | None = None) -> Identity:
+        identity = Identity(uuid.uuid4().hex[:8], begin, checkpoints)
+        self._write("identity.json", identity._asdict() | {"created_ms": time.time_ns() // 1_000_000})
         return identity
+
+    def mark_started(self, identity: Identity, sink: str) -> None:
+        """Record that a micro-batch of the query is about to be written."""
+        self._write(f"{identity.id}.{sink}.started", {})
+
+    def has_started(self, identity: Identity) -> bool:
+        """Return whether any query of this identity may have written a micro-batch."""
+        return any(self.directory.glob(f"{identity.id}.*.started"))
+
+    def check_checkpoint(self, identity: Identity, sink: str, checkpoints: str | None) -> None:
+        """Raise PipelineError if a query that has written micro-batches would begin again with an empty checkpoint.
+
+        The sinks would then take its first micro-batches for those that they have written already.
+        """
+        if not (self.directory / f"{identity.id}.{sink}.started").exists():
+            return
+        remedy = f"restore it, or begin again with: tidelog pipeline replay {self.pipeline} --from TIME"
+        if checkpoints != identity.checkpoints:
+            here, before = (place or str(self.directory) for place in (checkpoints, identity.checkpoints))
+            raise PipelineError(
+                f"pipeline {self.pipeline}: its checkpoints are in {before}, not in {here}: name the same place with"
+                " --checkpoints, or begin again with: tidelog pipeline replay " + f"{self.pipeline} --from TIME"
+            )
+        place = self.checkpoint(identity, sink) / "offsets"
+        if checkpoints is None and not (place.is_dir() and any(place.iterdir())):
+            raise PipelineError(f"pipeline {self.pipeline}: the checkpoint {place.parent} is missing: {remedy}")
 
     def checkpoint(self, identity: Identity, sink: str) -> Path:
         return self.directory / identity.id / sink
@@ -68,6 +97,8 @@ class PipelineState:
             (self.directory / name).unlink(missing_ok=True)
         if identity is not None:
             shutil.rmtree(self.directory / identity.id, ignore_errors=True)
+            for marker in self.directory.glob(f"{identity.id}.*.started"):
+                marker.unlink()
 
     def write_status(self, status: dict[str, Any]) -> None:
         self._write("status.json", status, durable=False)
@@ -89,14 +120,23 @@ class PipelineState:
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(self.directory / name)
+        if durable:
+            descriptor = os.open(self.directory, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def lock(self) -> None:
         """Reserve the pipeline for this process. Raises PipelineError if another process runs it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        # `is_running` of another process holds the lock for a moment.
+        deadline_s = time.monotonic() + LOCK_PATIENCE_S
+        while not _try_lock(descriptor):
+            if time.monotonic() < deadline_s:
+                time.sleep(0.05)
+                continue
             os.close(descriptor)
             raise PipelineError(
                 f"pipeline {self.pipeline} is running already with the state directory {self.directory.parent}: stop"
@@ -116,12 +156,21 @@ class PipelineState:
         except OSError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A shared lock, so that two readers of the status do not take each other for a run.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
         finally:
             os.close(descriptor)
         return False
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def stored_pipelines(base: Path) -> list[PipelineState]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tidelog.pipelines import running
-from tidelog.pipelines.declarations import PipelineError, pipeline
+from tidelog.pipelines.declarations import PipelineError, TemporaryError, pipeline
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.queries import RunContext
 from tidelog.pipelines.running import ONCE_RESTARTS_MAX, PAUSE_MAX_S, Run, RunningPipeline
@@ -67,7 +67,7 @@ class Script:
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script()
     monkeypatch.setattr(running, "start_queries", script)
-    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline: spark)
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: spark)
     return script
 
 
@@ -152,6 +152,37 @@ def test_a_stop_lets_a_micro_batch_end_and_ignores_its_refusal_to_go_on(
         assert (calls[:3], query.stops_requested) == ([True] * 3, 1)
         assert started.statuses[0].state == STOPPED
         assert started.statuses[0].error is None
+
+
+def test_a_failure_during_a_stop_is_shown(script: Script, tmp_path: Path) -> None:
+    each = running_pipeline(tmp_path)
+    each.start(0)
+    each.request_stop()
+    script.queries[0].fail(RuntimeError("no space left"))
+    each.step(0)
+    assert (each.status.state, each.status.error) == (FAILED, "RuntimeError: no space left")
+
+
+def test_another_beginning_is_accepted_until_something_is_written(script: Script, tmp_path: Path) -> None:
+    spark: Any = None
+    declared, state = declared_pipeline(copy), PipelineState(tmp_path, "copy")
+    begins = []
+    for begin in ("latest", "earliest", None):
+        with Run([declared], spark, bootstrap="127.0.0.1:9092", state=tmp_path, begin=begin):
+            identity = state.identity()
+            assert identity is not None
+            begins.append(identity.begin)
+    state.mark_started(identity, "copy")
+    with Run([declared], spark, bootstrap="127.0.0.1:9092", state=tmp_path, begin=5):
+        assert state.identity() == identity
+    assert begins == ["latest", "earliest", "earliest"]
+
+
+def test_once_tries_an_outage_again(script: Script, tmp_path: Path) -> None:
+    each = running_pipeline(tmp_path, once=True)
+    script.start_error = TemporaryError("no answer from the cluster")
+    each.start(0)
+    assert each.status.state == WAITING
 
 
 def test_a_second_run_with_the_same_state_is_refused_and_leaves_the_first_one_alone(

@@ -140,6 +140,34 @@ def test_a_reset_state_has_a_new_identity(tmp_path: Path) -> None:
         state.identity()
 
 
+def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(tmp_path: Path) -> None:
+    state = PipelineState(tmp_path, "sales")
+    identity = state.create_identity(None)
+    state.check_checkpoint(identity, "sales", None)
+    offsets = state.checkpoint(identity, "sales") / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").touch()
+    state.mark_started(identity, "sales")
+    state.check_checkpoint(identity, "sales", None)
+    with pytest.raises(PipelineError, match=r"its checkpoints are in .*, not in hdfs:///x: name the same place"):
+        state.check_checkpoint(identity, "sales", "hdfs:///x")
+    (offsets / "0").unlink()
+    with pytest.raises(PipelineError, match=r"the checkpoint .* is missing: restore it, or begin again with"):
+        state.check_checkpoint(identity, "sales", None)
+    state.reset()
+    assert not state.has_started(identity)
+
+
+def test_offsets_of_other_sources_are_not_taken_for_those_of_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    lines = ['{"products": {"0": 4}}', '{"version": 3, "index": 1}', '{"eu-a": {"0": 2}}']
+    (tmp_path / "offsets/0").write_text("v1\n{}\n" + "\n".join(lines))
+    assert list(micro_batch_ranges(tmp_path, 0, {"eu": topic(pattern="^eu-")})) == ["eu"]
+    assert micro_batch_ranges(tmp_path, 0, {"eu": topic(pattern="^eu-")})["eu"] == {"eu-a": {"0": (2, 2)}}
+    with pytest.raises(PipelineError, match="the patterns of sources a and b both match topic eu-a"):
+        micro_batch_ranges(tmp_path, 0, {"a": topic(pattern="^eu-"), "b": topic(pattern="a$")})
+
+
 def _try_lock(directory: Path, results: Any) -> None:
     try:
         PipelineState(directory, "sales").lock()
