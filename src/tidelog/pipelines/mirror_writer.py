@@ -112,8 +112,8 @@ class MirrorWriter:
         try:
             if not mirror.prefix and self._source.cluster_id() == self._target.cluster_id():
                 raise PipelineError(
-                    f"mirror {mirror.name}: {mirror.source} and {self._target_servers} are the same cluster, whose topics"
-                    " would be copied onto themselves: set another source or target, or a prefix"
+                    f"mirror {mirror.name}: {mirror.source} and {self._target_servers} are the same cluster, whose"
+                    " topics would be copied onto themselves: set another source or target, or a prefix"
                 )
             self._store.load(mirror.replicas)
             self._partition_counts = self._matcher.topics(self._source)
@@ -240,8 +240,8 @@ class MirrorWriter:
                 yield tp, entry
 
     def _target_runs(self, partition: TopicPartition, begin: int, records: int) -> tuple[list[Run], int]:
-        """Wait until `records` committed records are visible from offset `begin` on, or fewer and no transaction is open.
-        Return their offsets, and the end of the partition.
+        """Wait until `records` committed records are visible from offset `begin` on, or fewer and no transaction is
+        open. Return their offsets, and the end of the partition.
         """
         deadline = time.monotonic() + VISIBLE_WITHIN_S
         while True:
