@@ -135,6 +135,18 @@ TABLES: list[tuple[str, str, list[list[str]], str, Callable[[], "pd.DataFrame"]]
 ]
 
 
+ROWS = {"debezium_t1": 4, "canal_products": 8, "canal_t1": 5, "maxwell_products": 8}
+"""The numbers of rows that the README states."""
+
+
+def test_the_readme_states_the_numbers_of_rows() -> None:
+    readme = (EXAMPLES / "cdc/README.md").read_text()
+    for name, _, _, _, expected in TABLES:
+        assert len(expected()) == ROWS[name] > 0
+        [line] = [line for line in readme.splitlines() if f"`lake/{name}`" in line]
+        assert line.endswith(f"| {ROWS[name]} |")
+
+
 def test_the_tables_are_current(
     bootstrap: str, spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +172,7 @@ def test_the_tables_are_current(
     for name, _, _, key, expected in TABLES:
         table = DeltaTable(str(tmp_path / "lake" / name)).to_pandas().drop(columns="position")
         wanted = expected()
+        assert len(wanted) == ROWS[name]
         assert set(table.columns) == set(wanted.columns), name
         got = table.sort_values(key)[list(wanted.columns)].astype(object).where(table.notna(), None)
         assert json_rows(got) == json_rows(wanted.sort_values(key)), name

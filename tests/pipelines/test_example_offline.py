@@ -51,7 +51,8 @@ def test_loaded_and_live_files_have_each_record_once(
     monkeypatch.setattr(example, "RECORDS_PER_TASK", 900)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     names = ("offline-readings", "offline-again")
-    for created in admin.create_topics([NewTopic(name, PARTITIONS) for name in names]).values():
+    topics = [NewTopic(name, PARTITIONS, config={"retention.ms": "-1"}) for name in names]
+    for created in admin.create_topics(topics).values():
         created.result(30)
     rows = readings()
     write(bootstrap, names[0], rows[:4000])

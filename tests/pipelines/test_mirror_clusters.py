@@ -1,7 +1,8 @@
 """What a mirror does with two clusters, without Spark: topics, settings, offsets and groups."""
 
+import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -16,13 +17,15 @@ from confluent_kafka.admin import (
 
 from tidelog.client.blocking import Client
 from tidelog.model.ids import TopicPartition as Partition
-from tidelog.pipelines import mirror_topics
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines import mirror_topics, mirror_writer
+from tidelog.pipelines.declarations import PipelineError, SinkContext
 from tidelog.pipelines.mirror_cluster import MirrorCluster
 from tidelog.pipelines.mirror_groups import ACTIVE, MOVED, UNCHANGED, WAITING, MirrorGroups, MovedOffset
 from tidelog.pipelines.mirror_offsets import Run, entries_of, segments_of
 from tidelog.pipelines.mirror_store import MirrorStore, Plan, Position
 from tidelog.pipelines.mirror_topics import MirrorTopics
+from tidelog.pipelines.mirror_writer import MirrorWriter
+from tidelog.pipelines.mirrors import Mirror
 from tidelog.testing import Broker
 from tidelog.wire.records import Record, encode_batch
 
@@ -269,10 +272,153 @@ def test_runs_are_the_offsets_of_committed_records(clusters: Clusters) -> None:
     assert clusters.source_cluster.has_records(tp, 5, 10)
 
 
+class Copier:
+    """In place of Spark: copies partition 0 of a topic, exactly once by the number of the micro-batch."""
+
+    def __init__(self, clusters: Clusters, topic: str) -> None:
+        self.clusters = clusters
+        self.partition = Partition(topic, 0)
+        self.written: set[int] = set()
+        self.begin = 0
+        self.skipped = 0
+        """Number of records that are compacted between the plan and the write."""
+
+    def runs(self, _: object) -> dict[Partition, list[Run]]:
+        end = self.clusters.source_cluster.ends([self.partition])[self.partition]
+        return {self.partition: self.clusters.source_cluster.runs(self.partition, self.begin, end)}
+
+    def write(self, _: object, batch_id: int) -> None:
+        if batch_id in self.written:
+            return
+        end = self.clusters.source_cluster.ends([self.partition])[self.partition]
+        records = list(self.clusters.source_cluster.records(self.partition, self.begin, end))[self.skipped :]
+        values = [str(record.value, "utf-8") for record in records if record.value]
+        transaction(self.clusters.target, self.partition.topic, values, commit=True)
+        self.written.add(batch_id)
+
+
+@pytest.fixture
+def copier(clusters: Clusters, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Copier:
+    topic = re.sub("[^a-z]+", "-", request.node.name).strip("-")
+    create(clusters.source, topic)
+    copier = Copier(clusters, topic)
+    monkeypatch.setattr(mirror_writer, "source_runs", copier.runs)
+    monkeypatch.setattr(MirrorWriter, "_write_records", copier.write)
+    return copier
+
+
+def writer(copier: Copier, query: str = "query", groups: str | None = None) -> MirrorWriter:
+    topic = copier.partition.topic
+    mirror = Mirror(topic, copier.clusters.source, re.escape(topic), copier.clusters.target, groups=groups, replicas=1)
+    spark: Any = None
+    return MirrorWriter(mirror, SinkContext(spark, copier.clusters.target, topic, query, "append"))
+
+
+def write_batch(opened: MirrorWriter, number: int) -> None:
+    batch: Any = None
+    opened.write(batch, number)
+
+
+@pytest.mark.parametrize("step", ["save_plan", "_write", "save"])
+def test_offsets_are_complete_after_a_crash(step: str, copier: Copier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before or after the plan, the records or the offsets are stored; the driver starts again."""
+    transaction(copier.clusters.source, copier.partition.topic, ["a", "b", "c"], commit=True)
+    for is_before in (True, False):
+        opened = writer(copier)
+        original = getattr(MirrorStore, step)
+
+        def crash(
+            store: MirrorStore, *arguments: object, original: Any = original, is_before: bool = is_before
+        ) -> None:
+            if not is_before:
+                original(store, *arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MirrorStore, step, crash)
+            with pytest.raises(KeyboardInterrupt):
+                write_batch(opened, 0)
+        opened.close()
+        opened.close()
+    opened = writer(copier)
+    write_batch(opened, 0)
+    opened.close()
+    check_translations(copier, [0, 1, 2, 3])
+
+
+def check_translations(copier: Copier, expected: list[int]) -> None:
+    store = MirrorStore(copier.clusters.target_cluster, copier.partition.topic)
+    store.load(1)
+    offsets = store.offsets[copier.partition]
+    read_before = []
+    for offset in range(len(expected)):
+        translated = offsets.translate(offset)
+        assert translated is not None
+        tp = copier.partition
+        rest = values_from(copier.clusters.target_cluster, tp.topic, translated)
+        read_before.append(len(values_from(copier.clusters.target_cluster, tp.topic, 0)) - len(rest))
+    assert read_before == expected
+
+
+def test_records_that_are_compacted_before_the_write_do_not_stop_the_mirror(copier: Copier) -> None:
+    """Offsets within such a micro-batch go back to its beginning; later ones are exact again."""
+    topic = copier.partition.topic
+    transaction(copier.clusters.source, topic, ["a", "b", "c"], commit=True)
+    copier.skipped = 1
+    opened = writer(copier)
+    write_batch(opened, 0)
+    copier.skipped, copier.begin = 0, 3
+    transaction(copier.clusters.source, topic, ["d", "e"], commit=True)
+    write_batch(opened, 1)
+    opened.close()
+    # The source has a to c at 0 to 2, a marker at 3, d and e at 4 and 5. The target has b, c, d, e.
+    check_translations(copier, [0, 0, 0, 2, 2, 3, 4])
+
+
+def test_another_producer_in_the_target_is_reported(copier: Copier) -> None:
+    topic = copier.partition.topic
+    transaction(copier.clusters.source, topic, ["a"], commit=True)
+    opened = writer(copier)
+    original = copier.write
+    transaction(copier.clusters.target, topic, ["before the plan"], commit=True)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def write_more(_: MirrorWriter, batch: object, batch_id: int) -> None:
+            original(batch, batch_id)
+            transaction(copier.clusters.target, topic, ["foreign"], commit=True)
+
+        patch.setattr(MirrorWriter, "_write_records", write_more)
+        with pytest.raises(PipelineError, match="received 2 records from offset 2 on, but only 1 were copied"):
+            write_batch(opened, 0)
+    opened.close()
+
+
+def test_records_of_a_lost_query_are_reported(copier: Copier, monkeypatch: pytest.MonkeyPatch) -> None:
+    transaction(copier.clusters.source, copier.partition.topic, ["a"], commit=True)
+    opened = writer(copier)
+    with monkeypatch.context() as patch:
+        patch.setattr(MirrorStore, "save", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            write_batch(opened, 0)
+    opened.close()
+    other = writer(copier, query="other")
+    with pytest.raises(PipelineError, match=r"may have records of micro-batch 0 of an earlier run \(query\)"):
+        write_batch(other, 0)
+    other.close()
+
+
+def test_a_cluster_is_not_copied_onto_itself(clusters: Clusters) -> None:
+    mirror = Mirror("self", clusters.source, "self-.*", groups=None)
+    spark: Any = None
+    with pytest.raises(PipelineError, match="are the same cluster, whose topics would be copied onto themselves"):
+        MirrorWriter(mirror, SinkContext(spark, clusters.source, "self", "query", "append"))
+
+
 def test_a_plan_is_stored_and_foreign_records_are_refused(clusters: Clusters) -> None:
     store = MirrorStore(clusters.target_cluster, "planned")
     store.load(1)
-    plan = Plan(Position("query", 7), {Partition("a", 0): 5, Partition("a.b", 12): 0})
+    ends = {Partition("a", 0): 5, Partition("a.b", 12): 0}
+    plan = Plan(Position("query", 7), ends, {Partition("a", 0): [Run(3, 2), Run(9, 1)], Partition("a.b", 12): []})
     store.save_plan(plan)
     again = MirrorStore(clusters.target_cluster, "planned")
     again.load(1)

@@ -8,4 +8,4 @@ import os
 
 from tidelog.pipelines import mirror
 
-shop = mirror("shop", source=os.environ.get("SOURCE", "127.0.0.1:9092"), topics="shop-.*", groups="shop-.*")
+shop = mirror("shop", source=os.environ["SOURCE"], topics="shop-.*", groups="shop-.*")

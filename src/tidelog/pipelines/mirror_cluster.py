@@ -69,6 +69,9 @@ class MirrorCluster:
     def close(self) -> None:
         self.client.close()
 
+    def cluster_id(self) -> str | None:
+        return self._ask_any(MetadataRequest(topics=[]), MetadataResponse).cluster_id
+
     def partition_counts(self) -> dict[str, int]:
         """Return the number of partitions of each topic that is not internal."""
         return {name: len(topic.leaders) for name, topic in self.client.all_topics().items() if not topic.internal}

@@ -134,12 +134,13 @@ class GroupMover:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop the thread, and move the groups a last time."""
+    def stop(self, *, move: bool) -> None:
+        """Stop the thread. With `move`, then move the groups a last time."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._move()
+        if move:
+            self._move()
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):

@@ -71,6 +71,14 @@ def segments_of(source: Sequence[Run], target: Sequence[Run]) -> list[Segment]:
     return segments
 
 
+def coarse_segments(source: Sequence[Run], target_begin: int, target_end: int) -> list[Segment]:
+    """Return segments for records whose single offsets cannot be translated. An offset of them becomes `target_begin`,
+    so that a reader reads some records again and misses none. The offset after them becomes `target_end`.
+    """
+    after_last = source[-1].first + source[-1].length
+    return [Segment(source[0].first, target_begin, 0), Segment(after_last, target_end, 0)]
+
+
 class Entry(NamedTuple):
     """Successive segments of one partition. There is at least one, and at most SEGMENTS_PER_ENTRY_MAX."""
 

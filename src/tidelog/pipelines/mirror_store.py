@@ -4,8 +4,9 @@ The topic has one partition. Keys and values are JSON. There are three kinds of 
 
 - an entry, under ["entry", topic, partition, first source offset]: {"segments": [[source, target, count], ...],
   "target_end": ...}. See `mirror_offsets`. Topics are named as in the source cluster.
-- the plan, under ["plan"]: {"query": ..., "batch": ..., "ends": {topic: {partition: offset}}}, the ends of the target's
-  partitions before the first attempt to write a micro-batch.
+- the plan, under ["plan"]: {"query": ..., "batch": ..., "partitions": [[topic, partition, end, [[first, length], ...]],
+  ...]}: for each partition of a micro-batch, the end of the target's partition before the first attempt to write, and
+  the source offsets of the records.
 - the position, under ["position"]: {"query": ..., "batch": ...}, the last micro-batch whose entries are stored.
 
 For each micro-batch, the plan is stored first. Then the records are committed. Then the entries and the position are
@@ -23,7 +24,7 @@ from tidelog.client.operations import EARLIEST, LATEST, READ_UNCOMMITTED
 from tidelog.model.ids import TopicPartition
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.mirror_cluster import MirrorCluster
-from tidelog.pipelines.mirror_offsets import Entry, PartitionOffsets, Segment
+from tidelog.pipelines.mirror_offsets import Entry, PartitionOffsets, Run, Segment
 from tidelog.wire.batches import Codec
 from tidelog.wire.records import Record, encode_batch
 
@@ -44,6 +45,9 @@ class Plan(NamedTuple):
     position: Position
     ends: dict[TopicPartition, int]
     """The end of each partition of the target before the micro-batch, by the partition in the source."""
+    runs: dict[TopicPartition, list[Run]]
+    """The source offsets of the micro-batch's records. They are stored before the records are written, because
+    compaction may remove source records afterwards."""
 
 
 class MirrorStore:
@@ -89,12 +93,12 @@ class MirrorStore:
                 self.position = Position(str(document["query"]), int(document["batch"]))
                 continue
             if key == PLAN_KEY:
-                ends = {
-                    TopicPartition(topic, int(number)): int(end)
-                    for topic, numbers in document["ends"].items()
-                    for number, end in numbers.items()
-                }
-                self.plan = Plan(Position(str(document["query"]), int(document["batch"])), ends)
+                ends, runs = {}, {}
+                for topic, number, end, pairs in document["partitions"]:
+                    tp = TopicPartition(str(topic), int(number))
+                    ends[tp] = int(end)
+                    runs[tp] = [Run(int(first), int(length)) for first, length in pairs]
+                self.plan = Plan(Position(str(document["query"]), int(document["batch"])), ends, runs)
                 continue
             kind, topic, partition, _ = json.loads(key)
             if kind != "entry":
@@ -106,10 +110,8 @@ class MirrorStore:
             self.offsets = {tp: PartitionOffsets(each) for tp, each in entries.items()}
 
     def save_plan(self, plan: Plan) -> None:
-        ends: dict[str, dict[str, int]] = {}
-        for tp, end in plan.ends.items():
-            ends.setdefault(tp.topic, {})[str(tp.partition)] = end
-        self._write([(PLAN_KEY, _json({**plan.position._asdict(), "ends": ends}))])
+        partitions = [[tp.topic, tp.partition, end, plan.runs[tp]] for tp, end in plan.ends.items()]
+        self._write([(PLAN_KEY, _json({**plan.position._asdict(), "partitions": partitions}))])
         self.plan = plan
 
     def save(self, entries: Iterable[tuple[TopicPartition, Entry]], position: Position) -> None:

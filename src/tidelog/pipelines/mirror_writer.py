@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tidelog.client.blocking import Client, ClientConfig
@@ -12,7 +12,15 @@ from tidelog.model.ids import TopicPartition
 from tidelog.pipelines.declarations import PipelineError, SinkContext
 from tidelog.pipelines.mirror_cluster import MirrorCluster
 from tidelog.pipelines.mirror_groups import GroupMover, MirrorGroups, MovedOffset
-from tidelog.pipelines.mirror_offsets import CountsDiffer, Entry, Run, entries_of, joined_runs, segments_of
+from tidelog.pipelines.mirror_offsets import (
+    CountsDiffer,
+    Entry,
+    Run,
+    coarse_segments,
+    entries_of,
+    joined_runs,
+    segments_of,
+)
 from tidelog.pipelines.mirror_store import MirrorStore, Plan, Position
 from tidelog.pipelines.mirror_topics import MirrorTopics
 from tidelog.wire.errors import ApiError
@@ -97,12 +105,22 @@ class MirrorWriter:
             settings_not_copied=mirror.settings_not_copied,
         )
         self._mover: GroupMover | None = None
+        self._has_failed = False
+        """Whether a micro-batch could not be written."""
         self.moved: list[MovedOffset] = []
         """The outcome of the last attempt to move groups, by group and partition."""
         try:
+            if not mirror.prefix and self._source.cluster_id() == self._target.cluster_id():
+                raise PipelineError(
+                    f"mirror {mirror.name}: {mirror.source} and {self._target_servers} are the same cluster, whose"
+                    " topics would be copied onto themselves: set another source or target, or a prefix"
+                )
             self._store.load(mirror.replicas)
             self._partition_counts = self._matcher.topics(self._source)
             self._topics.follow(self._partition_counts)
+        except PipelineError:
+            self._close_clusters()
+            raise
         except (ApiError, ClientError) as error:
             self._close_clusters()
             raise PipelineError(f"mirror {mirror.name} cannot begin: {error}") from error
@@ -123,9 +141,15 @@ class MirrorWriter:
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch exactly once, and store its offsets."""
-        position = Position(self._query, batch_id)
+        try:
+            self._write(batch, Position(self._query, batch_id))
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _write(self, batch: "DataFrame", position: Position) -> None:
         stored = self._store.position
-        if stored is not None and stored.query == self._query and stored.batch >= batch_id:
+        if stored is not None and stored.query == self._query and stored.batch >= position.batch:
             return
         self._partition_counts = self._matcher.topics(self._source)
         self._topics.follow(self._partition_counts)
@@ -133,18 +157,21 @@ class MirrorWriter:
         if plan is None or plan.position != position:
             if plan is not None and plan.position.query != self._query and plan.position != stored:
                 self._check_unfinished(plan)
-            partitions = [TopicPartition(t, n) for t, count in self._partition_counts.items() for n in range(count)]
-            ends = self._target.ends(self._in_target(tp) for tp in partitions)
-            plan = Plan(position, {tp: ends[self._in_target(tp)] for tp in partitions})
+            runs = source_runs(batch)
+            ends = self._target.ends(self._in_target(tp) for tp in runs)
+            plan = Plan(position, {tp: ends[self._in_target(tp)] for tp in runs}, runs)
             self._store.save_plan(plan)
-        self._write_records(batch, batch_id)
-        self._store.save(self._entries(source_runs(batch), plan.ends), position)
+        self._write_records(batch, position.batch)
+        self._store.save(self._entries(plan), position)
 
     def close(self) -> None:
-        """Move the groups a last time, and close the connections."""
+        """Close the connections. Move the groups a last time, unless a micro-batch has failed. A second call does
+        nothing.
+        """
+        mover, self._mover = self._mover, None
         try:
-            if self._mover is not None:
-                self._mover.stop()
+            if mover is not None:
+                mover.stop(move=not self._has_failed)
         except (ApiError, ClientError, PipelineError) as error:
             logger.warning("mirror_groups_failed the offsets of groups were not moved: %s", error)
         finally:
@@ -190,35 +217,39 @@ class MirrorWriter:
         }
         rows.write.format("tidelog").options(**options).mode("append").save()
 
-    def _entries(
-        self, runs_by_partition: Mapping[TopicPartition, list[Run]], ends: Mapping[TopicPartition, int]
-    ) -> Iterator[tuple[TopicPartition, Entry]]:
-        for tp, source in runs_by_partition.items():
-            if tp not in ends:
-                raise PipelineError(f"mirror {self._mirror.name}: {tp} has records, but was just created: try again")
-            target_tp = self._in_target(tp)
-            target, target_end = self._target_runs(target_tp, ends[tp], sum(run.length for run in source))
+    def _entries(self, plan: Plan) -> Iterator[tuple[TopicPartition, Entry]]:
+        """Yield what to store about a micro-batch that was committed.
+
+        There may be fewer records than planned: the cluster may have compacted some between the plan and the write, or
+        after the write. Raises PipelineError if there are more.
+        """
+        for tp, source in plan.runs.items():
+            target_tp, begin = self._in_target(tp), plan.ends[tp]
+            target, target_end = self._target_runs(target_tp, begin, sum(run.length for run in source))
             try:
                 segments = segments_of(source, target)
             except CountsDiffer as error:
-                raise PipelineError(
-                    f"mirror {self._mirror.name}: {target_tp} received {error.target_records} records from offset"
-                    f" {ends[tp]} on, but only {error.source_records} were copied: another producer writes to this"
-                    " topic; stop it, or mirror with a prefix"
-                ) from None
+                if error.target_records > error.source_records:
+                    raise PipelineError(
+                        f"mirror {self._mirror.name}: {target_tp} received {error.target_records} records from offset"
+                        f" {begin} on, but only {error.source_records} were copied: another producer writes to this"
+                        " topic; stop it, or mirror with a prefix"
+                    ) from None
+                segments = coarse_segments(source, begin, target_end)
             for entry in entries_of(segments, target_end):
                 yield tp, entry
 
     def _target_runs(self, partition: TopicPartition, begin: int, records: int) -> tuple[list[Run], int]:
-        """Wait until at least `records` committed records are visible from offset `begin` on. Return their offsets, and
-        the end of the partition.
+        """Wait until `records` committed records are visible from offset `begin` on, or fewer and no transaction is
+        open. Return their offsets, and the end of the partition.
         """
         deadline = time.monotonic() + VISIBLE_WITHIN_S
         while True:
+            uncommitted_end = self._target.uncommitted_ends([partition])[partition]
             end = self._target.ends([partition])[partition]
-            if end >= begin + records:
+            if end >= min(begin + records, uncommitted_end):
                 runs = self._target.runs(partition, begin, end)
-                if sum(run.length for run in runs) >= records:
+                if end >= uncommitted_end or sum(run.length for run in runs) >= records:
                     return runs, end
             if time.monotonic() > deadline:
                 raise PipelineError(
