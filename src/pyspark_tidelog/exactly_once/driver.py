@@ -21,7 +21,7 @@ from tidelog.client.blocking import Client
 from tidelog.client.errors import ClientError
 from tidelog.client.transactional_writes import NOT_OPEN_CODES, TransactionalProducer
 from tidelog.client.transactions import Transaction, TransactionFilter
-from tidelog.wire.errors import ApiError, OffsetMetadataTooLarge, UnknownTopicOrPartition
+from tidelog.wire.errors import ApiError, ErrorCode, OffsetMetadataTooLarge, UnknownTopicOrPartition
 
 logger = logging.getLogger("tidelog.spark")
 
@@ -183,6 +183,13 @@ def _finish(client: Client, identity: BatchIdentity, decision: Decision) -> None
     for producer, failure in results.items():
         if isinstance(failure, ApiError) and failure.code in NOT_OPEN_CODES:
             aborted.add(producer)
+        elif isinstance(failure, ApiError) and failure.code == ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+            raise WriteError(
+                f"the brokers no longer know the transactions of {identity} (their transactional.id.expiration.ms has "
+                "passed), so it is unknown whether the batch was written as a whole: compare the topic with the "
+                f"query's input. If rows are missing, delete the group {group_of(identity.query)!r}, and the batch is "
+                "written again. If none are missing, continue with the next batch"
+            ) from failure
         elif failure is not None:
             raise failure
     if not aborted:

@@ -66,7 +66,7 @@ CONCURRENT_BACKOFF = Backoff(5, 100)
 """Pauses while the markers of a transactional id's last transaction are being written, which takes milliseconds."""
 
 FENCING_CODES = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
-NOT_OPEN_CODES = FENCING_CODES | {ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
+NOT_OPEN_CODES = FENCING_CODES | {ErrorCode.INVALID_TXN_STATE}
 """Errors of EndTxn that say that the transaction is no longer open, and did not end as requested."""
 
 

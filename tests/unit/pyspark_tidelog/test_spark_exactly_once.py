@@ -1,8 +1,7 @@
 """The exactly-once sink: tasks, speculative tasks and drivers that die at every request, with a broker."""
 
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -19,7 +18,7 @@ from tidelog.client.errors import GaveUp
 from tidelog.client.transactional_writes import ProducerFenced, TransactionalProducer
 from tidelog.client.transactions import TransactionFilter
 from tidelog.testing import Broker
-from tidelog.wire.errors import ApiError, OffsetMetadataTooLarge
+from tidelog.wire.errors import ApiError, ErrorCode, OffsetMetadataTooLarge
 
 ONE, TWO = [["a", "b"], [], ["c"]], [["d"], ["e"], ["f"]]
 """The rows of the tasks of two micro-batches."""
@@ -255,6 +254,28 @@ def test_transactions_time_out_after_the_decision(
     assert query.committed() == values(ONE, TWO)
 
 
+def test_a_decision_whose_transactions_the_brokers_have_forgotten_is_not_guessed(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator forgets an ended transaction after transactional.id.expiration.ms, whether it was committed or
+    not.
+    """
+    query.write(0, ONE)
+
+    def forgotten(
+        client: Client, producers: Sequence[TransactionalProducer], *, commit: bool
+    ) -> dict[TransactionalProducer, ApiError]:
+        assert commit
+        return dict.fromkeys(producers, ApiError("unknown id", ErrorCode.INVALID_PRODUCER_ID_MAPPING))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "end_transactions", forgotten)
+        with pytest.raises(WriteError, match=r"transactional.id.expiration.ms has passed.* compare the topic"):
+            query.write(0, ONE)
+    query.write(0, ONE)
+    assert query.committed() == values(ONE)
+
+
 def test_a_decision_may_need_many_small_chunks(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker of this test accepts metadata of 100 bytes."""
     rows = [[str(number)] for number in range(20)]
@@ -325,10 +346,6 @@ def test_a_coordinator_aborts_an_open_transaction_after_the_option(
 ) -> None:
     query = Query(bootstrap, f"q{uuid.uuid4().hex[:8]}", monkeypatch, kafka__transaction__timeout__ms=1)
     results = query.run_tasks(0, [["a"]])
-    deadline = time.monotonic() + 60
-    with Client(bootstrap) as client:
-        while client.list_transactions(TransactionFilter(states=["Ongoing"])).transactions:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+    query.committed(limit_s=60)  # no transaction is open any more
     with pytest.raises(WriteError, match="1 of its 1 transactions were aborted before the driver could decide"):
         query.commit(0, results)
