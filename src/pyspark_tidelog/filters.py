@@ -1,7 +1,11 @@
 """Decide which offsets a batch query need not read, because of the filters that Spark passes to the source.
 
 Every filter remains in Spark's plan as well. So it is enough that no row of the result is lost; the source may read
-more rows than the filters accept. These filters are used:
+more rows than the filters accept.
+
+Spark 4.3 stores the ranges of a filtered query with the DataFrame that `load` returned, and reads the same ranges in a
+later query of this DataFrame without filters. The source cannot notice this, and rows of the later query would be lost.
+Therefore filters are used only with the option `pushFilters`. These filters are used:
 
 - `topic` and `partition`: a partition that no filter accepts is not read;
 - `offset`: comparisons limit the range at both ends;

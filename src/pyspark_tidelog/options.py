@@ -47,6 +47,7 @@ READ_WITH_EFFECT = (
     "maxTriggerDelay",
     "minOffsetsPerTrigger",
     "minPartitions",
+    "pushFilters",
     "startingOffsets",
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
@@ -147,6 +148,8 @@ class ReadOptions(NamedTuple):
     check_crcs: bool
     group_id: str | None
     """The consumer group to which a streaming query commits its offsets. None for no group."""
+    push_filters: bool
+    """Whether a batch query may read less because of its filters. See `filters` for the danger."""
     poll_timeout_ms: int
     """Time in milliseconds for which a task waits for records that existed when the query was planned."""
 
@@ -207,6 +210,7 @@ def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         ),
         check_crcs=options.flag(PREFIX + "check.crcs", True),
         group_id=options.required_text("groupId") if "groupId" in options else None,
+        push_filters=options.flag("pushFilters", False),
         poll_timeout_ms=options.integer("kafkaConsumer.pollTimeoutMs", client.default_api_timeout_ms, at_least=1),
     )
 

@@ -32,7 +32,7 @@ class TidelogDataSource(DataSource):
         from pyspark_tidelog.batch_reader import FilteringReader, TidelogReader
 
         options = read_options(self.options, streaming=False)
-        kind = FilteringReader if spark_pushes_filters() else TidelogReader
+        kind = FilteringReader if options.push_filters and spark_pushes_filters() else TidelogReader
         return kind(options, columns_of(schema, options.include_headers))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

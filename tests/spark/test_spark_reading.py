@@ -4,6 +4,7 @@ import json as jsonlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,16 @@ def topic(bootstrap: str) -> Topic:
     return Topic(bootstrap)
 
 
-def read(spark: "SparkSession", topic: Topic) -> "DataFrame":
+@pytest.fixture
+def pushdown(spark: "SparkSession") -> Iterator[None]:
+    spark.conf.set(PUSHDOWN, "true")
+    yield
+    spark.conf.unset(PUSHDOWN)
+
+
+def read(spark: "SparkSession", topic: Topic, **options: Any) -> "DataFrame":
     reader = spark.read.format("tidelog").option("kafka.bootstrap.servers", topic.bootstrap)
-    return reader.option("subscribe", topic.name).option("maxRecordsPerPartition", 10).load()
+    return reader.options(subscribe=topic.name, maxRecordsPerPartition=10, **options).load()
 
 
 def read_tasks_and_values(frame: "DataFrame") -> tuple[int, list[int]]:
@@ -43,6 +51,7 @@ def read_tasks_and_values(frame: "DataFrame") -> tuple[int, list[int]]:
     return rows.rdd.getNumPartitions(), sorted(int(row[0]) for row in rows.collect())
 
 
+@pytest.mark.usefixtures("pushdown")
 def test_filters_limit_what_is_read(spark: "SparkSession", topic: Topic) -> None:
     """Value n has offset n // 2 of partition n % 2. Times go backwards in the second half."""
     producer = Producer({"bootstrap.servers": topic.bootstrap})
@@ -66,13 +75,16 @@ def test_filters_limit_what_is_read(spark: "SparkSession", topic: Topic) -> None
         ("partition = 0 or offset = 1", 10, [0, 2, 3, *range(4, 100, 2)]),
     ]
     for condition, tasks, values in cases:
-        assert read_tasks_and_values(read(spark, topic).where(condition)) == (tasks, values), condition
+        assert read_tasks_and_values(read(spark, topic, pushFilters=True).where(condition)) == (tasks, values), (
+            condition
+        )
+    # Without the option, one DataFrame can be used for several queries.
+    frame = read(spark, topic)
+    assert read_tasks_and_values(frame.where("partition = 1")) == (10, list(range(1, 100, 2)))
+    assert frame.count() == 100
     spark.conf.set(PUSHDOWN, "false")
-    try:
-        unfiltered = read_tasks_and_values(read(spark, topic).where("partition = 1"))
-    finally:
-        spark.conf.set(PUSHDOWN, "true")
-    assert unfiltered == (10, list(range(1, 100, 2)))
+    frame = read(spark, topic, pushFilters=True).where("partition = 1")
+    assert read_tasks_and_values(frame) == (10, list(range(1, 100, 2)))
 
 
 def start(spark: "SparkSession", topic: Topic, checkpoint: Path, name: str, **options: Any) -> "StreamingQuery":

@@ -58,10 +58,14 @@ PURE = _modules_listed_as("Pure")
 CALLED_BY_FRAMEWORKS = {
     "do_GET", "log_message",
     "getDefaultReadLimit", "initialOffset", "latestOffset", "list_commands", "on_broken_pipe",
-    "prepareForTriggerAvailableNow", "pytest_addoption", "pytest_configure", "reportLatestOffset", "streamReader",
-    "streamWriter", "writer",
+    "onQueryIdle", "onQueryProgress", "onQueryStarted", "onQueryTerminated", "prepareForTriggerAvailableNow",
+    "pushFilters", "pytest_addoption", "pytest_configure", "reportLatestOffset", "streamReader", "streamWriter",
+    "writer",
 }  # fmt: skip
 """Methods and hooks that are called only by click, http.server, rich, pytest or Spark."""
+
+CALLED_BY_USERS = {"lag_listener"}
+"""Documented functions that only programs of users call."""
 
 WHOLE_TABLES = ("tidelog/wire/errors.py",)
 
@@ -203,7 +207,7 @@ def test_nothing_is_defined_that_the_product_does_not_use() -> None:
             continue
         by_bare_name = {"method": set(), "field": bare, "other": uses[path].by_bare_name}
         for name, line, kind in _definitions(_parse(path)):
-            is_used = name in anywhere or name in by_bare_name[kind] or name in CALLED_BY_FRAMEWORKS
+            is_used = name in anywhere or name in by_bare_name[kind] or name in CALLED_BY_FRAMEWORKS | CALLED_BY_USERS
             if not is_used and not name.startswith("__"):
                 found.append(f"{relative}:{line}: {name}")
     assert not found

@@ -145,11 +145,13 @@ def test_no_row_that_the_filters_accept_is_lost(seed: int) -> None:
 
 def test_filters_are_accepted_only_where_spark_pushes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, Spark refuses a reader that has the method."""
-    source = TidelogDataSource(SERVERS)
+    source = TidelogDataSource(SERVERS | {"pushfilters": "true"})
     reader: Any = source.reader(source.schema())
     assert reader.pushFilters.__func__ is DataSourceReader.pushFilters
     monkeypatch.setitem(sys.modules, PUSHDOWN_PLANNER, ModuleType(PUSHDOWN_PLANNER))
     assert isinstance(source.reader(source.schema()), FilteringReader)
+    # Spark would use the narrowed ranges for later queries of the same DataFrame too.
+    assert not isinstance(TidelogDataSource(SERVERS).reader(source.schema()), FilteringReader)
 
 
 def test_every_filter_remains_with_spark_and_tasks_get_none() -> None:
