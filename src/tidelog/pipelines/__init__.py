@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tidelog.pipelines.topics import topic
 
 __all__ = [
-    "PipelineError", "avro", "csv", "delta", "file", "http", "iceberg", "json", "mirror", "parquet", "pipeline", "protobuf",
-    "sql", "topic",
+    "PipelineError", "avro", "csv", "delta", "file", "http", "iceberg", "json", "mirror", "parquet", "pipeline",
+    "protobuf", "sql", "topic",
 ]  # fmt: skip
 
 MODULES = {
