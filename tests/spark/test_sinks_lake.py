@@ -72,7 +72,7 @@ def test_delta_merges_by_key(spark: "SparkSession", tmp_path: Path) -> None:
     rows = DeltaTable(path).to_pyarrow_table(columns=["country", "id", "name"]).to_pylist()
     assert sorted((row["country"] or "", row["id"], row["name"]) for row in rows) == [("", 7, "m"), ("DE", 1, "d")]
     assert DeltaTable(path).version() == 2, "the table was created and two micro-batches were committed"
-    with pytest.raises(PipelineError, match=r"2 rows of one micro-batch have the key id=1: name a column in order_by"):
+    with pytest.raises(PipelineError, match="several rows of one micro-batch have the key id=1: name a column"):
         opened(delta(str(path), key="id"), spark).write(changes(("A", 1, 1, "c", "a"), ("B", 1, 1, "c", "a")), 2)
 
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from exactly_once_harness.transactions import stable_ends
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from tidelog.pipelines.declarations import Sink
 
 
 class Target(NamedTuple):
@@ -73,7 +75,82 @@ def read_topic(target: Target) -> Iterator[str]:
     consumer.close()
 
 
+def written_by(sink_of: "Callable[[Target], Sink]") -> "Callable[[DataFrame, Target], DataStreamWriter]":
+    """Return a function that writes with a sink of pipelines, opened as the runner of pipelines opens it."""
+
+    def write(frame: "DataFrame", target: Target) -> "DataStreamWriter":
+        from tidelog.pipelines.declarations import SinkContext
+
+        context = SinkContext(frame.sparkSession, target.bootstrap, "rounds", target.name, "append")
+        return frame.writeStream.foreachBatch(sink_of(target).open(context).write)
+
+    return write
+
+
+def delta_table(target: Target) -> "Sink":
+    from tidelog.pipelines import delta
+
+    return cast("Sink", delta(str(target.folder / "delta")))
+
+
+def read_delta(target: Target) -> Iterator[str]:
+    from deltalake import DeltaTable
+
+    yield from DeltaTable(target.folder / "delta").to_pyarrow_table().column("value").to_pylist()
+
+
+def catalog_of(target: Target) -> dict[str, str]:
+    folder = target.folder / "iceberg"
+    folder.mkdir(exist_ok=True)
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+
+
+def iceberg_table(target: Target) -> "Sink":
+    from tidelog.pipelines import iceberg
+
+    return cast("Sink", iceberg("rounds.rows", catalog=catalog_of(target)))
+
+
+def read_iceberg(target: Target) -> Iterator[str]:
+    from pyiceberg.catalog import load_catalog
+
+    table = load_catalog("default", **catalog_of(target)).load_table("rounds.rows")
+    yield from table.scan().to_arrow().column("value").to_pylist()
+
+
+def parquet_files(target: Target) -> "Sink":
+    from tidelog.pipelines import parquet
+
+    return cast("Sink", parquet(str(target.folder / "files")))
+
+
+def read_parquet(target: Target) -> Iterator[str]:
+    """Read every file with data in the directory, as a reader does that knows nothing of the sink."""
+    import pyarrow.parquet as pq
+
+    for file in (target.folder / "files").glob("**/*.parquet"):
+        yield from pq.read_table(file).column("value").to_pylist()
+
+
+def sql_table(target: Target) -> "Sink":
+    from tidelog.pipelines import sql
+
+    return cast("Sink", sql(f"sqlite:///{target.folder}/rounds.db", "rows_of_rounds"))
+
+
+def read_sql(target: Target) -> Iterator[str]:
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(target.folder / "rounds.db")) as connection:
+        yield from (row[0] for row in connection.execute("select value from rows_of_rounds"))
+
+
 SINKS = {
     "topic": RoundsSink(write_topic, read_topic),
     "topic-foreach-batch": RoundsSink(write_topic_of_batches, read_topic),
+    "delta": RoundsSink(written_by(delta_table), read_delta),
+    "iceberg": RoundsSink(written_by(iceberg_table), read_iceberg),
+    "parquet": RoundsSink(written_by(parquet_files), read_parquet),
+    "sql": RoundsSink(written_by(sql_table), read_sql),
 }

@@ -250,6 +250,13 @@ def test_delta_merges_once_with_another_writer(tmp_path: Path, monkeypatch: Any)
     assert sorted((row["country"] or "", row["id"], row["name"]) for row in rows) == [("", 7, "m"), ("DE", 1, "c")]
 
 
+def test_delta_refuses_a_repeated_key(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tidelog.pipelines.sinks.keyed_rows.KeyedRows.prepare", lambda self, batch, sink: batch)
+    sink = opened(delta(str(tmp_path / "t"), key=["country", "id"]), None, "update")
+    with pytest.raises(PipelineError, match="several rows of one micro-batch have the key country=None, id=7: name"):
+        sink.write(keyed((None, 7, "n", False), ("FR", 7, "n", False), (None, 7, "m", False)), 0)
+
+
 @pytest.mark.parametrize("kind", [DeltaTarget, IcebergTarget])
 def test_complete_replaces_all_rows(kind: type[Target], tmp_path: Path) -> None:
     target = kind(tmp_path)

@@ -120,6 +120,13 @@ def test_rows_replace_rows_with_the_same_key(url: str, table: str) -> None:
     assert sorted(found) == [("A", 1, "y"), ("a", 1, "x2"), ("a ", 1, "space"), ("é", 1, None)]
 
 
+def test_a_repeated_key_is_an_error(url: str, table: str) -> None:
+    sink = opened(sql(url, table, key=["code", "id"]), None, "update", table)
+    with pytest.raises(PipelineError, match="rows of one micro-batch have the key code='a', id=1: name a column"):
+        sink.write(changes(("a", 1, "x", False), ("b", 1, "y", False), ("a", 1, "z", False)), 0)
+    assert query(url, f"select count(*) from {table}") == [(0,)]
+
+
 def test_complete_replaces_all_rows(url: str, table: str) -> None:
     sink = opened(sql(url, table), None, "complete", table)
     sink.write(Rows.numbers(0, 10), 0)

@@ -137,9 +137,9 @@ class OpenedDelta:
         from tidelog.pipelines.sinks.delta_merge import changes_of, merge
 
         table = self._prepared(rows)
-        changes = changes_of(self._widened(rows, table))
+        key = self._sink.keyed.key if self._sink.keyed else ()
+        changes = changes_of(self._widened(rows, table), key, self._sink.describe())
         if changes.num_rows:
-            key = self._sink.keyed.key if self._sink.keyed else ()
             self._commit(batch_id, lambda table, properties: merge(table, changes, key, properties))
 
     def _commit(self, batch_id: int, change: "Callable[[DeltaTable, CommitProperties], None]") -> None:

@@ -8,7 +8,7 @@ does.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.pipelines.sinks.keyed_rows import DELETED
+from tidelog.pipelines.sinks.keyed_rows import DELETED, repeated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,15 +16,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def changes_of(rows: "DataFrame") -> "pa.Table":
-    """Return the rows, which include the column DELETED, in the driver's memory."""
+def changes_of(rows: "DataFrame", key: Sequence[str], sink: str) -> "pa.Table":
+    """Return the rows, which include the column DELETED, in the driver's memory.
+
+    Raises PipelineError if several rows have the same key: deltalake would store all of them.
+    """
     import pyarrow as pa
 
     from tidelog.pipelines.sinks.arrow_types import in_utc
 
     table = rows.toArrow()
     batches = [in_utc(batch) for batch in table.to_batches()]
-    return pa.Table.from_batches(batches) if batches else table
+    changes = pa.Table.from_batches(batches) if batches else table
+    for counted in changes.group_by(list(key)).aggregate([([], "count_all")]).to_pylist():
+        if counted["count_all"] > 1:
+            raise repeated(sink, key, [counted[name] for name in key])
+    return changes
 
 
 def merge(table: "DeltaTable", changes: "pa.Table", key: Sequence[str], properties: "CommitProperties") -> None:

@@ -43,7 +43,8 @@ def iceberg(
     """Return the Iceberg table named `table`, as `namespace.name`.
 
     `catalog` is the name of a catalog in pyiceberg's configuration, or the properties of a catalog, as
-    `{"type": "sql", "uri": "sqlite:////lake/catalog.db", "warehouse": "file:///lake"}`.
+    `{"type": "sql", "uri": "sqlite:////lake/catalog.db", "warehouse": "file:///lake"}`. The property `name`, by default
+    `default`, is the name of the catalog; the tables of a SQL catalog belong to its name.
 
     As a sink: the namespace and the table are created by the first micro-batch; `partition_by` names the columns by
     whose values the table is partitioned. Rows are appended; with the output mode `complete`, each micro-batch
@@ -94,7 +95,8 @@ def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog"
     try:
         if isinstance(catalog, str):
             return load_by_name(catalog)
-        return load_by_name("tidelog", **{str(pair[0]): str(pair[1]) for pair in catalog})
+        properties = {str(pair[0]): str(pair[1]) for pair in catalog}
+        return load_by_name(properties.pop("name", "default"), **properties)
     except Exception as error:  # each kind of catalog has errors of its own
         named = f"the catalog {catalog}" if isinstance(catalog, str) else "the catalog"
         raise PipelineError(f"{user}: {named} cannot be loaded: {type(error).__name__}: {error}") from error

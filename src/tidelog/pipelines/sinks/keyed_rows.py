@@ -1,6 +1,7 @@
 """Prepares a micro-batch for a sink that stores one row for each key: at most one row for each key, with a deletion
 mark."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,9 @@ class KeyedRows:
     def prepare(self, batch: "DataFrame", sink: str) -> "DataFrame":
         """Return the rows to write, with the additional column DELETED.
 
-        Raises PipelineError if a column does not exist, or if several rows have the same key and there is no
-        `order_by`.
+        Raises PipelineError if a column does not exist. Without `order_by`, several rows may have the same key: the
+        sink finds them when it has the rows in its memory, so that Spark does not compute them twice, and raises
+        `repeated`.
         """
         from pyspark.sql import Window, functions
 
@@ -42,17 +44,19 @@ class KeyedRows:
         rows = batch.withColumn(DELETED, deleted)
         if self.delete in batch.columns:
             rows = rows.drop(self.delete)
-        keys = [functions.col(f"`{name}`") for name in self.key]
         if self.order_by is not None:
+            keys = [functions.col(f"`{name}`") for name in self.key]
             newest_first = Window.partitionBy(*keys).orderBy(functions.col(f"`{self.order_by}`").desc_nulls_last())
             position = f"{DELETED}_position"
             rows = rows.withColumn(position, functions.row_number().over(newest_first))
             return rows.where(f"{position} = 1").drop(position)
-        repeated = rows.groupBy(*keys).count().where("count > 1").limit(1).collect()
-        if repeated:
-            values = ", ".join(f"{name}={repeated[0][name]!r}" for name in self.key)
-            raise PipelineError(
-                f"{sink}: {repeated[0]['count']} rows of one micro-batch have the key {values}: name a column in "
-                "order_by, so that the row with its largest value counts"
-            )
         return rows
+
+
+def repeated(sink: str, key: Sequence[str], values: Sequence[object]) -> PipelineError:
+    """Return the error for several rows of one micro-batch with the same key."""
+    shown = ", ".join(f"{name}={value!r}" for name, value in zip(key, values, strict=True))
+    return PipelineError(
+        f"{sink}: several rows of one micro-batch have the key {shown}: name a column in order_by, so that the row "
+        "with its largest value counts"
+    )

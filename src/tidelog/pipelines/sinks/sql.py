@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
 from tidelog.pipelines.sinks.extras import load
-from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows
+from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, repeated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -177,7 +177,13 @@ class OpenedSql:
         )
         insert = insert_statement(self._engine.dialect.name, table, names, key)
         remove = delete_statement(table, key) if key else None
+        keys: set[tuple[Any, ...]] = set()
         for chunk in in_chunks(rows.toLocalIterator(prefetchPartitions=True)):
+            for row in chunk if key else ():
+                values = tuple(convert[name](row[name]) for name in key)
+                if values in keys:
+                    raise repeated(self._sink.describe(), key, values)
+                keys.add(values)
             written = [row for row in chunk if remove is None or not row[DELETED]]
             removed = [row for row in chunk if remove is not None and row[DELETED]]
             if written:
