@@ -220,13 +220,15 @@ BROKER = Lines(
     "time timestamp, level string, message string, logger string, details string",
     {"time": lambda text: datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)},
 )
-JOINED = "file string, offset long, text string"
+EVENT_COLUMNS = ["file", "offset", "text", "reason", "time", "level", "message", "logger", "details"]
+EVENT = f"file string, offset long, text string, reason string, {BROKER.fields}"
 
 
 def join_lines(
     key: tuple[Any, ...], batches: Iterator[pandas.DataFrame], state: GroupState
 ) -> Iterator[pandas.DataFrame]:
-    """Join the lines of each event of one file. An event is complete when the next one begins, or a minute later.
+    """Join the lines of each event of one file, and parse it. An event is complete when the next one begins, or a
+    minute later.
 
     The state is the offset and the text of the event that is not complete yet.
     """
@@ -246,7 +248,13 @@ def join_lines(
             offset, text = line_offset, line
         state.update((int(offset), text))
         state.setTimeoutTimestamp(int(new["timestamp"].max().timestamp() * 1000) + 60_000)
-    yield pandas.DataFrame([(key[0], *event) for event in events], columns=["file", "offset", "text"])
+    rows = []
+    for event_offset, event_text in events:
+        record, reason = BROKER.parse(event_text.encode())
+        time, *others = record or (None,) * 5
+        # pandas functions return times of the session's zone, which is UTC, without a zone.
+        rows.append((key[0], event_offset, event_text, reason, time and time.replace(tzinfo=None), *others))
+    yield pandas.DataFrame(rows, columns=EVENT_COLUMNS)
 
 
 def joined(lines: DataFrame) -> DataFrame:
@@ -256,7 +264,7 @@ def joined(lines: DataFrame) -> DataFrame:
     return (
         text.withWatermark("timestamp", "1 minute")
         .groupBy("file")
-        .applyInPandasWithState(join_lines, JOINED, "offset long, text string", "append", "EventTimeTimeout")
+        .applyInPandasWithState(join_lines, EVENT, "offset long, text string", "append", "EventTimeTimeout")
     )
 
 
@@ -266,12 +274,12 @@ def joined(lines: DataFrame) -> DataFrame:
 )
 def broker(lines: DataFrame) -> dict[str, DataFrame]:
     """An event without a first line is rejected: a file may begin in the middle of a stack trace."""
-    events = joined(lines).withColumn("parsed", BROKER.decode(f.col("text").cast("binary")))
-    reason = f.col("parsed.error")
+    events = joined(lines)
+    reason = f.col("reason")
     return {
-        "events": events.where(reason.isNull()).select("file", "offset", "parsed.record.*"),
+        "events": events.where(reason.isNull()).drop("text", "reason"),
         "rejected": events.where(reason.isNotNull()).select(
             f.col("file").alias("key"),
-            f.to_json(f.struct("file", "offset", reason.alias("reason"), "text")).alias("value"),
+            f.to_json(f.struct("file", "offset", "reason", "text")).alias("value"),
         ),
     }
