@@ -21,7 +21,7 @@ from spark_rounds_harness.sinks import SINKS, Target
 
 TESTS = Path(__file__).resolve().parents[1]
 PARTITIONS = 3
-RECORDS_PER_ROUND = 900
+RECORDS_PER_ROUND = 600
 LIMIT_S = float(os.environ.get("SPARK_ROUNDS_LIMIT_S", "600"))
 """Upper bound on the time of one round, restarts included."""
 FIRST_DURATION_S = 3.0
