@@ -14,6 +14,9 @@ from interop_harness.target import ROOT, NoKafka, started
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""The optimising compiler would take the cores from the tests, which run each query once or twice."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     with suppress(ValueError):  # registered already: the interop tests run too
@@ -51,7 +54,7 @@ def spark(spark_kafka_jars: str, tmp_path_factory: pytest.TempPathFactory) -> It
     except NoJava as missing:
         pytest.skip(str(missing))
     warehouse = tmp_path_factory.mktemp("warehouse")
-    settings = PIPELINE_SETTINGS | {"spark.sql.warehouse.dir": str(warehouse)}
+    settings = PIPELINE_SETTINGS | {"spark.sql.warehouse.dir": str(warehouse), "spark.driver.extraJavaOptions": JVM}
     if spark_kafka_jars:
         settings["spark.jars"] = spark_kafka_jars
     session = local_session("tests", cores=2, settings=settings)

@@ -21,7 +21,7 @@ from spark_rounds_harness.sinks import SINKS, Target
 
 TESTS = Path(__file__).resolve().parents[1]
 PARTITIONS = 3
-RECORDS_PER_ROUND = 900
+RECORDS_PER_ROUND = 600
 LIMIT_S = float(os.environ.get("SPARK_ROUNDS_LIMIT_S", "600"))
 """Upper bound on the time of one round, restarts included."""
 FIRST_DURATION_S = 3.0
@@ -131,13 +131,22 @@ class Life:
     def close(self) -> None:
         if self._child is not None:
             processes.kill([self._child.pid, *processes.descendants(self._child.pid)])
-            self._child.wait()
+            self._release_child(self._child)
         self._log.close()
+
+    def _release_child(self, child: "subprocess.Popen[str]") -> None:
+        """Wait for the end of a driver that was killed or that ended itself, and close its pipes."""
+        child.wait()
+        assert child.stdin
+        child.stdin.close()
+        self._reader.join()
 
     def _start_if_dead(self) -> int:
         """Start a driver if none runs. Return the number of drivers that were started: 0 or 1."""
-        if self._child is not None and self._child.poll() is None:
-            return 0
+        if self._child is not None:
+            if self._child.poll() is None:
+                return 0
+            self._release_child(self._child)
         arguments = [self._sink, self._bootstrap, self._source, self.target.name, str(self.target.folder)]
         self._child = subprocess.Popen(
             [sys.executable, "-m", "spark_rounds_harness.driver", *arguments],
@@ -149,7 +158,8 @@ class Life:
             env=os.environ | {"PYTHONPATH": str(TESTS)},
         )
         assert self._child.stdout
-        Thread(target=_read_lines, args=(self._child.stdout, self._lines), daemon=True).start()
+        self._reader = Thread(target=_read_lines, args=(self._child.stdout, self._lines), daemon=True)
+        self._reader.start()
         return 1
 
     def _end_of_last_batch(self) -> int:
@@ -162,5 +172,7 @@ class Life:
 
 
 def _read_lines(stream: IO[str], lines: "Queue[str]") -> None:
-    for line in stream:
-        lines.put(line)
+    """Put each line into the queue, and close the stream at its end."""
+    with stream:
+        for line in stream:
+            lines.put(line)
