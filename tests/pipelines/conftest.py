@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 SETTINGS = {
     "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",
+    # The sessions are short: compiling with optimisations takes more time than it saves.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),

@@ -153,5 +153,6 @@ def test_the_topic_of_profiles_is_compacted(activity: Example) -> None:
     from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
     resource = ConfigResource(ResourceType.TOPIC, "user-profiles")
-    [answer] = AdminClient({"bootstrap.servers": activity.bootstrap}).describe_configs([resource]).values()
+    admin = AdminClient({"bootstrap.servers": activity.bootstrap})  # without a name it is closed before the answer
+    [answer] = admin.describe_configs([resource]).values()
     assert answer.result(30)["cleanup.policy"].value == "compact"

@@ -139,8 +139,8 @@ def first_weeks(sales: DataFrame, shipments: DataFrame) -> DataFrame:
 
 @pipeline(
     source={
-        "sales": topic("retail-sales", value=SALE, options={"maxOffsetsPerTrigger": 6000}),
-        "shipments": topic("retail-shipments", value=SHIPMENT, options={"maxOffsetsPerTrigger": 80}),
+        "sales": topic("retail-sales", value=SALE, options={"maxOffsetsPerTrigger": 8000}),
+        "shipments": topic("retail-shipments", value=SHIPMENT, options={"maxOffsetsPerTrigger": 240}),
     },
     sink=topic(key="product"),
     dead_letters="retail-rejected",

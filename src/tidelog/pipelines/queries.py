@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 DEAD_LETTER_PARTITIONS = 1
+SOURCES_START_MAX_S = 30.0
+"""Upper bound on the wait for a query's sources before the next query starts."""
+POLL_S = 0.05
 
 
 class StopRequested(Exception):
@@ -179,6 +183,19 @@ class RunningQuery:
         if keys:
             self._seen_batch = keys[-1]
 
+    def wait_for_sources(self) -> None:
+        """Wait until the query has started its sources or has ended, at most SOURCES_START_MAX_S.
+
+        Spark starts a process of Python for each source, and fails if one does not connect within 10 s. On a machine
+        with few cores, the processes of several queries would make each other late.
+        """
+        assert self._query is not None
+        deadline_s = time.monotonic() + SOURCES_START_MAX_S
+        while time.monotonic() < deadline_s and self.is_active:
+            if not self._query.status["message"].startswith("Initializing"):
+                return
+            time.sleep(POLL_S)
+
     def request_stop(self) -> None:
         """Let the running micro-batch end, and begin no other one."""
         self._stopping.set()
@@ -302,6 +319,7 @@ def _start_query(
     sink_context.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pipeline.name)
     try:
         query.start(frame, pipeline, sink_context.query, checkpoint, once=once)
+        query.wait_for_sources()
     except PySparkException as error:
         query.stop()
         raise PipelineError(f"pipeline {pipeline.name}, sink {query.status.sink}: {first_line(str(error))}") from error
