@@ -51,7 +51,11 @@ def spark(spark_kafka_jars: str, tmp_path_factory: pytest.TempPathFactory) -> It
     except NoJava as missing:
         pytest.skip(str(missing))
     warehouse = tmp_path_factory.mktemp("warehouse")
-    settings = PIPELINE_SETTINGS | {"spark.sql.warehouse.dir": str(warehouse)}
+    settings = PIPELINE_SETTINGS | {
+        "spark.sql.warehouse.dir": str(warehouse),
+        # Tests are short: the JVM's second compiler would take more time than it saves.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
     if spark_kafka_jars:
         settings["spark.jars"] = spark_kafka_jars
     session = local_session("tests", cores=2, settings=settings)
