@@ -50,6 +50,9 @@ ON_ONE_BROKER = [
 ]
 """Pages that take the broker which `tidelog start` gives without more: whoever reads on has one running already."""
 WITH_SPARK = {"spark.md", "pipelines.md", "migration.md", "connectors.md"}
+SHORT_JVM = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""Environment of pages that start Spark. Each session is short: the JVM's second compiler would take more time than it
+saves."""
 OLD_CLUSTER = "127.0.0.1:19092"
 """The address of a second broker, which runs beside the first one. Like 127.0.0.1:9092, it stands for a free port."""
 LIMIT_S = 240
@@ -95,6 +98,8 @@ class Reader:
         self.old_bootstrap = OLD_CLUSTER
         self.output = ""
         self.tests = 0
+        self.variables: dict[str, str] = {}
+        """Environment variables of the commands and programs, beside those of every page."""
         self.keeps_broker = False
         """Whether the first `tidelog start` is to serve for all."""
         self._started = ""
@@ -102,7 +107,8 @@ class Reader:
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDELOG_", "PYTEST_"))}
-        return kept | {"TIDELOG_BOOTSTRAP": self.bootstrap, "PATH": path, "NO_COLOR": "1", "COLUMNS": "120"}
+        common = {"TIDELOG_BOOTSTRAP": self.bootstrap, "PATH": path, "NO_COLOR": "1", "COLUMNS": "120"}
+        return kept | common | self.variables
 
     def follow(self, block: Block, *, fails: bool = False) -> None:
         """Do what the block says. `fails`: its commands must end with an error, which the next block shows."""
@@ -231,6 +237,7 @@ def test_a_document_can_be_followed(document: Path, reader: Reader) -> None:
     found = together(blocks(document))
     if document.name in WITH_SPARK:
         pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+        reader.variables = SHORT_JVM
     if document.name == "adoption.md":
         as_kafka_leaves_it(reader.directory / "copy-of-kafka-data")
     if "9092" not in "".join(block.text for block in found if block.text.startswith("tidelog start")):

@@ -125,8 +125,8 @@ def test_without_a_dead_letter_topic_an_unparsable_record_stops_the_pipeline(
     with pytest.raises(PipelineError) as failure:
         run(copy, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)
     assert str(failure.value) == (
-        f"pipeline copy: the record at {sales} partition 1 offset 1 cannot be parsed: the value is not exactly one JSON"
-        " object. Set dead_letters='TOPIC' in the declaration to put such records aside"
+        f"pipeline copy: the record at topic {sales} partition 1 offset 1 cannot be parsed: the value is not exactly"
+        " one JSON object. Set dead_letters='TOPIC' in the declaration to put such records aside"
     )
 
 
