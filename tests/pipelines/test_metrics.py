@@ -21,7 +21,7 @@ def metrics(spark: "SparkSession", bootstrap: str, tmp_path_factory: pytest.Temp
 
 
 def raw_readings() -> pandas.DataFrame:
-    return pandas.read_csv(DATA / "nab_series.csv.gz", parse_dates=["timestamp"])
+    return pandas.read_csv(DATA / "nab_series.csv.gz", parse_dates=["timestamp"], float_precision="round_trip")
 
 
 def test_hours_of_each_series(metrics: Example) -> None:
