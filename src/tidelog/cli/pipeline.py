@@ -62,8 +62,6 @@ Archive = Annotated[
     typer.Option(
         "--archive",
         metavar="FILE",
-        exists=True,
-        dir_okay=False,
         show_default=False,
         help="Send the packages to the executors: a file of `tidelog pipeline pack`.",
     ),
@@ -157,6 +155,8 @@ def run_command(
     """
     from tidelog.cli.pipeline_run import RunPlan, run_pipelines
 
+    if archive is not None and not archive.is_file():
+        raise UsageError(f"--archive {archive}: there is no such file; write it with `tidelog pipeline pack {archive}`")
     pipelines = loaded(references)
     addresses = servers(bootstrap)
     first = begin_of(begin)
