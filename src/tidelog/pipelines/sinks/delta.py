@@ -5,13 +5,12 @@ contains the identifier of the query and the number of the micro-batch as a `txn
 writes, and again if another writer's commit came first, the driver compares this number with the table's.
 """
 
-import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import KeyedRows
 from tidelog.pipelines.sinks.stores import DeltaStore, LocalStore, Store, is_url, local_path
@@ -20,11 +19,6 @@ from tidelog.pipelines.sinks.written_files import Layout, WrittenFile, check_par
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
     from pyspark.sql import DataFrame
-
-ATTEMPTS_MAX = 20
-"""Upper bound on the attempts to commit a micro-batch while other writers change the table."""
-BACKOFF_MAX_S = 1.0
-"""Longest pause between two attempts, in seconds."""
 
 
 def delta(
@@ -119,12 +113,13 @@ class OpenedDelta:
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch with one commit, unless the table contains it already."""
-        if self._is_written(batch_id):
+        existing = self._load()
+        if existing is not None and self._is_written(existing, batch_id):
             return
         if self._sink.keyed is not None:
-            self._merge(self._sink.keyed.prepare(batch, self._sink.describe()), batch_id)
+            self._merge(self._sink.keyed.prepare(batch, self._sink.describe()), existing, batch_id)
             return
-        table = self._prepared(batch)
+        table = self._prepared(batch, existing)
         layout = Layout(partition_by=tuple(table.metadata().partition_columns))
         files = write_files(self._widened(batch, table), self._store, layout)
         if files or self._replaces_rows:
@@ -133,10 +128,10 @@ class OpenedDelta:
     def close(self) -> None:
         self._table = None
 
-    def _merge(self, rows: "DataFrame", batch_id: int) -> None:
+    def _merge(self, rows: "DataFrame", existing: "DeltaTable | None", batch_id: int) -> None:
         from tidelog.pipelines.sinks.delta_merge import changes_of, merge
 
-        table = self._prepared(rows)
+        table = self._prepared(rows, existing)
         key = self._sink.keyed.key if self._sink.keyed else ()
         changes = changes_of(self._widened(rows, table), key, self._sink.describe())
         if changes.num_rows:
@@ -152,20 +147,15 @@ class OpenedDelta:
 
         transaction = Transaction(self._application, batch_id, now_ms())
         properties = CommitProperties(app_transactions=[transaction])
-        for attempt in range(ATTEMPTS_MAX):
-            if self._is_written(batch_id):
-                return
+
+        def attempt() -> None:
             table = self._load()
             if table is None:
                 raise self._error("the table was removed while the query ran")
-            try:
+            if not self._is_written(table, batch_id):
                 change(table, properties)
-            except CommitFailedError as error:
-                if attempt == ATTEMPTS_MAX - 1:
-                    raise self._error(f"{ATTEMPTS_MAX} attempts to commit met other writers: {error}") from error
-                time.sleep(random.uniform(0, min(BACKOFF_MAX_S, 0.02 * 2**attempt)))  # noqa: S311  # not a secret
-            else:
-                return
+
+        commit(attempt, CommitFailedError, self._sink.describe())
 
     def _add_files(self, table: "DeltaTable", files: list[WrittenFile], properties: "CommitProperties") -> None:
         from deltalake.transaction import AddAction, RemoveAction
@@ -186,11 +176,8 @@ class OpenedDelta:
         mode = "overwrite" if self._replaces_rows else "append"
         table.create_write_transaction(actions, mode, table.schema(), names, commit_properties=properties)
 
-    def _is_written(self, batch_id: int) -> bool:
-        """Return whether the table contains this micro-batch. Reads the newest version of the table."""
-        table = self._load()
-        if table is None:
-            return False
+    def _is_written(self, table: "DeltaTable", batch_id: int) -> bool:
+        """Return whether the loaded version of the table contains this micro-batch."""
         version = table.transaction_version(self._application)
         return version is not None and version >= batch_id
 
@@ -210,7 +197,7 @@ class OpenedDelta:
             raise self._error(f"the table cannot be read: {error}") from error
         return self._table
 
-    def _prepared(self, rows: "DataFrame") -> "DeltaTable":
+    def _prepared(self, rows: "DataFrame", table: "DeltaTable | None") -> "DeltaTable":
         """Return the table with all columns of `rows`. Creates the table, or adds columns, if necessary.
 
         Neither changes a row, so that a repetition after a crash does no harm.
@@ -220,7 +207,6 @@ class OpenedDelta:
         from tidelog.pipelines.sinks.delta_schema import missing_columns, stored_schema
 
         schema = stored_schema(rows, self._sink.describe())
-        table = self._load()
         if table is None:
             check_partition_columns(rows, self._sink.partition_by)
             DeltaTable.create(

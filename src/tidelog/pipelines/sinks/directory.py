@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.pipelines.declarations import PipelineError
-from tidelog.pipelines.sinks.stores import sync_directory
+from tidelog.pipelines.declarations import PipelineError, SinkContext
+from tidelog.pipelines.sinks.stores import is_url, sync_directory
 from tidelog.pipelines.sinks.written_files import WrittenFile
 
 CONTROL = "_tidelog"
@@ -118,3 +118,14 @@ class DirectoryTarget:
 
     def _manifest(self, batch_id: int) -> Path:
         return self.manifests / f"{batch_id:09}.json"
+
+
+def directory_target(sink: str, location: str, context: SinkContext, suffix: str) -> DirectoryTarget:
+    """Return the directory at `location` for one query. Raises PipelineError if the sink cannot write there, or cannot
+    write the output mode of the query.
+    """
+    if is_url(location):
+        raise PipelineError(f"{sink}: an object store cannot rename files in one step: use delta() or iceberg()")
+    if context.output_mode != "append":
+        raise PipelineError(f"{sink}: the output mode {context.output_mode} needs delta() or sql()")
+    return DirectoryTarget(Path(location), context.query, suffix)

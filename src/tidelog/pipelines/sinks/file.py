@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
-from tidelog.pipelines.sinks.directory import DirectoryTarget
+from tidelog.pipelines.sinks.directory import directory_target
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.parquet import OpenedDirectory
 from tidelog.pipelines.sinks.stores import is_url, local_path
@@ -67,13 +66,7 @@ class File:
 
     def open(self, context: SinkContext) -> Opened:
         load("pyarrow", "file()", "spark")
-        if is_url(self.location):
-            raise PipelineError(
-                f"{self.describe()}: an object store cannot rename files in one step: use delta() or iceberg()"
-            )
-        if context.output_mode != "append":
-            raise PipelineError(f"{self.describe()}: the output mode {context.output_mode} needs delta() or sql()")
-        target = DirectoryTarget(Path(self.location), context.query, SUFFIXES[self.format])
+        target = directory_target(self.describe(), self.location, context, SUFFIXES[self.format])
         return OpenedFiles(self, OpenedDirectory(target, Layout(suffix=".staged", encoding="lines"), self.files))
 
     def load(self, context: SourceContext) -> "DataFrame":

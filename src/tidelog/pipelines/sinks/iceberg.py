@@ -6,13 +6,12 @@ table has not changed in the meantime; then the driver loads the table again, co
 """
 
 import hashlib
-import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.stores import IcebergStore
 from tidelog.pipelines.sinks.written_files import Layout, check_partition_columns, write_files
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
     from pyspark.sql import DataFrame
 
-ATTEMPTS_MAX = 20
-"""Upper bound on the attempts to commit a micro-batch while other writers change the table."""
-BACKOFF_MAX_S = 1.0
-"""Longest pause between two attempts, in seconds."""
 QUERY_PROPERTY = "tidelog.query"
 """Property of a snapshot: identifier of the query that made it."""
 BATCH_PROPERTY = "tidelog.batch"
@@ -133,21 +128,16 @@ class OpenedIceberg:
         """Add the files, unless another process has written this micro-batch. Repeat if the table has changed."""
         from pyiceberg.exceptions import CommitFailedException
 
-        for attempt in range(ATTEMPTS_MAX):
+        def attempt() -> None:
             table = self._load()
             if table is None:
                 raise self._error("the table was removed while the query ran")
             if self._is_written(table, batch_id):
                 return
-            try:
-                with table.transaction() as transaction:
-                    self._change(transaction, paths, batch_id)
-            except CommitFailedException as error:
-                if attempt == ATTEMPTS_MAX - 1:
-                    raise self._error(f"{ATTEMPTS_MAX} attempts to commit met other writers: {error}") from error
-                time.sleep(random.uniform(0, min(BACKOFF_MAX_S, 0.02 * 2**attempt)))  # noqa: S311  # not a secret
-            else:
-                return
+            with table.transaction() as transaction:
+                self._change(transaction, paths, batch_id)
+
+        commit(attempt, CommitFailedException, self._sink.describe())
 
     def _change(self, transaction: "Transaction", paths: list[str], batch_id: int) -> None:
         from pyiceberg.expressions import AlwaysTrue

@@ -6,12 +6,11 @@ directory.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
-from tidelog.pipelines.sinks.directory import DirectoryTarget
+from tidelog.pipelines.sinks.directory import DirectoryTarget, directory_target
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.stores import LocalStore, is_url, local_path
 from tidelog.pipelines.sinks.written_files import Layout, write_files
@@ -57,19 +56,15 @@ class Parquet:
 
     def open(self, context: SinkContext) -> Opened:
         load("pyarrow", "parquet()", "spark")
-        if is_url(self.location):
-            raise PipelineError(
-                f"{self.describe()}: an object store cannot rename files in one step: use delta() or iceberg()"
-            )
-        if context.output_mode != "append":
-            raise PipelineError(f"{self.describe()}: the output mode {context.output_mode} needs delta() or sql()")
         layout = Layout(
             suffix=".staged",
             partition_by=self.partition_by,
             has_exact_directories=True,
             compression=self.compression,
         )
-        return OpenedDirectory(DirectoryTarget(Path(self.location), context.query, ".parquet"), layout, self.files)
+        return OpenedDirectory(
+            directory_target(self.describe(), self.location, context, ".parquet"), layout, self.files
+        )
 
     def load(self, context: SourceContext) -> "DataFrame":
         from tidelog.pipelines.sources.files import load_files
@@ -89,7 +84,7 @@ class OpenedDirectory:
         if self.target.finish(batch_id):
             return
         staging = self.target.staging(batch_id)
-        layout = Layout(**{**vars(self.layout), "directory": staging})
+        layout = replace(self.layout, directory=staging)
         rows = batch if self.files is None else batch.repartition(self.files)
         written = write_files(rows, LocalStore(str(self.target.root)), layout)
         if written:

@@ -1,0 +1,28 @@
+"""Repeats a commit to a table while other writers change the table."""
+
+import random
+import time
+from collections.abc import Callable
+
+from tidelog.pipelines.declarations import PipelineError
+
+ATTEMPTS_MAX = 20
+"""Upper bound on the attempts to commit a micro-batch while other writers change the table."""
+BACKOFF_MAX_S = 1.0
+"""Longest pause between two attempts, in seconds."""
+
+
+def commit(attempt: Callable[[], None], conflict: type[Exception], sink: str) -> None:
+    """Call `attempt` until it does not raise `conflict`. Each call must load the newest version of the table.
+
+    Raises PipelineError after ATTEMPTS_MAX attempts.
+    """
+    for number in range(ATTEMPTS_MAX):
+        try:
+            attempt()
+        except conflict as error:
+            if number == ATTEMPTS_MAX - 1:
+                raise PipelineError(f"{sink}: {ATTEMPTS_MAX} attempts to commit met other writers: {error}") from error
+            time.sleep(random.uniform(0, min(BACKOFF_MAX_S, 0.02 * 2**number)))  # noqa: S311  # not a secret
+        else:
+            return
