@@ -1,14 +1,18 @@
 """Requests to the brokers that sources and sinks of pipelines need: find a topic, create a topic."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.pipelines.declarations import PipelineError, TemporaryError
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
+    from tidelog.wire.message import Message
+
+M = TypeVar("M", bound="Message")
 
 CREATE_TIMEOUT_MS = 30_000
+"""Time limit of the broker for creating topics and partitions, in milliseconds."""
 
 
 def connect(bootstrap: str) -> "Client":
@@ -36,12 +40,14 @@ def partition_count(client: "Client", name: str) -> int | None:
     return None if topic is None else len(topic.leaders)
 
 
-def create_topic(client: "Client", name: str, partitions: int, settings: Mapping[str, str]) -> None:
-    """Create a topic, unless it exists. Raises PipelineError."""
-    from tidelog.client.cluster import Address
+def create_topic(
+    client: "Client", name: str, partitions: int, settings: Mapping[str, str], *, replicas: int = -1
+) -> None:
+    """Create a topic, unless it exists. `replicas` of -1 stands for the cluster's default.
+
+    Raises ClientError if the cluster does not answer, and PipelineError if it refuses the topic.
+    """
     from tidelog.client.error_codes import error_name
-    from tidelog.client.errors import ClientError
-    from tidelog.client.operations import Ask, Request
     from tidelog.wire.errors import ErrorCode
     from tidelog.wire.messages.create_topics import (
         CreatableTopic,
@@ -49,28 +55,41 @@ def create_topic(client: "Client", name: str, partitions: int, settings: Mapping
         CreateTopicsRequest,
         CreateTopicsResponse,
     )
-    from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 
     configs = [CreatableTopicConfig(key, value) for key, value in settings.items()]
-    topic = CreatableTopic(name, partitions, -1, configs=configs)
+    topic = CreatableTopic(name, partitions, replicas, configs=configs)
     request = CreateTopicsRequest(topics=[topic], timeout_ms=CREATE_TIMEOUT_MS)
-    try:
-        metadata = client.ask_any(MetadataRequest(topics=[]), client.deadline())
-        assert isinstance(metadata, MetadataResponse)
-        nodes = {broker.node_id: Address(broker.host, broker.port) for broker in metadata.brokers}
-        controller = nodes.get(metadata.controller_id)
-        if controller is None:
-            answer = client.ask_any(request, client.deadline())
-        else:
-            tickets = client.send_all(Ask([Request(controller, request)]), client.deadline())
-            (collected,) = client.collect(tickets, client.deadline())
-            if isinstance(collected, ClientError):
-                raise collected
-            answer = collected
-    except ClientError as error:
-        raise TemporaryError(f"topic {name} cannot be created: {error}") from error
-    assert isinstance(answer, CreateTopicsResponse)
-    (result,) = answer.topics
+    (result,) = ask_controller(client, request, CreateTopicsResponse).topics
     if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
         reason = result.error_message or error_name(result.error_code)
         raise PipelineError(f"topic {name} cannot be created: {reason}")
+
+
+def ask_any(client: "Client", request: "Message", response_class: type[M]) -> M:
+    """Send the request to any broker. Raises ClientError."""
+    answer = client.ask_any(request, client.deadline())
+    assert isinstance(answer, response_class)
+    return answer
+
+
+def ask_controller(client: "Client", request: "Message", response_class: type[M]) -> M:
+    """Send the request to the controller that the brokers report, or to any broker if they report none.
+
+    Raises ClientError.
+    """
+    from tidelog.client.cluster import Address
+    from tidelog.client.errors import ClientError
+    from tidelog.client.operations import Ask, Request
+    from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
+
+    metadata = ask_any(client, MetadataRequest(topics=[]), MetadataResponse)
+    addresses = {broker.node_id: Address(broker.host, broker.port) for broker in metadata.brokers}
+    address = addresses.get(metadata.controller_id)
+    if address is None:
+        return ask_any(client, request, response_class)
+    deadline = client.deadline()
+    (answer,) = client.collect(client.send_all(Ask([Request(address, request)]), deadline), deadline)
+    if isinstance(answer, ClientError):
+        raise answer
+    assert isinstance(answer, response_class)
+    return answer

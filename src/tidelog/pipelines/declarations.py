@@ -257,8 +257,13 @@ def _checked_settings(place: str, settings: Mapping[str, str] | None) -> dict[st
     for key, value in (settings or {}).items():
         if not isinstance(key, str) or not key.startswith("spark."):
             raise PipelineError(f"{place}: setting {key!r} is not a setting of Spark; its name begins with 'spark.'")
-        checked[key] = str(value).lower() if isinstance(value, bool) else str(value)
+        checked[key] = option_text(value)
     return checked
+
+
+def option_text(value: object) -> str:
+    """Return the value of an option as the text that Spark and the brokers expect, as in `true`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -2,31 +2,23 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tidelog.client.blocking import Client
-from tidelog.client.cluster import Address
 from tidelog.client.error_codes import error_name
-from tidelog.client.errors import ClientError
-from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, Ask, FetchLimits, Request
+from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, FetchLimits
 from tidelog.client.reader import whole_batches
 from tidelog.client.visible import visible_batches
 from tidelog.model.ids import TopicPartition
+from tidelog.pipelines.brokers import CREATE_TIMEOUT_MS, ask_any, ask_controller, create_topic
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.mirror_offsets import Run, joined_runs
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ErrorCode, error_for
-from tidelog.wire.message import Message
 from tidelog.wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreatePartitionsTopic,
-)
-from tidelog.wire.messages.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
 )
 from tidelog.wire.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -42,15 +34,11 @@ from tidelog.wire.messages.incremental_alter_configs import (
 from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.wire.records import Record, decode_records
 
-M = TypeVar("M", bound=Message)
-
 TOPIC_RESOURCE = 2
 """Resource type of topics in requests for settings."""
 SET_ON_TOPIC = 1
 """Value of `config_source` for a setting that is set on the topic itself."""
 OPERATION_SET, OPERATION_DELETE = 0, 1
-ANSWER_MS = 30_000
-"""Time limit of the broker for creating topics and partitions, in milliseconds."""
 FETCH = FetchLimits(max_wait_ms=100, isolation=READ_COMMITTED)
 
 
@@ -70,7 +58,7 @@ class MirrorCluster:
         self.client.close()
 
     def cluster_id(self) -> str | None:
-        return self._ask_any(MetadataRequest(topics=[]), MetadataResponse).cluster_id
+        return ask_any(self.client, MetadataRequest(topics=[]), MetadataResponse).cluster_id
 
     def partition_counts(self) -> dict[str, int]:
         """Return the number of partitions of each topic that is not internal."""
@@ -78,17 +66,14 @@ class MirrorCluster:
 
     def create_topic(self, name: str, partitions: int, replicas: int, settings: Mapping[str, str]) -> None:
         """Create a topic; `replicas` of -1 stands for the cluster's default. Do nothing if the topic exists."""
-        configs = [CreatableTopicConfig(key, value) for key, value in settings.items()]
-        topic = CreatableTopic(name, partitions, replicas, configs=configs)
-        request = CreateTopicsRequest(topics=[topic], timeout_ms=ANSWER_MS)
-        (result,) = self._ask_controller(request, CreateTopicsResponse).topics
-        if result.error_code != ErrorCode.TOPIC_ALREADY_EXISTS:
-            _raise_error(result.error_code, result.error_message, f"topic {name} cannot be created")
+        create_topic(self.client, name, partitions, settings, replicas=replicas)
         self.client.topics([name])  # waits until the brokers know the topic
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        request = CreatePartitionsRequest(topics=[CreatePartitionsTopic(name, partitions, None)], timeout_ms=ANSWER_MS)
-        (result,) = self._ask_controller(request, CreatePartitionsResponse).results
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name, partitions, None)], timeout_ms=CREATE_TIMEOUT_MS
+        )
+        (result,) = ask_controller(self.client, request, CreatePartitionsResponse).results
         _raise_error(result.error_code, result.error_message, f"topic {name} cannot have {partitions} partitions")
         deadline = self.client.deadline()
         while len(self.client.topics([name])[name].leaders) < partitions:
@@ -101,7 +86,7 @@ class MirrorCluster:
             return {}
         resources = [DescribeConfigsResource(TOPIC_RESOURCE, name, None) for name in names]
         request = DescribeConfigsRequest(resources=resources)
-        answer = self._ask_any(request, DescribeConfigsResponse)
+        answer = ask_any(self.client, request, DescribeConfigsResponse)
         settings = {}
         for result in answer.results:
             if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -123,7 +108,7 @@ class MirrorCluster:
             for name, value in changes.items()
         ]
         request = IncrementalAlterConfigsRequest(resources=[AlterConfigsResource(TOPIC_RESOURCE, topic, configs)])
-        (result,) = self._ask_controller(request, IncrementalAlterConfigsResponse).responses
+        (result,) = ask_controller(self.client, request, IncrementalAlterConfigsResponse).responses
         if result.error_code:
             raise error_for(result.error_code, result.error_message or error_name(result.error_code))
 
@@ -191,25 +176,6 @@ class MirrorCluster:
                     yield header
             position = headers[-1].next_offset
             deadline = self.client.deadline()
-
-    def _ask_any(self, request: Message, response_class: type[M]) -> M:
-        answer = self.client.ask_any(request, self.client.deadline())
-        assert isinstance(answer, response_class)
-        return answer
-
-    def _ask_controller(self, request: Message, response_class: type[M]) -> M:
-        """Send the request to the controller that the brokers report, or to any broker if they report none."""
-        metadata = self._ask_any(MetadataRequest(topics=[]), MetadataResponse)
-        addresses = {broker.node_id: Address(broker.host, broker.port) for broker in metadata.brokers}
-        address = addresses.get(metadata.controller_id)
-        if address is None:
-            return self._ask_any(request, response_class)
-        deadline = self.client.deadline()
-        (answer,) = self.client.collect(self.client.send_all(Ask([Request(address, request)]), deadline), deadline)
-        if isinstance(answer, ClientError):
-            raise answer
-        assert isinstance(answer, response_class)
-        return answer
 
 
 def _raise_error(code: int, message: str | None, problem: str) -> None:

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidelog.pipelines.brokers import connect, create_topic, partition_count
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.declarations import (
+    Opened,
+    PipelineError,
+    SinkContext,
+    SourceContext,
+    TemporaryError,
+    option_text,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -186,6 +193,8 @@ def ensure_topic(
     bootstrap: str, name: str, partitions: int | None, settings: Mapping[str, str], subject: str, remedy: str
 ) -> None:
     """Create a missing topic with `partitions`. Raises PipelineError if it is missing and `partitions` is None."""
+    from tidelog.client.errors import ClientError
+
     with connect(bootstrap) as client:
         if partition_count(client, name) is not None:
             return
@@ -194,7 +203,10 @@ def ensure_topic(
                 f"{subject}: topic {name} does not exist: create it (tidelog topic create {name} --partitions N),"
                 f" {remedy}"
             )
-        create_topic(client, name, partitions, settings)
+        try:
+            create_topic(client, name, partitions, settings)
+        except ClientError as error:
+            raise TemporaryError(f"topic {name} cannot be created: {error}") from error
 
 
 class OpenedTopic:
@@ -336,13 +348,9 @@ def topic(
         bootstrap=bootstrap,
         begin=begin,
         group=group,
-        options={each: _option_text(text) for each, text in (options or {}).items()},
+        options={each: option_text(text) for each, text in (options or {}).items()},
         exactly_once=exactly_once,
         partitions=partitions,
-        settings={each: _option_text(text) for each, text in (settings or {}).items()},
+        settings={each: option_text(text) for each, text in (settings or {}).items()},
         tombstones=tombstones,
     )
-
-
-def _option_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
