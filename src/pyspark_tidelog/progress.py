@@ -50,9 +50,9 @@ def report_of(progress: Mapping[str, Any]) -> Report | None:
     processed: Offsets = {}
     latest: Offsets = {}
     for source in progress.get("sources", ()):
-        end = _offsets(source.get("endOffset"))
+        end = offsets_of_topics(source.get("endOffset"))
         processed |= end
-        latest |= end | (_offsets(source.get("latestOffset")) if end else {})
+        latest |= end | (offsets_of_topics(source.get("latestOffset")) if end else {})
     return Report(datetime.fromisoformat(progress["timestamp"]), processed, latest) if processed else None
 
 
@@ -114,7 +114,7 @@ def _exceeds(latest: Offsets, processed: Offsets) -> bool:
     return any(end > processed.get(tp, 0) for tp, end in latest.items())
 
 
-def _offsets(document: Any) -> Offsets:
+def offsets_of_topics(document: Any) -> Offsets:
     """Return the offsets in a source's position, or an empty dictionary if it is not the position of topics."""
     try:
         parsed = json.loads(document) if isinstance(document, str) else document

@@ -1,7 +1,7 @@
 """The contract of a format, and helpers that all formats share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
@@ -63,6 +63,13 @@ class TextFormat(Format):
     @property
     def schema(self) -> "StructType":
         return nullable(self.declared)
+
+
+def refuse_options(names: Iterable[str], refused: Container[str], function: str, reason: str) -> None:
+    """Raise SchemaError for the first of the options of Spark's `function` that is, in lower case, in `refused`."""
+    for name in names:
+        if name.lower() in refused:
+            raise SchemaError(f"option {name} of {function} cannot be set: {reason}")
 
 
 class Separated(NamedTuple):

@@ -17,6 +17,7 @@ from pyspark_tidelog.formats.base import (
     TextFormat,
     missing_fields,
     nullable,
+    refuse_options,
     result,
 )
 
@@ -40,9 +41,7 @@ class CsvFormat(TextFormat):
         if "delimiter" in given:
             given["sep"] = given.pop("delimiter")
         self._options = DEFAULT_OPTIONS | given
-        refused = [name for name in options or {} if name.lower() in REFUSED_OPTIONS]
-        if refused:
-            raise SchemaError(f"option {refused[0]} of from_csv cannot be set: each value is one line without a header")
+        refuse_options(options or {}, REFUSED_OPTIONS, "from_csv", "each value is one line without a header")
 
     def describe(self) -> str:
         return "csv"

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pyspark_tidelog.errors import SchemaError
 from pyspark_tidelog.formats.base import (
     EMPTY_VALUE,
     NOT_UTF8,
@@ -22,6 +21,7 @@ from pyspark_tidelog.formats.base import (
     TextFormat,
     missing_fields,
     nullable,
+    refuse_options,
     result,
 )
 
@@ -40,9 +40,7 @@ ENCODE_DEFAULTS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 class JsonFormat(TextFormat):
     def __init__(self, schema: Schema | None, options: Mapping[str, str] | None = None) -> None:
         super().__init__(schema)
-        refused = [name for name in options or {} if name.lower() in REFUSED_OPTIONS]
-        if refused:
-            raise SchemaError(f"option {refused[0]} of from_json cannot be set: corrupt values have rows of their own")
+        refuse_options(options or {}, REFUSED_OPTIONS, "from_json", "corrupt values have rows of their own")
         self._options = dict(options or {})
 
     def describe(self) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark_tidelog.offsets import BEGINNINGS
 from tidelog.pipelines.declarations import PipelineError, SourceContext
 from tidelog.pipelines.topics import DECODED, Topic, exactly_once_options
 
@@ -66,10 +67,8 @@ class DeadLetters:
         # A sink does not compute a micro-batch that it has already written before a restart. The counts are then zero
         # for another reason.
         counts = {} if batch_id <= self._last_planned else self._counts()
-        ranges: dict[str, Ranges] | None = None
+        ranges = micro_batch_ranges(self._checkpoint, batch_id, self._sources)
         for parameter, source in self._sources.items():
-            if ranges is None:
-                ranges = micro_batch_ranges(self._checkpoint, batch_id, self._sources)
             wanted = ranges.get(parameter, {})
             size = sum(end - begin for parts in wanted.values() for begin, end in parts.values())
             count = counts.get(parameter)
@@ -140,10 +139,6 @@ def micro_batch_ranges(checkpoint: Path, batch_id: int, sources: Mapping[str, To
             if topic != BEGINNINGS
         }
     return ranges
-
-
-BEGINNINGS = "@begun"
-"""Key of the offsets at which partitions begin, in an offset of the Spark source (pyspark_tidelog.stream_reader)."""
 
 
 def last_planned_batch(checkpoint: Path) -> int:

@@ -20,8 +20,13 @@ def cause_text(error: BaseException) -> str:
     if python_errors:
         name, message = python_errors[-1]
         return f"{name}: {message.strip()}"
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    first = first_line(text)
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def first_line(text: str) -> str:
+    """Return the first line that is not blank, without the blanks around it; empty if there is none."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def is_permanent(error: BaseException) -> bool:

@@ -22,7 +22,7 @@ from tidelog.pipelines.declarations import (
     interval_ms,
     place_of,
 )
-from tidelog.pipelines.failures import cause_text
+from tidelog.pipelines.failures import cause_text, first_line
 from tidelog.pipelines.loading import send_functions_by_value
 from tidelog.pipelines.state import Identity, PipelineState
 from tidelog.pipelines.status import QueryStatus, update_from_progress
@@ -85,10 +85,6 @@ def results_of(pipeline: Pipeline, frames: Mapping[str, "DataFrame"]) -> dict[st
         return {name: result[name] for name in names}
     expected = "a DataFrame" if len(names) == 1 else f"a mapping from {', '.join(names)} to DataFrames"
     raise PipelineError(f"{place}: the function returned {type(result).__name__}; it must return {expected}")
-
-
-def first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), text)
 
 
 class RunningQuery:

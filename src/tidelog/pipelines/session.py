@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Pipeline, PipelineError
+from tidelog.pipelines.failures import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,9 +67,9 @@ def start_session(
         except NoJava as error:
             raise PipelineError(str(error)) from None
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
+            reason = first_line(str(error)) or type(error).__name__
             where = f"; Spark's log is {log}" if log is not None else ""
-            raise PipelineError(f"Spark does not start: {reason[0]}{where}") from error
+            raise PipelineError(f"Spark does not start: {reason}{where}") from error
 
 
 @contextlib.contextmanager

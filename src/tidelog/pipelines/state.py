@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.stores import sync_directory
 
 LOCK_PATIENCE_S = 1.0
 DEFAULT_STATE = Path(".tidelog-pipelines")
@@ -121,11 +122,7 @@ class PipelineState:
                 os.fsync(file.fileno())
         temporary.replace(self.directory / name)
         if durable:
-            descriptor = os.open(self.directory, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_directory(self.directory)
 
     def lock(self) -> None:
         """Reserve the pipeline for this process. Raises PipelineError if another process runs it."""

@@ -50,9 +50,10 @@ class PipelineStatus:
 
 def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
     """Add the figures of a progress report of Spark. Each report must be added once."""
-    from tidelog.pipelines.dead_letters import BEGINNINGS, METRIC
+    from pyspark_tidelog.offsets import Offsets, to_json_object
+    from pyspark_tidelog.progress import offsets_of_topics
+    from tidelog.pipelines.dead_letters import METRIC
 
-    sources = progress.get("sources") or []
     rows = int(progress.get("numInputRows") or 0)
     duration_ms = int((progress.get("durationMs") or {}).get("triggerExecution") or 0)
     if rows or "addBatch" in (progress.get("durationMs") or {}):
@@ -70,14 +71,11 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
     for name, row in (progress.get("observedMetrics") or {}).items():
         if name.startswith(METRIC):
             status.dead_letters += int(row["unparsed"])
-    offsets: dict[str, dict[str, int]] = {}
-    for source in sources:
-        end = source.get("endOffset")
-        if isinstance(end, dict):
-            for topic, partitions in end.items():
-                if topic != BEGINNINGS and isinstance(partitions, dict):
-                    offsets.setdefault(topic, {}).update({number: int(each) for number, each in partitions.items()})
-    status.offsets = offsets or status.offsets
+    offsets: Offsets = {}
+    for source in progress.get("sources") or []:
+        offsets |= offsets_of_topics(source.get("endOffset"))
+    if offsets:
+        status.offsets = to_json_object(offsets)
 
 
 def status_of_document(document: dict[str, Any]) -> PipelineStatus:
