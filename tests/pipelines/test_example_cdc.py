@@ -173,6 +173,7 @@ def test_the_tables_are_current(
         for name in dict.fromkeys(written):  # one after another: Spark gives up on a source that starts slowly
             status = run(pipelines[name], bootstrap=bootstrap, spark=spark)[name]
             assert (status.restarts, status.error) == (0, None), name
+            assert status.queries[0].rows == written.count(name), "each record is read once"
     for name, _, _, key, expected in TABLES:
         table = DeltaTable(str(tmp_path / "lake" / name)).to_pandas().drop(columns="position")
         wanted = expected()

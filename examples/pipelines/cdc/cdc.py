@@ -187,6 +187,13 @@ class OpenedTable:
         self.opened = opened
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
+        batch.persist()  # it is used twice, and would otherwise be read twice from the topic
+        try:
+            self.write_rows(batch, batch_id)
+        finally:
+            batch.unpersist()
+
+    def write_rows(self, batch: "DataFrame", batch_id: int) -> None:
         from pyspark.sql import functions as F
 
         stored = self.stored_types()

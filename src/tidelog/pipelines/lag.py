@@ -21,7 +21,7 @@ CONFIG = ClientConfig(client_id="tidelog-pipeline-lag", default_api_timeout_ms=5
 
 
 class LagMonitor:
-    """Sets `lag_records` and `lag_ms` of the queries' figures until `close`."""
+    """Sets `lag_records` and `lag_ms` of the queries' figures until `finish` or `close`."""
 
     def __init__(
         self, bootstrap: str, pipelines: Sequence[Pipeline], queries: Callable[[], Sequence[QueryStatus]]
@@ -39,6 +39,19 @@ class LagMonitor:
             for query in self._queries():
                 if query.offsets:
                     query.lag_records, query.lag_ms = self.measure(query.offsets)
+
+    def finish(self) -> None:
+        """Measure a last time, when the queries have ended: the last measurement may be older than their last
+        micro-batches. If the brokers do not answer, the lag of all queries is unknown.
+        """
+        self._stop.set()
+        self._thread.join(CONFIG.default_api_timeout_ms / 1000)
+        has_answer = not self._thread.is_alive()
+        for query in self._queries():
+            lag = self.measure(query.offsets) if has_answer and query.offsets else (None, None)
+            query.lag_records, query.lag_ms = lag
+            # Each further attempt would wait for the brokers again.
+            has_answer = has_answer and (lag[0] is not None or not query.offsets)
 
     def measure(self, offsets: Mapping[str, Mapping[str, int]]) -> tuple[int | None, int | None]:
         """Return the number of records from these offsets to the ends, and the age of the oldest one in milliseconds.
