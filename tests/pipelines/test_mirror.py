@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LIMIT_S = 60.0
+KEPT = {"retention.ms": "-1"}
+"""The records are years old. With the usual retention, Kafka deletes them half a minute after its start."""
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:kafka\..*"),
@@ -183,7 +185,7 @@ def test_consumers_continue_after_the_cut_over(source: str, target: str, spark: 
     """In two runs; the second one goes on where the first one ended, with a new partition and a new topic."""
     create(
         source,
-        NewTopic("shop-orders", 2, 1, config={"retention.ms": "-1", "max.message.bytes": "2000000"}),
+        NewTopic("shop-orders", 2, 1, config=KEPT | {"max.message.bytes": "2000000"}),
         NewTopic("shop-stock", 1, 1, config={"cleanup.policy": "compact"}),
         NewTopic("other", 1, 1),
     )
@@ -195,7 +197,7 @@ def test_consumers_continue_after_the_cut_over(source: str, target: str, spark: 
     )
     copy(shop, target, spark, tmp_path)
 
-    create(source, NewTopic("shop-late", 1, 1))
+    create(source, NewTopic("shop-late", 1, 1, config=KEPT))
     admin = AdminClient({"bootstrap.servers": source})
     admin.create_partitions([NewPartitions("shop-orders", 3)])["shop-orders"].result(LIMIT_S)
     write(source, "shop-orders", range(200, 260), 3)
@@ -205,8 +207,8 @@ def test_consumers_continue_after_the_cut_over(source: str, target: str, spark: 
 
     for topic, partitions in (("shop-orders", 3), ("shop-stock", 1), ("shop-late", 1)):
         assert contents(target, topic, partitions) == contents(source, topic, partitions), topic
-    settings = {"shop-orders": {"retention.ms": "-1", "max.message.bytes": "2000000"}}
-    settings |= {"shop-stock": {"cleanup.policy": "compact"}, "shop-late": {}}
+    settings = {"shop-orders": KEPT | {"max.message.bytes": "2000000"}}
+    settings |= {"shop-stock": {"cleanup.policy": "compact"}, "shop-late": KEPT}
     for topic, expected in settings.items():
         assert own_settings(target, topic) == own_settings(source, topic) == expected, topic
     declared = shop.tidelog_pipeline.sources["records"]  # type: ignore[attr-defined]
