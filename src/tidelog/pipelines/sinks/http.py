@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -68,11 +68,11 @@ def http(
 
 @dataclass(frozen=True)
 class Request:
-    """How requests are sent. Headers may contain secrets and are never printed."""
+    """How requests are sent. The URL and the headers may contain secrets, so `repr` leaves them out."""
 
-    url: str
+    url: str = field(repr=False)
     method: str
-    headers: tuple[tuple[str, str], ...]
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
     attempts: int
     timeout_s: float
 
