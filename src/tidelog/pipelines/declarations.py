@@ -109,7 +109,7 @@ ATTRIBUTE = "tidelog_pipeline"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A legal name of a pipeline or a sink. The name becomes the name of a directory and a part of transactional ids."""
-INTERVAL = re.compile(r"(\d{1,9})\s*([a-z]+)")
+INTERVAL = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]+)")
 UNITS_MS = {
     "ms": 1,
     "millisecond": 1,
@@ -178,10 +178,18 @@ def pipeline(
 
 
 def interval_ms(text: str) -> int | None:
-    """Return the milliseconds of an interval such as `5 seconds`, `500 ms` or `1 minute`; None if it is none."""
+    """Return the milliseconds of an interval such as `5 seconds`, `0.5 s` or `1 minute`; None if the text is none."""
     match = INTERVAL.fullmatch(text.strip().lower()) if isinstance(text, str) else None
     unit_ms = match and (UNITS_MS.get(match[2]) or UNITS_MS.get(match[2].removesuffix("s")))
-    return int(match[1]) * unit_ms if match and unit_ms else None
+    return int(float(match[1]) * unit_ms) if match and unit_ms else None
+
+
+def interval_s(text: str, subject: str) -> float:
+    """Return the seconds of an interval such as `5 seconds`. Raises PipelineError, which names `subject`."""
+    interval = interval_ms(text)
+    if interval is None:
+        raise PipelineError(f"{subject}: {text!r} is not an interval; write for example '5 seconds'")
+    return interval / 1000
 
 
 def place_of(function: Callable[..., Any]) -> str:

@@ -5,7 +5,6 @@ the display.
 """
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tidelog.client.blocking import Client, ClientConfig
@@ -14,6 +13,7 @@ from tidelog.model.ids import TopicPartition
 from tidelog.pipelines.declarations import Pipeline
 from tidelog.pipelines.status import QueryStatus
 from tidelog.pipelines.topics import Topic
+from tidelog.runtime.clock import SystemClock
 from tidelog.wire.batches import BatchHeader
 
 INTERVAL_S = 2.0
@@ -62,7 +62,7 @@ class LagMonitor:
             return None, None
         if records == 0:
             return 0, 0
-        return records, None if oldest_ms is None else max(time.time_ns() // 1_000_000 - oldest_ms, 0)
+        return records, None if oldest_ms is None else max(SystemClock.now_ms() - oldest_ms, 0)
 
     def _timestamp_ms(self, client: Client, partition: TopicPartition, offset: int) -> int | None:
         """Return the first timestamp of the batch that contains the offset; None if the broker returns no batch."""

@@ -13,6 +13,7 @@ from tidelog.pipelines.queries import RunContext, RunningQuery, StopRequested, s
 from tidelog.pipelines.session import pipeline_session, start_session
 from tidelog.pipelines.state import DEFAULT_STATE, PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, PipelineStatus
+from tidelog.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,7 +129,7 @@ class RunningPipeline:
         return self.status.state in (DONE, FAILED, STOPPED)
 
     def write_status(self) -> None:
-        document = self.status.document() | {"time_ms": time.time_ns() // 1_000_000}
+        document = self.status.document() | {"time_ms": SystemClock.now_ms()}
         self._state.write_status(document)
 
 

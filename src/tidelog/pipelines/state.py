@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.stores import sync_directory
+from tidelog.runtime.clock import SystemClock
 
 LOCK_PATIENCE_S = 1.0
 DEFAULT_STATE = Path(".tidelog-pipelines")
@@ -59,7 +60,7 @@ class PipelineState:
 
     def create_identity(self, begin: str | int | None, checkpoints: str | None = None) -> Identity:
         identity = Identity(uuid.uuid4().hex[:8], begin, checkpoints)
-        self._write("identity.json", identity._asdict() | {"created_ms": time.time_ns() // 1_000_000})
+        self._write("identity.json", identity._asdict() | {"created_ms": SystemClock.now_ms()})
         return identity
 
     def mark_started(self, identity: Identity, sink: str) -> None:

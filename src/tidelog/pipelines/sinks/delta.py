@@ -14,7 +14,8 @@ from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import KeyedRows
 from tidelog.pipelines.sinks.stores import DeltaStore, LocalStore, Store, is_url, local_path
-from tidelog.pipelines.sinks.written_files import Layout, WrittenFile, check_partition_columns, now_ms, write_files
+from tidelog.pipelines.sinks.written_files import Layout, WrittenFile, check_partition_columns, write_files
+from tidelog.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -145,7 +146,7 @@ class OpenedDelta:
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
-        transaction = Transaction(self._application, batch_id, now_ms())
+        transaction = Transaction(self._application, batch_id, SystemClock.now_ms())
         properties = CommitProperties(app_transactions=[transaction])
 
         def attempt() -> None:
@@ -161,7 +162,7 @@ class OpenedDelta:
         from deltalake.transaction import AddAction, RemoveAction
 
         names = table.metadata().partition_columns
-        time_ms = now_ms()
+        time_ms = SystemClock.now_ms()
         actions: list[AddAction | RemoveAction] = [
             AddAction(
                 path=file.path,

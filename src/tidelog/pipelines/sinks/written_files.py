@@ -6,7 +6,6 @@ task that failed or ran twice stay unknown to the driver, so they are never comm
 
 import json
 import re
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -272,7 +271,3 @@ def _statistic(value: object) -> object:
     if isinstance(value, int):
         return value
     return None  # of decimals, and of floating-point numbers, whose NaN readers order differently
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

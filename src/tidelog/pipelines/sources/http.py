@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s
 from tidelog.pipelines.sinks.http import Http, Paging, Request
 from tidelog.pipelines.sinks.stores import local_path, sync_directory
 
@@ -35,8 +35,6 @@ PAGES_MAX = 100
 
 def load_http(source: Http, context: SourceContext) -> "DataFrame":
     from pyspark.sql import functions
-
-    from tidelog.pipelines.sources.sql import seconds
 
     spark = context.spark
     if context.begin not in {None, "earliest"}:
@@ -56,7 +54,7 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
             "secretRequest": json.dumps(vars(source.request)),  # Spark hides the values of options with such names
             "paging": json.dumps(vars(source.paging)),
             "staging": local_path(source.staging),
-            "intervalS": str(seconds(source.interval, source.describe())),
+            "intervalS": str(interval_s(source.interval, source.describe())),
         }
         frame = spark.readStream.format(HttpDataSource.name()).options(**options).load()
     if source.schema is None:
