@@ -9,7 +9,6 @@ The range of offsets comes from the checkpoint, where Spark writes it before it 
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -153,13 +152,13 @@ def _source_of(offset: Mapping[str, Any], sources: Mapping[str, Topic]) -> str |
     topics = [name for name in offset if name != BEGINNINGS]
     if not all(isinstance(offset[name], dict) for name in topics):
         return None  # the offset of a source that is not a topic
+    if not topics:
+        return None
     for parameter, source in sources.items():
-        if source.names and topics and all(name in source.names for name in topics):
+        if source.pattern is None and source.reads(topics):
             return parameter
     matching = [
-        parameter
-        for parameter, source in sources.items()
-        if source.pattern is not None and topics and all(re.search(source.pattern, name) for name in topics)
+        parameter for parameter, source in sources.items() if source.pattern is not None and source.reads(topics)
     ]
     if len(matching) > 1:
         raise PipelineError(
