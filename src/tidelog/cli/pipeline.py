@@ -115,6 +115,19 @@ def servers(bootstrap: str) -> str:
     return ",".join(host_port_text(host, port) for host, port in host_ports(bootstrap))
 
 
+def needs_brokers(pipeline: Pipeline, *, writes: bool) -> bool:
+    """Return whether the pipeline uses the brokers of --bootstrap. Without `writes`, only its sources count."""
+    from tidelog.pipelines.mirrors import Mirror
+    from tidelog.pipelines.topics import Topic
+
+    used = [*pipeline.sources.values(), *(pipeline.sinks.values() if writes else ())]
+    return (writes and pipeline.dead_letters is not None) or any(
+        (isinstance(each, Topic) and each.bootstrap is None)
+        or (writes and isinstance(each, Mirror) and each.target is None)
+        for each in used
+    )
+
+
 def begin_of(text: str | None) -> str | int | None:
     """Parse --from. Raises UsageError."""
     if text is None or text in ("earliest", "latest"):
@@ -160,7 +173,8 @@ def run_command(
     pipelines = loaded(references)
     addresses = servers(bootstrap)
     first = begin_of(begin)
-    check_reachable(bootstrap)
+    if any(needs_brokers(each, writes=True) for each in pipelines):
+        check_reachable(bootstrap)
     states = [PipelineState(state, each.name) for each in pipelines]
     with_state = [each.pipeline for each in states if (i := each.identity()) is not None and each.has_started(i)]
     if first is not None and with_state:
@@ -360,7 +374,8 @@ def dry_run_command(
         raise UsageError(f"{reference} has several pipelines ({names}): name one, as {reference}:{pipelines[0].name}")
     addresses = servers(bootstrap)
     first = begin_of(begin)
-    check_reachable(bootstrap)
+    if needs_brokers(pipelines[0], writes=False):
+        check_reachable(bootstrap)
     spark_settings = key_values(settings, "--set", "spark.driver.memory=2g")
     as_command(dry_run, pipelines[0], addresses, rows, show, first, spark_settings)
 
