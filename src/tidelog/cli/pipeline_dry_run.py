@@ -30,7 +30,7 @@ def dry_run(
     spark = start_session([pipeline], settings=settings, log=log)
     try:
         spark.sparkContext.setLogLevel("OFF")
-        taken = sample(pipeline, pipeline_session(spark, pipeline), bootstrap, rows_max, begin)
+        taken = sample(pipeline, pipeline_session(spark, pipeline, settings), bootstrap, rows_max, begin)
         for source in taken.sources:
             dead = sum(source.unparsed.values())
             note = f", {counted(dead, 'dead letter')}" if dead else ""

@@ -229,8 +229,11 @@ def run(
     """Process all data that the sources have now, and return the figures of each pipeline by its name.
 
     A second call with the same `state` continues where the first one ended. Without `spark`, a session is started with
-    `master` and `settings`, and stopped at the end. Raises PipelineError if a pipeline fails; the other pipelines
-    process their data first.
+    `master` and `settings`, and stopped at the end. `settings` are settings of Spark, which override those of the
+    pipelines. `begin` is where pipelines begin that have not processed anything yet.
+
+    Raises PipelineError if a pipeline fails, after the other pipelines have processed their data, and if the pipelines
+    have not ended after `timeout_s`.
     """
     given = [pipelines] if isinstance(pipelines, Pipeline) or callable(pipelines) else list(pipelines)
     declared = [declared_pipeline(each) for each in given]
@@ -239,7 +242,15 @@ def run(
         raise PipelineError(f"two of the pipelines have the same name: {', '.join(names)}")
     session = spark or start_session(declared, master, settings)
     try:
-        with Run(declared, session, bootstrap=bootstrap, state=Path(state), once=True, begin=begin) as started:
+        with Run(
+            declared,
+            session,
+            bootstrap=bootstrap,
+            state=Path(state),
+            once=True,
+            begin=begin,
+            settings=settings or {},
+        ) as started:
             started.start()
             deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
             while not started.has_ended:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -91,6 +92,22 @@ def test_a_broker_must_run_only_for_pipelines_that_use_it(
     arguments = ["pipeline", "run", str(tmp_path / "a.py"), "--state", str(tmp_path), "--bootstrap", "127.0.0.1:1"]
     assert (run(arguments) != 0) == needs_a_broker
     assert ("is a broker running?" in capsys.readouterr().err) == needs_a_broker
+
+
+def test_the_settings_of_a_dry_run_override_those_of_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    from tidelog.pipelines import dry_runs, session
+
+    overrides: list[dict[str, str]] = []
+    monkeypatch.setattr(session, "start_session", lambda *_, **__: MagicMock())
+    monkeypatch.setattr(session, "pipeline_session", lambda spark, pipeline, settings: overrides.append({**settings}))
+    monkeypatch.setattr(dry_runs, "sample", lambda *_: dry_runs.Sample([], {}))
+    program = "from tidelog.pipelines import file, pipeline\n@pipeline(source=file('in'), sink=file('out'))\n"
+    (tmp_path / "a.py").write_text(program + "def copy(rows): return rows\n")
+    assert run(["pipeline", "dry-run", str(tmp_path / "a.py"), "--set", "spark.sql.session.timeZone=CET"]) == 0
+    assert overrides == [{"spark.sql.session.timeZone": "CET"}]
 
 
 def test_replay_and_reset_need_a_confirmation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
