@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.pipelines import PipelineError, pipeline, topic
+from tidelog.pipelines import PipelineError, file, pipeline, topic
 from tidelog.pipelines.declarations import interval_ms, interval_s
 from tidelog.pipelines.loading import load, split_reference
 
@@ -136,3 +136,8 @@ def test_declaring_imports_no_pyspark(tmp_path: Path) -> None:
     program = f"import sys; from tidelog.pipelines.loading import load; load({str(tmp_path / 'sales.py')!r});"
     program += "sys.exit([m for m in sys.modules if m.split('.')[0] in ('pyspark', 'pyarrow', 'numpy')] != [])"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_options_of_files_are_the_texts_that_spark_expects() -> None:
+    options = {"header": True, "maxCharsPerColumn": 100}
+    assert dict(file("out", format="csv", options=options).options) == {"header": "true", "maxCharsPerColumn": "100"}
