@@ -68,15 +68,18 @@ def http(
 ) -> "Http":
     """Return the endpoint at `url`.
 
-    As a sink: requests with `method` have a JSON array of up to `rows_per_request` rows as their body, or with 1 the
-    object of one row. A failed request is repeated up to `attempts` times with growing pauses.
+    As a sink: each request with `method` has a JSON array of up to `rows_per_request` rows as its body. With
+    `rows_per_request=1`, the body is the JSON object of one row. `requests_at_once` is the number of tasks that send
+    requests. A request is sent up to `attempts` times, with growing pauses. An attempt may take `timeout_s`.
 
     As a source of a stream: every `interval`, GET requests read pages of JSON until a page has no records. `records` is
     the field of the answer with the list of records, with dots for nested fields; without it, the answer is the list.
-    The query parameter `parameter` of a request says where the page begins: the field `cursor` of the previous answer,
-    or the field `cursor_field` of the last record, or without both the number of records so far. Pages are stored in
-    the directory `staging` before they are processed, so that a micro-batch can be repeated. `schema` names the
-    columns of the records; without it, the only column is `value`, the JSON text.
+    The query parameter named `parameter` tells the endpoint where the page begins. Its value is the field `cursor` of
+    the previous answer, or the field `cursor_field` of the last record, or, without both, the number of records so far.
+    Pages are stored in the directory `staging` before they are processed, so that a micro-batch can be repeated.
+    `schema` names the columns of the records; without it, the only column is `value`, the JSON text.
+
+    Raises PipelineError if the arguments are not consistent.
     """
     if urlsplit(url).scheme not in {"http", "https"}:
         raise PipelineError(f"http: the URL {url!r} does not begin with http:// or https://")

@@ -67,7 +67,7 @@ def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
 
 @dataclass(frozen=True)
 class ValueRange(InputPartition):
-    """The rows whose column is greater than `begin` and not greater than `end`. None has no bound."""
+    """The rows whose column is greater than `begin` and not greater than `end`. None stands for no bound."""
 
     begin: str | None
     end: str | None
@@ -284,6 +284,7 @@ OPTION_NAMES = (
 )  # fmt: skip
 """Options that the executors need."""
 MANY_ROWS = 2**62
+"""A limit of rows that no table reaches."""
 SPARK_TYPES: dict[str, DataType] = {
     "boolean": BooleanType(),
     "int": IntegerType(),
