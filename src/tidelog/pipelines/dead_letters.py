@@ -1,9 +1,10 @@
 """Dead letters: records that cannot be parsed are written to a topic, exactly once, before their micro-batch commits.
 
-The query itself leaves such records out and counts them, in the pass that parses the records. After the sink has
-written a micro-batch, and if the count is not zero, this module reads the micro-batch's range of offsets again and
-writes the records that cannot be parsed. Only then Spark commits the micro-batch. So clean micro-batches are read once,
-and a micro-batch that is repeated after a failure writes its dead letters under the same number again.
+The query itself leaves such records out, and counts them while it parses the records. After the sink has written a
+micro-batch, and if the count is not zero, this module reads the micro-batch's range of offsets again and writes the
+records that cannot be parsed. Only then does Spark commit the micro-batch. So a micro-batch without such records is
+read once. A micro-batch that is repeated after a failure writes its dead letters with the same number, so they are not
+written twice.
 
 The range of offsets comes from the checkpoint, where Spark writes it before it reads a micro-batch.
 """
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 METRIC = "records of source "
-"""Beginning of the name of the observed metric of a source. The name of the function's parameter follows."""
+"""The name of a source's observed metric is this text and the name of the function's parameter."""
 
 Ranges = dict[str, dict[str, tuple[int, int]]]
 """Begin and end (exclusive) of the offsets, by topic and partition."""
@@ -63,15 +64,16 @@ class DeadLetters:
         """Write the dead letters of a micro-batch. The sink has written the micro-batch already."""
         if not self._sources:
             return
-        # A sink does not compute a micro-batch that it has already written before a restart. The counts are then zero
-        # for another reason.
+        # If the sink wrote this micro-batch before a restart, it does not compute the micro-batch again. Then the
+        # counts are zero although there may be records that cannot be parsed.
         counts = {} if batch_id <= self._last_planned else self._counts()
         ranges = micro_batch_ranges(self._checkpoint, batch_id, self._sources)
         for parameter, source in self._sources.items():
             wanted = ranges.get(parameter, {})
             size = sum(end - begin for parts in wanted.values() for begin, end in parts.values())
             count = counts.get(parameter)
-            # Fewer records than offsets: the topic is compacted or has transactions, or not every record was computed.
+            # If there are fewer records than offsets, the topic is compacted or has transactions, or Spark has not
+            # computed every record. In the last case the count of unparsed records is too low.
             if size == 0 or (count is not None and count.unparsed == 0 and count.records >= size):
                 continue
             self.written += self._write_range(parameter, source, wanted, batch_id)
@@ -94,7 +96,7 @@ class DeadLetters:
 
 def dead_letter_columns(unparsed: "DataFrame", pipeline: str) -> "DataFrame":
     """Return key, value and headers of the dead letters. Key and value are those of the record. The headers are reason,
-    topic, partition, offset, timestamp (in milliseconds) and pipeline, followed by the headers of the record.
+    topic, partition, offset, timestamp (in milliseconds) and pipeline, and after them the headers of the record.
     """
     from pyspark.sql import functions as f
 

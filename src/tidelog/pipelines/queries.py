@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 DEAD_LETTER_PARTITIONS = 1
+"""Number of partitions of a topic of dead letters that does not exist."""
 SOURCES_START_MAX_S = 30.0
-"""Upper bound on the wait for a query's sources before the next query starts."""
+"""Upper bound on the wait for a query's sources before the next query starts, in seconds."""
 POLL_S = 0.05
+"""Pause between two looks at the state of a query that starts, in seconds."""
 
 
 class StopRequested(Exception):
@@ -47,12 +49,12 @@ class WriteFailed(Exception):
 
 
 class RunContext(NamedTuple):
-    """What all pipelines of a run share."""
+    """The options that all pipelines of a run share."""
 
     bootstrap: str
     once: bool
     checkpoints: str | None = None
-    """Directory or URI of the checkpoints, if they are not in the state directory."""
+    """Directory or URI of the checkpoints; None if they are in the state directory."""
     settings: Mapping[str, str] = MappingProxyType({})
     """Settings of Spark for the whole run. They override the settings of the pipelines."""
 
@@ -91,6 +93,7 @@ class RunningQuery:
     """One query of a pipeline."""
 
     def __init__(self, sink: str, opened: Opened, before_first_write: Callable[[], None]) -> None:
+        """`opened` is the sink named `sink`. `before_first_write` is called before the first micro-batch is written."""
         self.status = QueryStatus(sink)
         self._opened = opened
         self.dead_letters: DeadLetters | None = None
@@ -100,7 +103,7 @@ class RunningQuery:
         self._query: StreamingQuery | None = None
         self._has_query = threading.Event()
         self._stopping = threading.Event()
-        self._seen_batch = ""
+        self._last_report = ""
         self.error: Exception | None = None
         """The exception of the write that failed. Spark's own exception contains only its text."""
 
@@ -117,7 +120,7 @@ class RunningQuery:
     def _write(self, batch: "DataFrame", batch_id: int) -> None:
         if self._stopping.is_set():
             raise StopRequested
-        self._has_query.wait()
+        self._has_query.wait()  # the first micro-batch may begin before `start` has stored the query
         try:
             if not self._has_written:
                 self._before_first_write()
@@ -132,7 +135,7 @@ class RunningQuery:
             raise WriteFailed(cause_text(error)) from None
 
     def counts(self) -> dict[str, Counts]:
-        """Return what the current micro-batch has counted in each source; empty if it cannot be read.
+        """Return the counts of the current micro-batch by source; an empty dictionary if they cannot be read.
 
         Spark reports these metrics only after the commit. Here they are needed before it, so they are read from the
         execution of the micro-batch in the JVM.
@@ -169,15 +172,15 @@ class RunningQuery:
         assert self._query is not None
         jvm_query: Any = self._query._jsq
         last = jvm_query.lastProgress()
-        if last is None or _report_key(json.loads(last.json())) == self._seen_batch:
-            return  # the list of reports is long, and is not fetched without need
+        if last is None or _report_key(json.loads(last.json())) == self._last_report:
+            return  # the list of reports is long, so it is fetched only if there is a new one
         reports = [json.loads(each.json()) for each in jvm_query.recentProgress()]
         keys = [_report_key(each) for each in reports]
-        begin = keys.index(self._seen_batch) + 1 if self._seen_batch in keys else 0
+        begin = keys.index(self._last_report) + 1 if self._last_report in keys else 0
         for report in reports[begin:]:
             update_from_progress(self.status, report)
         if keys:
-            self._seen_batch = keys[-1]
+            self._last_report = keys[-1]
 
     def wait_for_sources(self) -> None:
         """Wait until the query has started its sources or has ended, at most SOURCES_START_MAX_S.
@@ -193,14 +196,14 @@ class RunningQuery:
             time.sleep(POLL_S)
 
     def request_stop(self) -> None:
-        """Let the running micro-batch end, and begin no other one."""
+        """Let the running micro-batch end, and begin no other."""
         self._stopping.set()
 
     def is_in_batch(self) -> bool:
         return self.is_active and bool(self._query is not None and self._query.status["isTriggerActive"])
 
     def stop(self) -> None:
-        """Stop the query now, also within a micro-batch, which is repeated at the next start."""
+        """Stop the query, also within a micro-batch, which the next start repeats. Return when it has stopped."""
         self._stopping.set()
         if self._query is not None:
             self._query.stop()
@@ -216,7 +219,7 @@ def _report_key(report: Mapping[str, Any]) -> str:
 def start_queries(
     pipeline: Pipeline, session: "SparkSession", run: RunContext, state: PipelineState, identity: Identity
 ) -> list[RunningQuery]:
-    """Open sources and sinks, and start one query for each sink. Raises PipelineError; no query then remains."""
+    """Open sources and sinks, and start one query for each sink. If this raises an error, no query remains."""
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
@@ -275,7 +278,7 @@ def start_queries(
 
 @contextmanager
 def _source_errors(pipeline: Pipeline, parameter: str, source: Source) -> Iterator[None]:
-    """Let errors in the block name the pipeline and the source, as PipelineError."""
+    """Turn errors in the block into PipelineError, which names the pipeline and the source."""
     from pyspark.errors import PySparkException
 
     try:

@@ -23,9 +23,10 @@ PAUSE_MAX_S = 60.0
 """Pauses before restarts double from FIRST_PAUSE_S up to PAUSE_MAX_S. They begin again with FIRST_PAUSE_S after a
 micro-batch has succeeded."""
 POLL_S = 0.1
+"""Pause between two looks at the queries in `run` and `Run.stop`, in seconds."""
 ONCE_RESTARTS_MAX = 3
-"""Upper bound on the restarts of a pipeline that processes the present data and ends. A failure that another attempt
-cannot solve (PipelineError, or a record that cannot be parsed) is not tried again."""
+"""Upper bound on the restarts of a pipeline in a run with `once`. Such a run does not restart a pipeline after a
+failure that another attempt would repeat (see `failures.is_permanent`)."""
 
 
 class RunningPipeline:
@@ -59,7 +60,10 @@ class RunningPipeline:
         self.status.state = RUNNING
 
     def step(self, now_s: float) -> None:
-        """Notice queries that have ended, and restart the pipeline when its pause is over."""
+        """Update the figures and the state. Restart the pipeline when its pause after a failure is over.
+
+        A restart waits until the queries have started, and the other pipelines of the run wait with it.
+        """
         if self.status.state == WAITING:
             self.status.restart_in_s = max(self._restart_at_s - now_s, 0.0)
             if now_s >= self._restart_at_s:
@@ -100,7 +104,7 @@ class RunningPipeline:
         self.status.state = WAITING
 
     def request_stop(self) -> None:
-        """Let the running micro-batches end, and begin no other ones."""
+        """Let the running micro-batches end, and begin no others."""
         self._stopping = True
         for query in self._queries:
             query.request_stop()
@@ -148,7 +152,7 @@ class Run:
         checkpoints: str | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`begin` is where pipelines begin that have not processed anything yet. It has no effect on the others."""
+        """`begin` is where a pipeline begins if it has not written a micro-batch yet. The other pipelines continue."""
         self._states = [PipelineState(state, each.name) for each in pipelines]
         context = RunContext(bootstrap, once, checkpoints, settings)
         self._checkpoints = checkpoints
@@ -175,7 +179,7 @@ class Run:
     def __exit__(self, *raised: object) -> None:
         for each in self.pipelines:
             each.stop_now()
-            if raised:
+            if raised:  # called by the `with` statement, and not by `__enter__` before it has all locks
                 each.write_status()
         for state in self._states:
             state.unlock()
@@ -201,7 +205,10 @@ class Run:
         return all(each.has_ended for each in self.pipelines)
 
     def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """Let the running micro-batches end, and stop. After the timeout, stop also within micro-batches."""
+        """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches.
+
+        This may take longer than the timeout, because an interrupted query stops only when its sink returns.
+        """
         for each in self.pipelines:
             each.request_stop()
         deadline_s = time.monotonic() + timeout_s

@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 WAITING, STARTING, RUNNING, FAILED, STOPPED, DONE = "waiting", "starting", "running", "failed", "stopped", "done"
-"""The states of a pipeline. `waiting`: it failed and starts again later. `done`: it has processed all data (--once)."""
+"""The states of a pipeline. `waiting`: it failed and will start again. `failed`: it failed and will not. `stopped`: it
+was asked to stop. `done`: it has processed all data that existed when it started (--once)."""
 
 
 @dataclass
@@ -24,9 +25,9 @@ class QueryStatus:
     """Age of the oldest record that the query has not processed; 0 if there is none; None if it is not known."""
     state_rows: int = 0
     state_bytes: int = 0
-    """Rows and memory of the state of aggregations, joins and deduplications."""
+    """Number of rows and bytes in the state of aggregations, joins and deduplications."""
     late_rows: int = 0
-    """Rows that came later than the watermark, which Spark has dropped."""
+    """Rows that Spark dropped because they were older than the watermark."""
     dead_letters: int = 0
     """Records that could not be parsed."""
     watermark: str | None = None
@@ -79,8 +80,8 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
 
 
 def status_of_document(document: dict[str, Any]) -> PipelineStatus:
-    """Return the status that `PipelineStatus.document` has described. Fields that are missing or unknown, as another
-    version may have written them, are left out.
+    """Return the status from the result of `PipelineStatus.document`, which another version may have written: unknown
+    fields are left out, and missing fields have their defaults.
     """
     known = {each.name for each in fields(PipelineStatus)}
     query_fields = {each.name for each in fields(QueryStatus)}
