@@ -20,9 +20,9 @@ from tidelog.wire.errors import ApiError, ErrorCode
 logger = logging.getLogger("tidelog.spark")
 
 COMMIT_TIMEOUT_MS = 5_000
-"""Time limit for one commit, with all attempts. The query waits for as long."""
+"""Time limit for one commit with all its attempts, in milliseconds. The query waits for the commit."""
 PAUSE_AFTER_FAILURE_S = 30.0
-"""Time after a failed commit in which no commit is tried."""
+"""Time after a failed commit in which no other commit is tried, in seconds."""
 HAS_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS)
 """Error codes of a commit without membership, if the group has members."""
 

@@ -42,6 +42,10 @@ class Server:
                 if status == 599:
                     self.close_connection = True
                     return
+                if status == 598:  # not an answer of HTTP
+                    self.wfile.write(b"garbage\r\n\r\n")
+                    self.close_connection = True
+                    return
                 self.answer(status, b"the reason")
 
             def do_GET(self) -> None:
@@ -100,6 +104,15 @@ def test_a_repeated_request_has_the_same_key(server: Server) -> None:
     server.statuses = [503, 429, 599]
     list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
     assert server.received == [("k-0", {"id": 1}), ("k-0", {"id": 1})], "at least once"
+
+
+def test_an_answer_that_is_not_http_is_a_failure_that_may_pass(server: Server) -> None:
+    server.statuses = [598]
+    list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
+    assert server.received == [("k-0", {"id": 1})]
+    server.statuses = [598, 598]
+    with pytest.raises(PipelineError, match="POST failed after 2 attempts: garbage"):
+        list(send_rows(iter(texts(1)), http(server.url, attempts=2).request, 1, "k"))
 
 
 def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:

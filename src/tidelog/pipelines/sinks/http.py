@@ -134,7 +134,7 @@ class Request:
                 if error.code not in RETRIED_STATUS:
                     break
             except (OSError, HTTPException) as error:  # HTTPException: the answer is incomplete or is not HTTP
-                failure = str(getattr(error, "reason", error)) or type(error).__name__
+                failure = str(getattr(error, "reason", error)).strip() or type(error).__name__
         raise PipelineError(f"http {self.shown_url}: {method} failed after {attempt + 1} attempts: {failure}")
 
 
