@@ -219,7 +219,7 @@ def _report_key(report: Mapping[str, Any]) -> str:
 def start_queries(
     pipeline: Pipeline, session: "SparkSession", run: RunContext, state: PipelineState, identity: Identity
 ) -> list[RunningQuery]:
-    """Open sources and sinks, and start one query for each sink. If this raises an error, no query remains."""
+    """Open sources and sinks, and start one query for each sink. Raises PipelineError; no query then remains."""
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
