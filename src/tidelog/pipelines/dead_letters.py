@@ -57,17 +57,16 @@ class DeadLetters:
         self._sources = sources
         self._counts = counts
         self._last_planned = last_planned_batch(checkpoint)
-        self.written = 0
-        """Number of dead letters that this object has written."""
 
-    def write(self, batch_id: int) -> None:
-        """Write the dead letters of a micro-batch. The sink has written the micro-batch already."""
+    def write(self, batch_id: int) -> int:
+        """Write the dead letters of a micro-batch that the sink has written already. Return their number."""
         if not self._sources:
-            return
+            return 0
         # If the sink wrote this micro-batch before a restart, it does not compute the micro-batch again. Then the
         # counts are zero although there may be records that cannot be parsed.
         counts = {} if batch_id <= self._last_planned else self._counts()
         ranges = micro_batch_ranges(self._checkpoint, batch_id, self._sources)
+        written = 0
         for parameter, source in self._sources.items():
             wanted = ranges.get(parameter, {})
             size = sum(end - begin for parts in wanted.values() for begin, end in parts.values())
@@ -76,7 +75,8 @@ class DeadLetters:
             # computed every record. In the last case the count of unparsed records is too low.
             if size == 0 or (count is not None and count.unparsed == 0 and count.records >= size):
                 continue
-            self.written += self._write_range(parameter, source, wanted, batch_id)
+            written += self._write_range(parameter, source, wanted, batch_id)
+        return written
 
     def _write_range(self, parameter: str, source: Topic, ranges: Ranges, batch_id: int) -> int:
         from pyspark.sql import Observation

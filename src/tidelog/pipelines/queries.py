@@ -104,6 +104,8 @@ class RunningQuery:
         self._has_query = threading.Event()
         self._stopping = threading.Event()
         self._last_report = ""
+        self._letters_by_batch: dict[int, int] = {}
+        """Number of dead letters of the micro-batches that Spark has not reported yet."""
         self.error: Exception | None = None
         """The exception of the write that failed. Spark's own exception contains only its text."""
 
@@ -127,7 +129,7 @@ class RunningQuery:
                 self._has_written = True
             self._opened.write(batch, batch_id)
             if self.dead_letters is not None:
-                self.dead_letters.write(batch_id)
+                self._letters_by_batch[batch_id] = self.dead_letters.write(batch_id)
         except Exception as error:
             self.error = error
             # Spark searches the whole text of this exception, with all of Java's stack traces, by a recursive regular
@@ -179,6 +181,8 @@ class RunningQuery:
         begin = keys.index(self._last_report) + 1 if self._last_report in keys else 0
         for report in reports[begin:]:
             update_from_progress(self.status, report)
+            reported = [batch for batch in list(self._letters_by_batch) if batch <= report["batchId"]]
+            self.status.dead_letters += sum(self._letters_by_batch.pop(batch) for batch in reported)
         if keys:
             self._last_report = keys[-1]
 
@@ -319,8 +323,10 @@ def _start_query(
     try:
         query.start(frame, pipeline, sink_context.query, checkpoint, once=once)
         query.wait_for_sources()
-    except PySparkException as error:
+    except BaseException as error:
         query.stop()
+        if not isinstance(error, PySparkException):
+            raise
         raise PipelineError(f"pipeline {pipeline.name}, sink {query.status.sink}: {first_line(str(error))}") from error
     return query
 

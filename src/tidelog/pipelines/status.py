@@ -29,7 +29,7 @@ class QueryStatus:
     late_rows: int = 0
     """Rows that Spark dropped because they were older than the watermark."""
     dead_letters: int = 0
-    """Records that could not be parsed."""
+    """Records that could not be parsed and were written to the topic of dead letters."""
     watermark: str | None = None
     offsets: dict[str, dict[str, int]] = field(default_factory=dict)
     """The next offset to process, by topic and partition."""
@@ -50,10 +50,11 @@ class PipelineStatus:
 
 
 def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
-    """Add the figures of a progress report of Spark. Each report must be added once."""
+    """Add the figures of a progress report of Spark. Each report must be added once. It has no figure of dead letters:
+    its count of unparsed records is too high if the sink computed rows twice.
+    """
     from pyspark_tidelog.offsets import Offsets, to_json_object
     from pyspark_tidelog.progress import offsets_of_topics
-    from tidelog.pipelines.dead_letters import METRIC
 
     rows = int(progress.get("numInputRows") or 0)
     duration_ms = int((progress.get("durationMs") or {}).get("triggerExecution") or 0)
@@ -69,9 +70,6 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
     status.state_bytes = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
     status.late_rows += sum(int(each.get("numRowsDroppedByWatermark") or 0) for each in operators)
     status.watermark = (progress.get("eventTime") or {}).get("watermark")
-    for name, row in (progress.get("observedMetrics") or {}).items():
-        if name.startswith(METRIC):
-            status.dead_letters += int(row["unparsed"])
     offsets: Offsets = {}
     for source in progress.get("sources") or []:
         offsets |= offsets_of_topics(source.get("endOffset"))
