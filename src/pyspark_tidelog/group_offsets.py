@@ -120,5 +120,5 @@ def _members_text(group_id: str, members: str) -> str:
 
 
 def _is_missing(failure: object) -> bool:
-    """Whether a group could not be described because it does not exist yet."""
+    """Return whether a group could not be described because it does not exist yet."""
     return isinstance(failure, ApiError) and failure.code == ErrorCode.GROUP_ID_NOT_FOUND

@@ -209,11 +209,13 @@ class RunningQuery:
     def stop(self) -> None:
         """Stop the query, also within a micro-batch, which the next start repeats. Return when it has stopped."""
         self._stopping.set()
-        if self._query is not None:
-            self._query.stop()
-        if not self._is_closed:
-            self._is_closed = True
-            self._opened.close()
+        try:
+            if self._query is not None:
+                self._query.stop()
+        finally:
+            if not self._is_closed:
+                self._is_closed = True
+                self._opened.close()
 
 
 def _report_key(report: Mapping[str, Any]) -> str:

@@ -177,12 +177,14 @@ class Run:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for each in self.pipelines:
-            each.stop_now()
-            if raised:  # called by the `with` statement, and not by `__enter__` before it has all locks
-                each.write_status()
-        for state in self._states:
-            state.unlock()
+        try:
+            for each in self.pipelines:
+                each.stop_now()
+                if raised:  # called by the `with` statement, and not by `__enter__` before it has all locks
+                    each.write_status()
+        finally:
+            for state in self._states:
+                state.unlock()
 
     def start(self) -> None:
         for each in self.pipelines:

@@ -107,3 +107,13 @@ def test_a_query_that_cannot_start_closes_its_sink(
             Pipeline("p", print, {}, {}, "5 seconds"), query, context, context, context, "/c", {}, once=True
         )
     assert closed == [True]
+
+
+def test_a_query_whose_end_fails_closes_its_sink() -> None:
+    closed: list[bool] = []
+    query = RunningQuery("sink", cast(Any, SimpleNamespace(close=lambda: closed.append(True))), lambda: None)
+    query._query = MagicMock()
+    query._query.stop.side_effect = RuntimeError("the JVM has ended")
+    with pytest.raises(RuntimeError, match="the JVM has ended"):
+        query.stop()
+    assert closed == [True]

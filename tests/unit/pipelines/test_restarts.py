@@ -115,6 +115,19 @@ def test_the_settings_of_a_run_override_those_of_its_pipelines(
     assert overrides == [{"spark.sql.session.timeZone": "CET"}]
 
 
+def test_a_run_whose_end_fails_leaves_no_lock(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: Any = None
+    run = Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path)
+
+    def fail() -> None:
+        raise RuntimeError("the JVM has ended")
+
+    monkeypatch.setattr(run.pipelines[0], "stop_now", fail)
+    with pytest.raises(RuntimeError, match="the JVM has ended"), run:
+        assert PipelineState(tmp_path, "copy").is_running()
+    assert not PipelineState(tmp_path, "copy").is_running()
+
+
 def test_a_start_that_fails_is_tried_again(script: Script, tmp_path: Path) -> None:
     each = running_pipeline(tmp_path)
     script.start_error = PipelineError("topic b does not exist")

@@ -85,7 +85,9 @@ class Iceberg:
 
 
 def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog":
-    """Return the catalog. Raises PipelineError, without the catalog's properties, if it cannot be loaded."""
+    """Return the catalog. Raises PipelineError if it cannot be loaded. The message does not list the properties, but
+    contains the error of the catalog's library, which may name an address.
+    """
     from pyiceberg.catalog import load_catalog as load_by_name
 
     try:
