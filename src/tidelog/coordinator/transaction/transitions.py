@@ -132,6 +132,10 @@ def add_partitions(
 
     Raises INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS or INVALID_REQUEST.
     """
+    if state is not None and state.status.is_prepared:
+        # This comes before any check of the producer, as in Kafka 4.3: if the epochs are used up, the client has
+        # another producer id since the answer to EndTxn, but the state gets it only when the markers are written.
+        raise _concurrent()
     state = check_producer(state, producer)
     after = state.partitions.union(partitions)
     if state.status is Status.ONGOING and len(after) == len(state.partitions):
