@@ -53,6 +53,10 @@ def is_rotation_due(state: Transaction | None, expected: Producer) -> bool:
         return True
     if state.status is Status.ONGOING or state.status.is_prepared or not state.is_epoch_exhausted:
         return False
+    if state.producer_epoch == EPOCH_MAX and expected.epoch == state.last_epoch:
+        # The producer had the last epoch and was fenced, for example at a timeout. It must not get the epoch of the
+        # fence, because nothing could fence it then.
+        return True
     return expected == NO_PRODUCER or expected.epoch == state.producer_epoch
 
 
@@ -84,7 +88,7 @@ def initialize(
     if is_rotation_due(state, expected):
         if fresh_id is None:
             raise _concurrent()  # the state has changed since the caller asked; the client tries again
-        last_epoch = NO_EPOCH if is_new else state.producer_epoch
+        last_epoch = NO_EPOCH if is_new else expected.epoch
         return after._replace(producer_id=fresh_id, producer_epoch=0, last_epoch=last_epoch)
     if is_new:
         return after._replace(producer_epoch=state.producer_epoch + 1, last_epoch=NO_EPOCH)

@@ -302,6 +302,25 @@ def test_initialization_with_epochs_that_are_used_up_gives_another_producer_id(c
     assert coordinator.initialize(expected=last) == Producer(103, 0)
 
 
+def test_a_producer_with_the_last_epoch_that_timed_out_continues_with_another_producer_id(
+    coordinator: Coordinator,
+) -> None:
+    """It never gets the epoch of the fence: no later transaction of that epoch could be fenced."""
+    coordinator.initialize(timeout_ms=500)
+    state, _ = coordinator.core.find("p")
+    assert state is not None
+    coordinator.core.replay(TransactionRecord("p", state._replace(producer_epoch=EPOCH_MAX - 1)), 1)
+    last = Producer(101, EPOCH_MAX - 1)
+    coordinator.add(last, T0)
+    coordinator.now_ms += 501
+    for decision in coordinator.core.abort_timed_out(coordinator.core.transactional_ids(), coordinator.now):
+        coordinator.apply(decision)
+    (markers,) = coordinator.write_markers()
+    assert (markers.producer_id, markers.producer_epoch) == (101, EPOCH_MAX)
+    assert coordinator.initialize(expected=last) == Producer(102, 0)
+    assert coordinator.initialize(expected=last) == Producer(102, 0)
+
+
 def test_a_fresh_id_that_became_necessary_too_late_is_retried(coordinator: Coordinator) -> None:
     answers: list[Any] = []
     coordinator.apply(coordinator.core.initialize(InitCall("p", 1, NO_PRODUCER, None), answers.append, coordinator.now))
