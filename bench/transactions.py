@@ -211,30 +211,31 @@ def usage_of_process(pid: int) -> Usage:
     return Usage(int(resident.split()[1]) / 1024, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
 
+def coordinators_of(client: Client, names: list[str]) -> dict[str, Address]:
+    """Return the coordinators of the transactional ids that have one now."""
+    answer = client.ask_any(FindCoordinatorRequest(key_type=1, coordinator_keys=names), client.deadline())
+    assert isinstance(answer, FindCoordinatorResponse)
+    return {found.key: Address(found.host, found.port) for found in answer.coordinators if not found.error_code}
+
+
 def idle_ids(target: Target, count: int, seconds: float) -> dict[str, float]:
     """Initialize transactional ids. Return the memory before and after, and the CPU of the idle brokers."""
     before = usage(target.pids)
     began = time.perf_counter()
     with Client(target.bootstrap) as client:
-        first = FindCoordinatorRequest(key_type=1, coordinator_keys=["idle-0"])
-        while True:
-            answer = client.ask_any(first, client.deadline())
-            assert isinstance(answer, FindCoordinatorResponse)
-            [found] = answer.coordinators
-            if not found.error_code:
-                break
-            time.sleep(0.1)
-        address = Address(found.host, found.port)
         names = [f"idle-{number}" for number in range(count)]
         while names:
             now, names = names[:IN_FLIGHT], names[IN_FLIGHT:]
-            requests = [Request(address, InitProducerIdRequest(name, 60_000)) for name in now]
+            coordinators = coordinators_of(client, now)
+            requests = [Request(coordinators[name], InitProducerIdRequest(name, 60_000)) for name in coordinators]
             deadline = client.deadline()
             answers = client.collect(client.send_all(Ask(requests), deadline), deadline)
-            for name, initialized in zip(now, answers, strict=True):
-                assert isinstance(initialized, InitProducerIdResponse), initialized
-                if initialized.error_code:
-                    names.append(name)  # the coordinator is not ready yet
+            initialized = {
+                name
+                for name, answer in zip(coordinators, answers, strict=True)
+                if isinstance(answer, InitProducerIdResponse) and not answer.error_code
+            }
+            names += [name for name in now if name not in initialized]  # their coordinators are not ready yet
     made_s = time.perf_counter() - began
     after = usage(target.pids)
     time.sleep(seconds)
