@@ -230,9 +230,12 @@ def _end_with_v2(
     if not is_valid:
         raise _fenced(state, producer)
     if is_repeated or state.status.is_prepared:
-        if _ends_as_requested(state, commit=commit):
+        if not _ends_as_requested(state, commit=commit):
+            raise _wrong_state(state, commit=commit)
+        if state.status.is_prepared or state.producer_epoch < EPOCH_MAX:
             return None
-        raise _wrong_state(state, commit=commit)
+        # The coordinator has aborted the transaction of the last epoch itself. The client must not get the epoch of the
+        # fence (see `is_rotation_due`), so this is an abort without a transaction, which gives it another producer id.
     if commit and state.status is not Status.ONGOING:
         raise _wrong_state(state, commit=commit)
     if not state.is_epoch_exhausted:
@@ -242,7 +245,7 @@ def _end_with_v2(
     return state._replace(
         status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
         producer_epoch=min(state.producer_epoch + 1, EPOCH_MAX),
-        last_epoch=state.producer_epoch,
+        last_epoch=producer.epoch,
         # If there is no transaction, the time of the abort counts as its start.
         started_ms=state.started_ms if state.status is Status.ONGOING else now.wall_ms,
         updated_ms=now.wall_ms,

@@ -302,8 +302,9 @@ def test_initialization_with_epochs_that_are_used_up_gives_another_producer_id(c
     assert coordinator.initialize(expected=last) == Producer(103, 0)
 
 
+@pytest.mark.parametrize("aborts", [False, True])
 def test_a_producer_with_the_last_epoch_that_timed_out_continues_with_another_producer_id(
-    coordinator: Coordinator,
+    coordinator: Coordinator, aborts: bool
 ) -> None:
     """It never gets the epoch of the fence: no later transaction of that epoch could be fenced."""
     coordinator.initialize(timeout_ms=500)
@@ -317,8 +318,13 @@ def test_a_producer_with_the_last_epoch_that_timed_out_continues_with_another_pr
         coordinator.apply(decision)
     (markers,) = coordinator.write_markers()
     assert (markers.producer_id, markers.producer_epoch) == (101, EPOCH_MAX)
+    if aborts:
+        assert coordinator.end(last, commit=False) == Producer(102, 0)
+        coordinator.write_markers()
+        assert coordinator.end(last, commit=False) == Producer(102, 0), "repeated"
+        assert coordinator.end(last, commit=True) is ErrorCode.INVALID_TXN_STATE
     assert coordinator.initialize(expected=last) == Producer(102, 0)
-    assert coordinator.initialize(expected=last) == Producer(102, 0)
+    assert coordinator.add(Producer(102, 0), T0) is None
 
 
 def test_a_fresh_id_that_became_necessary_too_late_is_retried(coordinator: Coordinator) -> None:
