@@ -219,6 +219,8 @@ def _end_with_v2(
     )
     is_repeated = is_repeated_with_old_id or state.producer_epoch == producer.epoch + 1
     is_same = state.producer_epoch == producer.epoch
+    if state.status.is_prepared and producer == (state.next_producer_id, 0):
+        raise _concurrent()  # see `add_partitions`: the state gets this id when the markers are written
     if state.producer_id != producer.producer_id and not is_repeated_with_old_id:
         raise _unknown_producer(producer)
     if state.status.is_prepared:

@@ -282,6 +282,7 @@ def test_epochs_that_are_used_up_give_another_producer_id(coordinator: Coordinat
     (markers,) = coordinator.effects
     assert (markers.producer_id, markers.producer_epoch) == (101, EPOCH_MAX)
     assert coordinator.add(following, T0) is ErrorCode.CONCURRENT_TRANSACTIONS, "its state has the old id until the end"
+    assert coordinator.end(following, commit=False) is ErrorCode.CONCURRENT_TRANSACTIONS
     assert coordinator.end(last, commit=True) is ErrorCode.CONCURRENT_TRANSACTIONS
     coordinator.write_markers()
     assert coordinator.end(last, commit=True) == following  # repeated
