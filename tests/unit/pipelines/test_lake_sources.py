@@ -192,6 +192,27 @@ def test_a_file_that_changes_after_the_plan_is_not_read_as_another_one(tmp_path:
         next(lines)
 
 
+def test_a_file_that_is_renamed_during_the_look_for_new_lines_keeps_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "app.log"
+    log.write_bytes(b"one\n")
+    stream = TailReader({"pattern": f"{log}*", "begin": "earliest"})
+    end = stream.latestOffset({}, None)  # type: ignore[arg-type]
+    found = stream._files()
+    log.rename(tmp_path / "app.log.1")
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "_files", lambda: found)
+        assert stream.latestOffset(end, None) == end, "there is no file"  # type: ignore[arg-type]
+        log.write_bytes(b"of another file\n")
+        assert stream.latestOffset(end, None) == end, "there is another file"  # type: ignore[arg-type]
+    log.unlink()
+    with (tmp_path / "app.log.1").open("ab") as file:
+        file.write(b"two\n")
+    following = stream.latestOffset(end, None)  # type: ignore[arg-type]
+    assert [row[0] for part in stream.partitions(end, following) for row in stream.read(part)] == ["two"]
+
+
 def test_a_store_does_not_show_its_options() -> None:
     secrets = (("secret_key", "hunter2"),)
     assert "hunter2" not in repr([DeltaStore("s3://bucket/t", secrets), IcebergStore("s3://bucket/t", secrets)])

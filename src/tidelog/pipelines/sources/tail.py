@@ -79,7 +79,8 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._sizes = {name: path.stat().st_size for name, path in self._files().items()}
+        sizes = {name: size_of(name, path) for name, path in self._files().items()}
+        self._sizes = {name: size for name, size in sizes.items() if size is not None}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         files = self._files()
@@ -88,7 +89,10 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins = {name: end_of_lines(path, 0, path.stat().st_size, bounded=False) for name, path in files.items()}
         ends = {}
         for name, path in files.items():
-            size = path.stat().st_size
+            size = size_of(name, path)
+            if size is None:  # renamed a moment ago: the next call finds its new name
+                ends[name] = begins.get(name, 0)
+                continue
             if self._sizes is not None:
                 size = min(size, self._sizes.get(name, 0))
             begin = begins.get(name, 0)
@@ -109,7 +113,8 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = 0 if last < begin else begin
             if begin == last:
                 continue
-            if name not in files or files[name].stat().st_size < last:
+            size = size_of(name, files[name]) if name in files else None
+            if size is None or size < last:
                 raise PipelineError(
                     f"file {self._pattern}: a file whose lines up to byte {last} belong to this micro-batch was "
                     "removed, truncated or renamed to a name that the pattern does not match"
@@ -149,8 +154,22 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except FileNotFoundError:  # renamed a moment ago
                 continue
             if stat.S_ISREG(found.st_mode):
-                files.setdefault(f"{found.st_dev}-{found.st_ino}", path)
+                files.setdefault(name_of(found), path)
         return files
+
+
+def name_of(found: os.stat_result) -> str:
+    """Return the name of a file in offsets: its device and inode."""
+    return f"{found.st_dev}-{found.st_ino}"
+
+
+def size_of(name: str, path: Path) -> int | None:
+    """Return the size of a file in bytes; None if its path has no file any more, or another one."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size if name_of(found) == name else None
 
 
 def end_of_lines(path: Path, begin: int, size: int, *, bounded: bool = True) -> int:
