@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
+from interop_harness.target import NoKafka, started
 from tidelog.testing import Broker
 
 ROOT = Path(__file__).parents[2]
@@ -162,12 +163,14 @@ class Reader:
         words = line.split("#")[0].split()
         at = words.index("--listen") + 1 if "--listen" in words else 0
         is_old_cluster = words[at] == OLD_CLUSTER
+        if is_old_cluster and self.old_bootstrap != OLD_CLUSTER:
+            return  # the test has started it
         if not is_old_cluster:
             self.stop()
         listen = f"{words[at].partition(':')[0] if at else '127.0.0.1'}:0"
         words = [*words[: at - 1], *words[at + 1 :]] if at else words
         words = [word.removesuffix(":9092") + ":0" if word.endswith(":9092") else word for word in words]
-        started = subprocess.Popen(
+        process = subprocess.Popen(
             [*words, "--listen", listen],
             cwd=self.directory,
             env=self.environment(),
@@ -176,16 +179,16 @@ class Reader:
             text=True,
         )
         if is_old_cluster:
-            self.old_cluster = started
+            self.old_cluster = process
         else:
-            self.broker = started
-        assert started.stdout is not None
+            self.broker = process
+        assert process.stdout is not None
         if "--brokers" in words:
-            lines = iter(started.stdout.readline, "")
+            lines = iter(process.stdout.readline, "")
             self.output = next(line for line in lines if line.startswith("Ready: "))
             self.bootstrap = self.output.split()[-1]
             return
-        self.output = started.stdout.readline()
+        self.output = process.stdout.readline()
         address = re.search(r"listening on \S+:(\d+) ", self.output)
         assert address, f"{line}: {self.output!r}"
         if is_old_cluster:
@@ -243,6 +246,20 @@ def test_a_document_can_be_followed(document: Path, reader: Reader) -> None:
     if "9092" not in "".join(block.text for block in found if block.text.startswith("tidelog start")):
         reader.start("tidelog start")  # a document that takes one for granted
     follow(reader, document, found)
+
+
+def test_the_move_from_apache_kafka_can_be_followed(reader: Reader) -> None:
+    """docs/migration.md with Apache Kafka as the old cluster, instead of a second broker of Tidelog."""
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    document = ROOT / "docs/migration.md"
+    reader.variables = SHORT_JVM
+    try:
+        with started("kafka") as kafka:
+            reader.old_bootstrap = kafka.bootstrap
+            follow(reader, document, blocks(document))
+            assert reader.old_cluster is None
+    except NoKafka as missing:
+        pytest.skip(f"Apache Kafka cannot run here: {missing}")
 
 
 def shows_error(block: Block | None) -> bool:

@@ -75,7 +75,9 @@ class Example:
             # One after another: Spark gives up on a Python source that does not start within ten seconds, and on a busy
             # machine several of them that start at once take longer.
             for pipeline in pipelines:
-                run(pipeline, bootstrap=bootstrap, state=directory / "state", spark=spark, timeout_s=280)
+                statuses = run(pipeline, bootstrap=bootstrap, state=directory / "state", spark=spark, timeout_s=280)
+                # A restart would hide a failure of the first attempt.
+                assert [(each.restarts, each.error) for each in statuses.values()] == [(0, None)], pipeline.name
 
     def table(self, path: str) -> "pandas.DataFrame":
         """Return the rows of a Delta table. Its times have no zone: they are UTC."""

@@ -135,10 +135,12 @@ def text_of(value: Any) -> str | None:
 def changes_in(records: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
     """Return one row for each change of the records, in a worker."""
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
 
-    schema = to_arrow_schema(StructType.fromDDL(CHANGES))
+    texts = pa.map_(pa.string(), pa.string())
+    # The columns of CHANGES. Spark can translate that text only in the driver: a worker has no Spark session.
+    schema = pa.schema(
+        {"table": pa.string(), "deleted": pa.bool_(), "position": pa.int64(), "row": texts, "types": texts}
+    )
     for batch in records:
         rows = []
         for record in batch.to_pylist():
@@ -185,6 +187,13 @@ class OpenedTable:
         self.opened = opened
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
+        batch.persist()  # it is used twice, and would otherwise be read twice from the topic
+        try:
+            self.write_rows(batch, batch_id)
+        finally:
+            batch.unpersist()
+
+    def write_rows(self, batch: "DataFrame", batch_id: int) -> None:
         from pyspark.sql import functions as F
 
         stored = self.stored_types()

@@ -97,6 +97,7 @@ def run_pipelines(plan: RunPlan) -> list[str]:
             time.sleep(STEP_S)
         if not run.has_ended:
             stop(run, view)
+        monitor.finish()
         view.show(run.statuses)
         return [each.error or f"pipeline {each.pipeline} failed" for each in run.statuses if each.state == FAILED]
 

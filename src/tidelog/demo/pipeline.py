@@ -3,20 +3,26 @@ suggestions for reorders to the topic `reorders`.
 
     python -m tidelog.demo.pipeline BOOTSTRAP DIRECTORY
 
-The program starts Spark, waits for a line on stdin, and then processes the events that are in the topic. It uses
-structured streaming with a checkpoint: the next run continues where the previous one stopped. A micro-batch that is
-replayed overwrites its own Parquet files.
+The program starts Spark, waits for a line on stdin, and then processes the events that are in the topic. The next run
+continues where the previous one stopped.
+
+Each micro-batch goes to two sinks of one query. With two sinks in the declaration, Spark would run two queries, which
+read the topic twice and take longer to start.
 """
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_tidelog.session import local_session
 from tidelog.demo.orders import EVENTS, REORDERS
+from tidelog.pipelines import json, parquet, pipeline, topic
+from tidelog.pipelines.declarations import Opened, Pipeline, Sink, SinkContext
+from tidelog.pipelines.loading import declared_pipeline
+from tidelog.pipelines.running import run
+from tidelog.pipelines.session import start_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 EVENT = (
     "order_id STRING, product STRING, description STRING, quantity INT, price_pence INT, outcome STRING, "
@@ -29,47 +35,52 @@ SHORT_RUN = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseS
 """Settings of Spark for a run of less than a minute: the JVM spends no time on its second compiler."""
 
 
-def events(spark: "SparkSession", bootstrap: str) -> "DataFrame":
-    """Return the stream of distinct events. The outbox may publish an event twice, with the same id."""
-    from pyspark.sql import functions as f
+def declared(directory: Path) -> Pipeline:
+    """Return the pipeline, which writes Parquet files to `directory`/sales."""
 
-    records = (
-        spark.readStream.format("tidelog")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .option("subscribe", EVENTS)
-        .option("startingOffsets", "earliest")
-        .option("includeHeaders", "true")
-        .option("maxOffsetsPerTrigger", OFFSETS_PER_BATCH)
-        .load()
+    @pipeline(
+        source=topic(EVENTS, value=json(EVENT), options={"maxOffsetsPerTrigger": OFFSETS_PER_BATCH}),
+        sink=SalesAndReorders(parquet(str(directory / "sales"), files=1), topic(REORDERS, value=json(), key="product")),
+        settings=SHORT_RUN,
     )
-    return (
-        records.select(
-            f.expr("CAST(headers[0].value AS STRING)").cast("long").alias("event_id"),
-            f.from_json(f.col("value").cast("string"), EVENT).alias("event"),
-        )
-        .dropDuplicates(["event_id"])
-        .select("event.*")
-    )
+    def sale(events: "DataFrame") -> "DataFrame":
+        """Return the events without repetitions. The outbox may publish an event twice, with the same id."""
+        with_id = events.selectExpr("*", "CAST(CAST(kafka.headers[0].value AS STRING) AS LONG) AS event_id")
+        return with_id.dropDuplicates(["event_id"]).drop("kafka", "event_id")
+
+    return declared_pipeline(sale)
 
 
-def run(spark: "SparkSession", bootstrap: str, directory: Path) -> None:
-    """Process the events that are in the topic now, and return."""
+class SalesAndReorders(NamedTuple):
+    """A sink that summarises each micro-batch for two other sinks. Both write each number of a micro-batch once, so
+    this sink does, too.
+    """
 
-    def write(batch: "DataFrame", batch_id: int) -> None:
-        batch.persist()
-        sales(batch).write.mode("overwrite").parquet(str(directory / "sales" / f"batch={batch_id}"))
-        suggestions = reorders(batch).write.format("tidelog").mode("append")
-        suggestions.option("kafka.bootstrap.servers", bootstrap).option("topic", REORDERS).save()
-        batch.unpersist()
+    sales: Sink
+    reorders: Sink
 
-    query = (
-        events(spark, bootstrap)
-        .writeStream.foreachBatch(write)
-        .option("checkpointLocation", str(directory / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    def describe(self) -> str:
+        return f"{self.sales.describe()} and {self.reorders.describe()}"
+
+    def open(self, context: SinkContext) -> Opened:
+        return OpenedSalesAndReorders(self.sales.open(context), self.reorders.open(context))
+
+
+class OpenedSalesAndReorders(NamedTuple):
+    sales: Opened
+    reorders: Opened
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        batch.persist()  # otherwise Spark would read the events once for each sink
+        try:
+            self.sales.write(sales(batch), batch_id)
+            self.reorders.write(reorders(batch), batch_id)
+        finally:
+            batch.unpersist()
+
+    def close(self) -> None:
+        self.sales.close()
+        self.reorders.close()
 
 
 def sales(batch: "DataFrame") -> "DataFrame":
@@ -88,31 +99,23 @@ def sales(batch: "DataFrame") -> "DataFrame":
 
 
 def reorders(batch: "DataFrame") -> "DataFrame":
-    """Return a record for each product whose stock was below REORDER_BELOW in this batch. The record's key is the
-    product. The record's value is JSON with the lowest stock and the number of units that could not be sold.
+    """Return each product whose stock was below REORDER_BELOW in this batch, with the lowest stock and the number of
+    units that could not be sold.
     """
     from pyspark.sql import functions as f
 
-    short = (
-        batch.groupBy("product")
-        .agg(
-            f.min("stock_left").alias("stock_left"),
-            f.sum(f.expr("IF(outcome = 'sold out', quantity, 0)")).alias("missed"),
-        )
-        .where(f.col("stock_left") < REORDER_BELOW)
-    )
-    return short.select(
-        f.col("product").cast("binary").alias("key"),
-        f.to_json(f.struct("product", "stock_left", "missed")).cast("binary").alias("value"),
-    )
+    missed = f.sum(f.expr("IF(outcome = 'sold out', quantity, 0)")).alias("missed")
+    by_product = batch.groupBy("product").agg(f.min("stock_left").alias("stock_left"), missed)
+    return by_product.where(f.col("stock_left") < REORDER_BELOW)
 
 
 def main(bootstrap: str, directory: Path) -> None:
-    spark = local_session("flash-sale", settings=SHORT_RUN)
+    sale = declared(directory)
+    spark = start_session([sale])
     spark.sparkContext.setLogLevel("ERROR")
     print("ready", flush=True)
     sys.stdin.readline()
-    run(spark, bootstrap, directory)
+    run(sale, bootstrap=bootstrap, state=directory / "pipelines", spark=spark)
     spark.stop()
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.pipelines.declarations import Pipeline, SourceContext
+from tidelog.pipelines.loading import send_functions_by_value
 from tidelog.pipelines.queries import results_of
 from tidelog.pipelines.topics import DECODED, Topic
 
@@ -29,6 +30,7 @@ def sample(pipeline: Pipeline, spark: "SparkSession", bootstrap: str, rows_max: 
     """Read at most `rows_max` records of each source, and call the function. Raises PipelineError."""
     from pyspark.sql import functions as f
 
+    send_functions_by_value(pipeline)  # before sources are loaded, whose formats may be classes of the pipeline's file
     context = SourceContext(spark, bootstrap, pipeline.name, is_streaming=False, begin=begin, rows_max=rows_max)
     frames: dict[str, DataFrame] = {}
     sources = []

@@ -7,6 +7,11 @@ from tidelog.pipelines.declarations import PipelineError, TemporaryError
 RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such records aside)")
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
 """The last line of a Python traceback."""
+NO_SESSION = "[SESSION_OR_CONTEXT_NOT_EXISTS]"
+NO_SESSION_HINT = (
+    "a function that runs in Spark's workers has no Spark session, so StructType.fromDDL and the functions of"
+    " pyspark.sql cannot be called in it: call them outside, and use the result in the function"
+)
 
 
 def cause_text(error: BaseException) -> str:
@@ -19,6 +24,8 @@ def cause_text(error: BaseException) -> str:
     python_errors = PYTHON_ERROR.findall(text)
     if python_errors:
         name, message = python_errors[-1]
+        if message.startswith(NO_SESSION):
+            return f"{name}: {message.strip()} ({NO_SESSION_HINT})"
         return f"{name}: {message.strip()}"
     first = first_line(text)
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

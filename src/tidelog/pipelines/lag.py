@@ -22,7 +22,7 @@ CONFIG = ClientConfig(client_id="tidelog-pipeline-lag", default_api_timeout_ms=5
 
 
 class LagMonitor:
-    """Sets `lag_records` and `lag_ms` of the queries' figures until `close`."""
+    """Sets `lag_records` and `lag_ms` of the queries' figures until `finish` or `close`."""
 
     def __init__(
         self, bootstrap: str, pipelines: Sequence[Pipeline], statuses: Callable[[], Sequence[PipelineStatus]]
@@ -42,6 +42,21 @@ class LagMonitor:
                 for query in status.queries:
                     if query.offsets:
                         query.lag_records, query.lag_ms = self.measure(status.pipeline, query.offsets)
+
+    def finish(self) -> None:
+        """Measure a last time, when the queries have ended: the last measurement may be older than their last
+        micro-batches. If the brokers do not answer, the lag is unknown.
+        """
+        self._stop.set()
+        self._thread.join(CONFIG.default_api_timeout_ms / 1000)
+        has_answer = not self._thread.is_alive()
+        for status in self._statuses():
+            for query in status.queries:
+                query.lag_records, query.lag_ms = None, None
+                if query.offsets and has_answer:
+                    query.lag_records, query.lag_ms = self.measure(status.pipeline, query.offsets)
+                    # Without an answer, each further attempt would wait as long.
+                    has_answer = query.lag_records is not None
 
     def measure(self, pipeline: str, offsets: Mapping[str, Mapping[str, int]]) -> tuple[int | None, int | None]:
         """Return the number of records of the pipeline's topics from these offsets to the ends, and the age of the

@@ -70,7 +70,8 @@ def load_module(path: Path) -> ModuleType:
 def send_functions_by_value(pipeline: Pipeline) -> None:
     """Let Spark send the functions and classes of the pipeline's file to its workers as they are.
 
-    By default it sends only their names, and the workers cannot import the file.
+    By default it sends only their names, and the workers cannot import the file. Call this before the first source of
+    the pipeline is loaded: Spark serializes a function when a column with it is made.
     """
     from pyspark import cloudpickle
 

@@ -64,7 +64,6 @@ def results_of(pipeline: Pipeline, frames: Mapping[str, "DataFrame"]) -> dict[st
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
-    send_functions_by_value(pipeline)
     place = place_of(pipeline.function)
     try:
         result = pipeline.function(**frames)
@@ -226,6 +225,7 @@ def start_queries(
     pipeline: Pipeline, session: "SparkSession", run: RunContext, state: PipelineState, identity: Identity
 ) -> list[RunningQuery]:
     """Open sources and sinks, and start one query for each sink. Raises PipelineError; no query then remains."""
+    send_functions_by_value(pipeline)  # before sources are loaded, whose formats may be classes of the pipeline's file
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}

@@ -264,3 +264,10 @@ def test_the_cause_of_a_failure_is_one_line() -> None:
     assert cause_text(python_error) == "DataLoss: a-0: offsets 0 to 4 are gone"
     assert not is_permanent(python_error)
     assert cause_text(ValueError("one\ntwo")) == "ValueError: one"
+    no_session = "[SESSION_OR_CONTEXT_NOT_EXISTS] SparkContext or SparkSession should be created first."
+    in_worker = RuntimeError(
+        f"Job aborted\nTraceback\npyspark.errors.exceptions.base.PySparkRuntimeError: {no_session}\n"
+    )
+    assert cause_text(in_worker).startswith(
+        f"PySparkRuntimeError: {no_session} (a function that runs in Spark's workers"
+    )
