@@ -46,8 +46,9 @@ class RunningPipeline:
     def start(self, now_s: float) -> None:
         self.status.state = STARTING
         self.status.restart_in_s = None
+        identity = self._state.identity()
+        assert identity is not None, "a Run creates the identity, with its checkpoints, when it locks the state"
         try:
-            identity = self._state.identity() or self._state.create_identity(None)
             session = pipeline_session(self._spark, self.pipeline, self._run.settings)
             self._queries = start_queries(self.pipeline, session, self._run, self._state, identity)
         except Exception as error:

@@ -73,8 +73,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 def running_pipeline(tmp_path: Path, *, once: bool = False) -> RunningPipeline:
     spark: Any = None
-    run = RunContext("127.0.0.1:9092", once)
-    return RunningPipeline(declared_pipeline(copy), spark, run, PipelineState(tmp_path, "copy"))
+    run, state = RunContext("127.0.0.1:9092", once), PipelineState(tmp_path, "copy")
+    state.create_identity(None)
+    return RunningPipeline(declared_pipeline(copy), spark, run, state)
 
 
 def test_pauses_double_and_a_success_ends_the_series(script: Script, tmp_path: Path) -> None:
@@ -227,3 +228,11 @@ def test_a_second_run_with_the_same_state_is_refused_and_leaves_the_first_one_al
     assert status is not None
     assert identity is not None
     assert (status["state"], identity.begin) == (STOPPED, "latest")
+
+
+def test_a_start_makes_no_identity_because_it_would_have_no_checkpoints(script: Script, tmp_path: Path) -> None:
+    spark: Any = None
+    run, state = RunContext("127.0.0.1:9092", False, "s3://bucket/checkpoints"), PipelineState(tmp_path, "copy")
+    with pytest.raises(AssertionError):
+        RunningPipeline(declared_pipeline(copy), spark, run, state).start(0)
+    assert state.identity() is None
