@@ -45,6 +45,6 @@ def test_conflicts_with_other_writers_may_end_with_another_attempt(monkeypatch: 
     def conflict() -> None:
         raise KeyError("version 7 exists")
 
-    with pytest.raises(TemporaryError, match=r"delta /t: other writers changed the table .* 20 attempts .* version 7"):
+    with pytest.raises(TemporaryError, match=r"delta /t: other writers changed the table .* 20 attempts .*version 7"):
         commits.commit(conflict, KeyError, "delta /t")
     assert len(pauses) == commits.ATTEMPTS_MAX - 1
