@@ -1,5 +1,6 @@
 """Restarts with pauses, and the end of a run, with queries that a test ends as it likes."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tidelog.pipelines.queries import RunContext
 from tidelog.pipelines.running import ONCE_RESTARTS_MAX, PAUSE_MAX_S, Run, RunningPipeline
 from tidelog.pipelines.state import PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STOPPED, WAITING, QueryStatus
+from tidelog.pipelines.stopping import NotStopped
 from tidelog.pipelines.topics import topic
 
 
@@ -236,3 +238,37 @@ def test_a_start_makes_no_identity_because_it_would_have_no_checkpoints(script: 
     with pytest.raises(AssertionError):
         RunningPipeline(declared_pipeline(copy), spark, run, state).start(0)
     assert state.identity() is None
+
+
+def test_the_end_of_a_run_is_bounded_and_names_what_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark: Any = None
+    stuck, failing, other = ScriptedQuery(), ScriptedQuery(), ScriptedQuery()
+    may_end = threading.Event()
+    stops = []
+
+    def hang() -> None:
+        stops.append(threading.current_thread())
+        may_end.wait(60)
+
+    def time_out() -> None:
+        raise NotStopped("sink b: the query has not ended")
+
+    monkeypatch.setattr(stuck, "stop", hang)
+    monkeypatch.setattr(failing, "stop", time_out)
+    monkeypatch.setattr(running, "start_queries", lambda *_: [stuck, failing, other])
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: spark)
+    monkeypatch.setattr(running, "STOP_MAX_S", 0.2)
+    try:
+        with Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path) as started:
+            started.start()
+            started.stop(0)
+        assert len(stops) == 1, "the end of the block does not wait again"
+        assert not other.is_active
+    finally:
+        may_end.set()
+    status = PipelineState(tmp_path, "copy").read_status()
+    assert status is not None
+    assert status["state"] == STOPPED
+    assert status["error"].startswith("pipeline copy: sink b: the query has not ended; 1 of 3 queries")
