@@ -1,6 +1,7 @@
 """Declared pipelines in a real Spark, against a live broker."""
 
 import json
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -16,7 +17,9 @@ from pyspark.sql import functions as f
 
 from tidelog.pipelines import PipelineError, pipeline, topic
 from tidelog.pipelines import json as json_format
-from tidelog.pipelines.running import run
+from tidelog.pipelines.declarations import SinkContext, SourceContext
+from tidelog.pipelines.loading import declared_pipeline
+from tidelog.pipelines.running import Run, run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -154,3 +157,56 @@ def test_two_sinks_and_two_pipelines_share_a_session(spark: "SparkSession", log:
         (b"tea", b'{"quantity":3}'),
         (b"tea", b'{"quantity":4}'),
     ]
+
+
+class Ticks:
+    """A source with a row each 100 ms."""
+
+    def describe(self) -> str:
+        return "ticks"
+
+    def load(self, context: SourceContext) -> "DataFrame":
+        return context.spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+
+
+class Stuck:
+    """A sink whose write does not return when Spark interrupts it."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+        self.closed = threading.Event()
+
+    def describe(self) -> str:
+        return "stuck"
+
+    def open(self, context: SinkContext) -> "Stuck":
+        return self
+
+    def write(self, *_: object) -> None:
+        self.begun.set()
+        self.may_end.wait(LIMIT_S)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_sink_that_does_not_return(spark: "SparkSession", tmp_path: Path) -> None:
+    sink = Stuck()
+
+    @pipeline(source=Ticks(), sink=sink, trigger="0 seconds")
+    def copied(rows: "DataFrame") -> "DataFrame":
+        return rows
+
+    declared, settings = declared_pipeline(copied), {"spark.sql.streaming.stopTimeout": "200ms"}
+    try:
+        with Run([declared], spark, bootstrap="127.0.0.1:1", state=tmp_path, settings=settings) as started:
+            started.start()
+            while not sink.begun.wait(0.1):
+                started.step()
+            started.stop(0)
+        assert not sink.closed.is_set()
+        assert "the query has not ended within" in str(started.statuses[0].error)
+    finally:
+        sink.may_end.set()
+    assert sink.closed.wait(LIMIT_S)

@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from sinks_harness.trials import batch_of, opened, run_to_end, stream_of
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.delta import delta
+from tidelog.pipelines.sinks.file import file
 from tidelog.pipelines.sinks.parquet import parquet
 
 if TYPE_CHECKING:
@@ -157,3 +158,14 @@ class TestParquet:
             opened(target, spark, "update")
         with pytest.raises(PipelineError, match="an object store cannot rename files"):
             opened(parquet("s3://bucket/files"), spark)
+
+
+def test_names_of_columns_are_quoted_as_values_of_csv(spark: "SparkSession", tmp_path: Path) -> None:
+    frame = spark.range(1).selectExpr("id as `a;b`", '\'say "x"\' as `say "x"`', "'' as plain").coalesce(1)
+    sink = opened(file(str(tmp_path), format="csv", options={"Header": True, "sep": ";"}), spark)
+    sink.write(frame, 0)
+    [written] = tmp_path.glob("*.csv")
+    header, row = written.read_text().splitlines()
+    assert header == '"a;b";"say \\"x\\"";plain'
+    assert row == '0;"say \\"x\\"";""'
+    assert spark.read.csv(str(written), sep=";", header=True).columns == frame.columns

@@ -6,22 +6,21 @@ A registry is a dictionary or a file with schemas, or a service with the HTTP in
 import base64
 import json
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.http_requests import Limits, RequestFailed, send
 
 ANSWER_BYTES_MAX = 16 << 20
 """Upper bound on the size of an answer of a schema registry."""
 TIMEOUT_S = 30.0
 ATTEMPTS = 3
 FIRST_PAUSE_S = 0.5
-"""Pause after the first failed attempt. Each further pause is twice as long."""
+PAUSE_MAX_S = 10.0
+"""Pauses between attempts grow from FIRST_PAUSE_S to PAUSE_MAX_S, in seconds."""
 MISSING_S = 5.0
 """Time for which an id that the registry does not have is not requested again."""
 MISSING_IDS_MAX = 10_000
@@ -144,30 +143,22 @@ class HttpRegistry:
 
     def _get(self, path: str) -> dict[str, Any] | None:
         """Return the answer as parsed JSON, or None if the registry does not have it."""
-        request = urllib.request.Request(self._url + path, headers={"Accept": "application/json"})  # noqa: S310
+        limits = Limits(ATTEMPTS, TIMEOUT_S, ANSWER_BYTES_MAX, FIRST_PAUSE_S, PAUSE_MAX_S)
+        headers = {"Accept": "application/json"}
         if self._authorization:
-            request.add_unredirected_header("Authorization", self._authorization)
-        for attempt in range(ATTEMPTS):
-            try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310 - http or https
-                    text = response.read(ANSWER_BYTES_MAX + 1)
-                break
-            except urllib.error.HTTPError as error:
-                error.close()
-                if error.code == NOT_FOUND:
-                    return None
-                if error.code in UNAUTHORIZED:
-                    raise RegistryError(
-                        f"registry {self._url}: access is denied ({error.code}): put user and password into the URL"
-                    ) from None
-                reason = f"HTTP status {error.code}"
-            except (OSError, HTTPException) as error:  # HTTPException: the answer is not HTTP, or is not complete
-                reason = str(error).strip() or type(error).__name__
-            if attempt + 1 == ATTEMPTS:
-                raise RegistryError(f"registry {self._url} cannot be reached: {reason}")
-            time.sleep(FIRST_PAUSE_S * 2**attempt)
-        if len(text) > ANSWER_BYTES_MAX:
-            raise RegistryError(f"registry {self._url}: an answer has more than {ANSWER_BYTES_MAX} bytes")
+            headers["Authorization"] = self._authorization
+        try:
+            text = send(self._url + path, limits, headers=headers, any_host=True)
+        except RequestFailed as error:
+            if error.status == NOT_FOUND:
+                return None
+            if error.status in UNAUTHORIZED:
+                raise RegistryError(
+                    f"registry {self._url}: access is denied ({error.status}): put user and password into the URL"
+                ) from None
+            raise RegistryError(
+                f"registry {self._url}: the request failed after {error.attempts} attempts: {error}"
+            ) from None
         try:
             answer = json.loads(text)
         except ValueError:

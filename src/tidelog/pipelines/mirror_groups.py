@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from tidelog.model.ids import TopicPartition
+from tidelog.pipelines.declarations import TemporaryError
 from tidelog.pipelines.mirror_cluster import MirrorCluster
 from tidelog.pipelines.mirror_offsets import PartitionOffsets
 from tidelog.pipelines.mirror_store import MirrorStore
@@ -22,6 +23,9 @@ the target has no such group, or that its broker is old and sends no state. An o
 the group has members."""
 SHARE = "Share"
 """Type of groups that have no committed offsets (KIP-932)."""
+
+STOP_MAX_S = 20.0
+"""Upper bound on the wait for the last move of groups at the end of a mirror, in seconds."""
 
 MOVED, UNCHANGED, WAITING, ACTIVE, REFUSED = "moved", "unchanged", "waiting", "active", "refused"
 
@@ -127,26 +131,48 @@ class MirrorGroups:
 class GroupMover:
     """Moves groups again and again, in a thread of its own."""
 
-    def __init__(self, move: Callable[[], None], every_s: float) -> None:
+    def __init__(self, move: Callable[[], None], every_s: float, at_end: Callable[[], None]) -> None:
+        """The thread calls `move`, and `at_end` as its last step."""
         self._move = move
         self._every_s = every_s
+        self._at_end = at_end
         self._stop = threading.Event()
+        self._moves_at_end = False
+        self._error: Exception | None = None
+        """The error of the last move, after `stop`."""
         self._thread = threading.Thread(target=self._run, name="mirror-groups", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, *, move: bool) -> None:
-        """Stop the thread and wait for its end. With `move`, move the groups a last time afterwards."""
+    def stop(self, *, move: bool, timeout_s: float = STOP_MAX_S) -> None:
+        """Let the thread end, with `move` after it has moved the groups a last time. Wait up to `timeout_s`.
+
+        Raises the error of the last move, and TemporaryError if the thread has not ended in time. It then ends after
+        the move that it has begun, or with the process.
+        """
+        self._moves_at_end = move
         self._stop.set()
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._thread.join()
-        if move:
-            self._move()
+            self._moves_at_end = False  # a move that runs continues, but no other begins
+            raise TemporaryError(
+                f"a move has not ended within {timeout_s:g} s, so offsets that groups committed since the move before"
+                " may be missing in the target: run the mirror again before consumers change to the target"
+            )
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
-            try:
+        try:
+            while not self._stop.wait(self._every_s):
+                try:
+                    self._move()
+                except Exception:  # the next attempt may succeed
+                    logger.warning("mirror_groups_failed the offsets of groups were not moved", exc_info=True)
+            if self._moves_at_end:
                 self._move()
-            except Exception:  # the next attempt may succeed; the last one, in `stop`, raises
-                logger.warning("mirror_groups_failed the offsets of groups were not moved", exc_info=True)
+        except Exception as error:  # raised by `stop`
+            self._error = error
+        finally:
+            self._at_end()

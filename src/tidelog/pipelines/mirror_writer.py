@@ -143,7 +143,13 @@ class MirrorWriter:
         def move() -> None:
             self.moved = mover.move(self._partition_counts)
 
-        self._mover = GroupMover(move, self._mirror.groups_every_s)
+        def close() -> None:
+            source.close()
+            target.close()
+
+        # The thread of the mover closes these clients, because it may still use them when `close` has returned.
+        self._clusters = [self._source, self._target]
+        self._mover = GroupMover(move, self._mirror.groups_every_s, close)
         self._mover.start()
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
@@ -172,15 +178,17 @@ class MirrorWriter:
         self._store.save(self._entries(plan), position)
 
     def close(self) -> None:
-        """Close the connections. Move the groups a last time, unless a micro-batch has failed. A second call does
-        nothing.
+        """Close the connections. Move the groups a last time, unless a micro-batch has failed. This takes at most
+        `mirror_groups.STOP_MAX_S`; a warning says what was not done. A second call does nothing.
         """
         mover, self._mover = self._mover, None
         try:
             if mover is not None:
                 mover.stop(move=not self._has_failed)
         except (ApiError, ClientError, PipelineError) as error:
-            logger.warning("mirror_groups_failed the offsets of groups were not moved: %s", error)
+            logger.warning(
+                "mirror_groups_failed mirror=%s the groups were not moved a last time: %s", self._mirror.name, error
+            )
         finally:
             self._close_clusters()
 

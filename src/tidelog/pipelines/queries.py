@@ -1,6 +1,7 @@
 """Start the queries of one pipeline: sources, the function, sinks, dead letters."""
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +27,14 @@ from tidelog.pipelines.failures import cause_text, first_line
 from tidelog.pipelines.loading import send_functions_by_value
 from tidelog.pipelines.state import Identity, PipelineState
 from tidelog.pipelines.status import QueryStatus, update_from_progress
+from tidelog.pipelines.stopping import SPARK_STOP_MAX_S, STOP_MAX_S, NotStopped, call_all, is_stop_timeout
 from tidelog.pipelines.topics import Topic, ensure_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger("tidelog.pipelines")
 
 DEAD_LETTER_PARTITIONS = 1
 """Number of partitions of a topic of dead letters that does not exist."""
@@ -99,6 +103,10 @@ class RunningQuery:
         self._before_first_write = before_first_write
         self._has_written = False
         self._is_closed = False
+        self._lock = threading.Lock()
+        """Protects the two fields below, which the thread of the writes and the thread of a stop use."""
+        self._is_writing = False
+        self._closes_after_write = False
         self._query: StreamingQuery | None = None
         self._has_query = threading.Event()
         self._stopping = threading.Event()
@@ -122,6 +130,7 @@ class RunningQuery:
         if self._stopping.is_set():
             raise StopRequested
         self._has_query.wait()  # the first micro-batch may begin before `start` has stored the query
+        self._is_writing = True
         try:
             if not self._has_written:
                 self._before_first_write()
@@ -134,6 +143,12 @@ class RunningQuery:
             # Spark searches the whole text of this exception, with all of Java's stack traces, by a recursive regular
             # expression, which overflows the stack for a long text. So Spark gets only one line.
             raise WriteFailed(cause_text(error)) from None
+        finally:
+            with self._lock:
+                self._is_writing = False
+                closes = self._closes_after_write
+            if closes:
+                self._close()
 
     def counts(self) -> dict[str, Counts]:
         """Return the counts of the current micro-batch by source; an empty dictionary if they cannot be read.
@@ -206,15 +221,37 @@ class RunningQuery:
         return self.is_active and bool(self._query is not None and self._query.status["isTriggerActive"])
 
     def stop(self) -> None:
-        """Stop the query, also within a micro-batch, which the next start repeats. Return when it has stopped."""
+        """Stop the query, also within a micro-batch, which the next start repeats. Close the sink when it has stopped.
+
+        Raises NotStopped if the query does not end in time. Its micro-batch then closes the sink when it returns.
+        """
         self._stopping.set()
+        leaves_sink = False
         try:
             if self._query is not None:
                 self._query.stop()
+        except Exception as error:
+            if not is_stop_timeout(error):
+                raise
+            leaves_sink = self._leave_sink_to_write()
+            raise NotStopped(
+                f"sink {self.status.sink}: the query has not ended within {SPARK_STOP_MAX_S} s after its interruption;"
+                " its micro-batch may still be written, and the next start repeats it"
+            ) from None
         finally:
-            if not self._is_closed:
-                self._is_closed = True
-                self._opened.close()
+            if not leaves_sink:
+                self._close()
+
+    def _leave_sink_to_write(self) -> bool:
+        """Let the write that runs close the sink when it returns. Return False if no write runs."""
+        with self._lock:
+            self._closes_after_write = self._is_writing
+            return self._is_writing
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._opened.close()
 
 
 def _report_key(report: Mapping[str, Any]) -> str:
@@ -276,8 +313,8 @@ def start_queries(
                 )
             )
     except BaseException:
-        for each in running:
-            each.stop()
+        for error in call_all([each.stop for each in running], STOP_MAX_S):
+            logger.warning("pipeline_stop_failed pipeline=%s %s", pipeline.name, cause_text(error))
         raise
     return running
 

@@ -1,5 +1,6 @@
 """Run pipelines in one Spark session: start, restart after failures, stop."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,13 @@ from tidelog.pipelines.queries import RunContext, RunningQuery, StopRequested, s
 from tidelog.pipelines.session import pipeline_session, start_session
 from tidelog.pipelines.state import DEFAULT_STATE, PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, PipelineStatus
+from tidelog.pipelines.stopping import STOP_MAX_S, NotStopped, call_all
 from tidelog.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger("tidelog.pipelines")
 
 FIRST_PAUSE_S = 1.0
 PAUSE_MAX_S = 60.0
@@ -46,8 +50,9 @@ class RunningPipeline:
     def start(self, now_s: float) -> None:
         self.status.state = STARTING
         self.status.restart_in_s = None
+        identity = self._state.identity()
+        assert identity is not None, "a Run creates the identity, with its checkpoints, when it locks the state"
         try:
-            identity = self._state.identity() or self._state.create_identity(None)
             session = pipeline_session(self._spark, self.pipeline, self._run.settings)
             self._queries = start_queries(self.pipeline, session, self._run, self._state, identity)
         except Exception as error:
@@ -114,19 +119,29 @@ class RunningPipeline:
     def stop_idle_queries(self) -> None:
         """After `request_stop`: stop the queries that are between two micro-batches."""
         if self.status.state == RUNNING:
-            for query in self._queries:
-                if not query.is_in_batch():
-                    query.stop()
+            self._stop_queries([query for query in self._queries if not query.is_in_batch()])
 
     def stop_now(self) -> None:
+        """Interrupt the queries, and wait up to STOP_MAX_S. What has not ended then is an error of the status."""
         self._stopping = True
         self._close_queries()
         if self.status.state in (RUNNING, STARTING, WAITING):
             self.status.state = STOPPED
 
     def _close_queries(self) -> None:
-        for query in self._queries:
-            query.stop()
+        """Stop all queries. A query that does not end in time is left alone, so a second call does not wait for it."""
+        queries, self._queries = self._queries, []
+        if not_stopped := self._stop_queries(queries):
+            self.status.error = f"pipeline {self.pipeline.name}: {not_stopped}"
+            logger.warning("pipeline_not_stopped %s", self.status.error)
+
+    def _stop_queries(self, queries: Sequence[RunningQuery]) -> str:
+        """Return what has not ended in time; an empty text if all queries have ended."""
+        errors = call_all([query.stop for query in queries], STOP_MAX_S)
+        for error in errors:
+            if not isinstance(error, NotStopped):
+                raise error
+        return "; ".join(map(str, errors))
 
     @property
     def has_ended(self) -> bool:
@@ -178,8 +193,8 @@ class Run:
 
     def __exit__(self, *raised: object) -> None:
         try:
+            self._stop_now()
             for each in self.pipelines:
-                each.stop_now()
                 if raised:  # called by the `with` statement, and not by `__enter__` before it has all locks
                     each.write_status()
         finally:
@@ -207,9 +222,8 @@ class Run:
         return all(each.has_ended for each in self.pipelines)
 
     def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches.
-
-        This may take longer than the timeout, because an interrupted query stops only when its sink returns.
+        """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches, and wait for
+        them up to `stopping.STOP_MAX_S` more. The statuses then name queries that have not ended.
         """
         for each in self.pipelines:
             each.request_stop()
@@ -220,8 +234,12 @@ class Run:
             self.step()
             while_waiting()
             time.sleep(POLL_S)
-        for each in self.pipelines:
-            each.stop_now()
+        self._stop_now()
+
+    def _stop_now(self) -> None:
+        """Interrupt all queries of all pipelines at the same time."""
+        for error in call_all([each.stop_now for each in self.pipelines], 2 * STOP_MAX_S):
+            raise error
 
 
 def run(

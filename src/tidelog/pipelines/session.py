@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Pipeline, PipelineError
 from tidelog.pipelines.failures import first_line
+from tidelog.pipelines.stopping import SPARK_STOP_MAX_S, SPARK_STOP_TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 SETTINGS = {
     "spark.scheduler.mode": "FAIR",  # so that a large micro-batch does not delay the other pipelines
     "spark.sql.session.timeZone": "UTC",
+    SPARK_STOP_TIMEOUT: f"{SPARK_STOP_MAX_S}s",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),

@@ -101,7 +101,7 @@ def test_rows_are_posted_with_keys(server: Server) -> None:
 
 
 def test_a_repeated_request_has_the_same_key(server: Server) -> None:
-    server.statuses = [503, 429, 599]
+    server.statuses = [503, 429, 409, 599]
     list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
     assert server.received == [("k-0", {"id": 1}), ("k-0", {"id": 1})], "at least once"
 
@@ -113,6 +113,12 @@ def test_an_answer_that_is_not_http_is_a_failure_that_may_pass(server: Server) -
     server.statuses = [598, 598]
     with pytest.raises(PipelineError, match="POST failed after 2 attempts: garbage"):
         list(send_rows(iter(texts(1)), http(server.url, attempts=2).request, 1, "k"))
+
+
+def test_a_read_has_no_key_and_is_not_repeated_after_a_conflict(server: Server) -> None:
+    server.statuses = [409]
+    with pytest.raises(PipelineError, match="GET failed after 1 attempts: status 409"):
+        Endpoint(http(server.url).request, Paging("data.items", "next", None, "after")).page(None, 0)
 
 
 def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
@@ -134,7 +140,7 @@ def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
 @pytest.mark.parametrize("status", [301, 307])
 def test_a_redirected_post_is_an_error_because_its_rows_would_be_lost(server: Server, status: int) -> None:
     server.statuses, server.location = [status], server.url
-    with pytest.raises(PipelineError, match=f"status {status} .*: give http.. the URL to which the endpoint redirects"):
+    with pytest.raises(PipelineError, match=f"status {status} .*: give the URL to which the server redirects"):
         list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
     assert server.received == []
 

@@ -1,7 +1,9 @@
 """Delta and Iceberg tables, and files, as streams: what a micro-batch reads, also when it is repeated."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -11,14 +13,17 @@ import json
 
 import pyarrow as pa
 from deltalake import write_deltalake
+from pyspark.errors import AnalysisException
 
 from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
+from tidelog.pipelines.failures import is_permanent
 from tidelog.pipelines.sinks.delta import delta
 from tidelog.pipelines.sinks.iceberg import iceberg, load_catalog
 from tidelog.pipelines.sinks.stores import DeltaStore, IcebergStore
-from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaReader, DeltaStreamReader
+from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaLog, DeltaReader, DeltaStreamReader
+from tidelog.pipelines.sources.files import load_files
 from tidelog.pipelines.sources.iceberg import IcebergDataSource, IcebergReader, IcebergStreamReader
 from tidelog.pipelines.sources.tail import TailReader
 
@@ -100,6 +105,22 @@ class TestDelta:
         assert ids(batch, batch.partitions()) == list(range(5))
         with pytest.raises(PipelineError, match="the table cannot be read"):
             self.reader(tmp_path / "none")
+
+    def test_only_a_missing_file_means_that_the_log_no_longer_has_a_version(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened(delta(str(tmp_path)), None).write(Rows.numbers(0, 10), 0)
+        log = DeltaLog({"location": str(tmp_path), "storageSecrets": "{}"})
+        with pytest.raises(PipelineError, match="the log no longer has version 7") as missing:
+            log.added_files(7)
+        assert is_permanent(missing.value)
+
+        def refuse(name: str) -> None:
+            raise OSError("Generic S3 error: 503 Slow Down")
+
+        monkeypatch.setattr(log, "file_system", lambda: SimpleNamespace(open_input_stream=refuse))
+        with pytest.raises(TemporaryError, match="version 1 of the log cannot be read: Generic S3 error: 503"):
+            log.added_files(1)
 
 
 def _with(path: Path) -> DeltaDataSource:
@@ -216,3 +237,20 @@ def test_a_file_that_is_renamed_during_the_look_for_new_lines_keeps_its_position
 def test_a_store_does_not_show_its_options() -> None:
     secrets = (("secret_key", "hunter2"),)
     assert "hunter2" not in repr([DeltaStore("s3://bucket/t", secrets), IcebergStore("s3://bucket/t", secrets)])
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("PATH_NOT_FOUND", r"there are no files yet, .* \(\[PATH_NOT_FOUND\] the text of Spark\)"),
+        ("UNABLE_TO_INFER_SCHEMA", "there are no files yet"),
+        ("INVALID_OPTIONS", r"^json /data/x: \[INVALID_OPTIONS\] the text of Spark$"),
+    ],
+)
+def test_only_missing_files_are_reported_as_no_files(condition: str, message: str) -> None:
+    error = AnalysisException("the text of Spark", errorClass=condition, messageParameters={})
+    spark = MagicMock()
+    spark.read.format.return_value.options.return_value.load.side_effect = error
+    context = SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=True)
+    with pytest.raises(PipelineError, match=message):
+        load_files(context, "json", "/data/x", None, {})

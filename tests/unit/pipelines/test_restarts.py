@@ -1,5 +1,6 @@
 """Restarts with pauses, and the end of a run, with queries that a test ends as it likes."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tidelog.pipelines.queries import RunContext
 from tidelog.pipelines.running import ONCE_RESTARTS_MAX, PAUSE_MAX_S, Run, RunningPipeline
 from tidelog.pipelines.state import PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STOPPED, WAITING, QueryStatus
+from tidelog.pipelines.stopping import NotStopped
 from tidelog.pipelines.topics import topic
 
 
@@ -73,8 +75,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 def running_pipeline(tmp_path: Path, *, once: bool = False) -> RunningPipeline:
     spark: Any = None
-    run = RunContext("127.0.0.1:9092", once)
-    return RunningPipeline(declared_pipeline(copy), spark, run, PipelineState(tmp_path, "copy"))
+    run, state = RunContext("127.0.0.1:9092", once), PipelineState(tmp_path, "copy")
+    state.create_identity(None)
+    return RunningPipeline(declared_pipeline(copy), spark, run, state)
 
 
 def test_pauses_double_and_a_success_ends_the_series(script: Script, tmp_path: Path) -> None:
@@ -227,3 +230,45 @@ def test_a_second_run_with_the_same_state_is_refused_and_leaves_the_first_one_al
     assert status is not None
     assert identity is not None
     assert (status["state"], identity.begin) == (STOPPED, "latest")
+
+
+def test_a_start_makes_no_identity_because_it_would_have_no_checkpoints(script: Script, tmp_path: Path) -> None:
+    spark: Any = None
+    run, state = RunContext("127.0.0.1:9092", False, "s3://bucket/checkpoints"), PipelineState(tmp_path, "copy")
+    with pytest.raises(AssertionError):
+        RunningPipeline(declared_pipeline(copy), spark, run, state).start(0)
+    assert state.identity() is None
+
+
+def test_the_end_of_a_run_is_bounded_and_names_what_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark: Any = None
+    stuck, failing, other = ScriptedQuery(), ScriptedQuery(), ScriptedQuery()
+    may_end = threading.Event()
+    stops = []
+
+    def hang() -> None:
+        stops.append(threading.current_thread())
+        may_end.wait(60)
+
+    def time_out() -> None:
+        raise NotStopped("sink b: the query has not ended")
+
+    monkeypatch.setattr(stuck, "stop", hang)
+    monkeypatch.setattr(failing, "stop", time_out)
+    monkeypatch.setattr(running, "start_queries", lambda *_: [stuck, failing, other])
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: spark)
+    monkeypatch.setattr(running, "STOP_MAX_S", 0.2)
+    try:
+        with Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path) as started:
+            started.start()
+            started.stop(0)
+        assert len(stops) == 1, "the end of the block does not wait again"
+        assert not other.is_active
+    finally:
+        may_end.set()
+    status = PipelineState(tmp_path, "copy").read_status()
+    assert status is not None
+    assert status["state"] == STOPPED
+    assert status["error"].startswith("pipeline copy: sink b: the query has not ended; 1 of 3 queries")

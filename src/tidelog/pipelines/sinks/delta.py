@@ -123,7 +123,7 @@ class OpenedDelta:
             return
         table = self._prepared(batch, existing)
         layout = Layout(partition_by=tuple(table.metadata().partition_columns))
-        files = write_files(self._widened(batch, table), self._store, layout)
+        files = write_files(self._widened(batch, table), self._store, layout, self._sink.describe())
         if files or self._replaces_rows:
             self._commit(batch_id, lambda table, properties: self._add_files(table, files, properties))
 
@@ -210,7 +210,7 @@ class OpenedDelta:
 
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
-            check_partition_columns(rows, self._sink.partition_by)
+            check_partition_columns(rows, self._sink.partition_by, self._sink.describe())
             DeltaTable.create(
                 self._sink.location,
                 schema,

@@ -38,6 +38,8 @@ class DirectoryTarget:
     query: str
     suffix: str
     """End of the names of files, as `.parquet`."""
+    sink: str
+    """The sink as error messages name it."""
 
     @property
     def name(self) -> str:
@@ -128,4 +130,4 @@ def directory_target(sink: str, location: str, context: SinkContext, suffix: str
         raise PipelineError(f"{sink}: an object store cannot rename files in one step: use delta() or iceberg()")
     if context.output_mode != "append":
         raise PipelineError(f"{sink}: the output mode {context.output_mode} needs delta() or sql()")
-    return DirectoryTarget(Path(location), context.query, suffix)
+    return DirectoryTarget(Path(location), context.query, suffix, sink)

@@ -108,11 +108,25 @@ class OpenedFiles:
             lines = batch.select(functions.to_json(functions.struct("*"), options).alias("line"))
         else:
             lines = batch.select(functions.to_csv(functions.struct("*"), options).alias("line"))
-            if options.get("header", "false").lower() == "true":
-                header = options.get("sep", ",").join(batch.columns)
-                layout = Layout(suffix=".staged", encoding="lines", header=header)
+            if any(name.lower() == "header" and value.lower() == "true" for name, value in options.items()):
+                layout = Layout(suffix=".staged", encoding="lines", header=csv_header(batch, options))
                 directory = OpenedDirectory(directory.target, layout, directory.files)
         directory.write(lines, batch_id)
 
     def close(self) -> None:
         self.directory.close()
+
+
+def csv_header(batch: "DataFrame", options: Mapping[str, str]) -> str:
+    """Return the names of the columns as a line of CSV.
+
+    Spark writes this line as it writes the rows, so that names are quoted under the same conditions as values. It is a
+    constant, for which Spark starts no job.
+    """
+    from pyspark.sql import functions
+
+    names = [functions.lit(name).alias(f"name_{number}") for number, name in enumerate(batch.columns)]
+    [[line]] = (
+        batch.sparkSession.sql("select 1").select(functions.to_csv(functions.struct(*names), dict(options))).collect()
+    )
+    return str(line)

@@ -5,48 +5,28 @@ The sink is at least once: an endpoint may have received a request whose answer 
 remembers the keys handles each row once. Each task on the executors sends its own part of the rows.
 """
 
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from pyspark_tidelog.http_requests import Limits, RequestFailed, send
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""Statuses of answers after which a request is repeated. Some endpoints answer 409 while an earlier request with the
-same key still runs."""
-REDIRECT_STATUS = frozenset({301, 302, 303, 307, 308})
-ANSWER_SHOWN_MAX = 200
-"""Number of bytes of an answer that an error message contains."""
+IDEMPOTENCY_KEY = "Idempotency-Key"
+STILL_RUNS = 409
+"""With this status, some endpoints answer while an earlier request with the same idempotency key still runs. So a
+request with such a key is repeated."""
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer of an endpoint that is read, in bytes."""
+FIRST_PAUSE_S = 0.2
 BACKOFF_MAX_S = 10.0
-"""Longest pause between two attempts, in seconds."""
-
-
-class _RedirectsOfReads(urllib.request.HTTPRedirectHandler):
-    """Follows the redirect of a GET request to the same host. Any other redirect becomes an HTTPError.
-
-    urllib would turn a redirected POST into a GET without a body, so that rows are lost without an error, and would
-    send the headers, which may contain secrets, to any host.
-    """
-
-    def redirect_request(self, request: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
-        target: str = answer[-1]
-        if request.get_method() != "GET" or urlsplit(target)[:2] != urlsplit(request.full_url)[:2]:
-            return None
-        return super().redirect_request(request, *answer)
-
-
-OPENER = urllib.request.build_opener(_RedirectsOfReads)
+"""Pauses between attempts grow from FIRST_PAUSE_S to BACKOFF_MAX_S, in seconds. The header `Retry-After` of an answer
+makes a pause longer."""
 
 
 def http(
@@ -112,30 +92,15 @@ class Request:
 
         Raises PipelineError with the last failure.
         """
-        failure = ""
-        for attempt in range(self.attempts):
-            if attempt:
-                time.sleep(min(BACKOFF_MAX_S, 0.1 * 2**attempt))
-            request = urllib.request.Request(  # noqa: S310  # http() checks the scheme
-                url, body, dict(self.headers) | dict(headers), method=method
-            )
-            try:
-                with OPENER.open(request, timeout=self.timeout_s) as answer:
-                    content: bytes = answer.read(ANSWER_BYTES_MAX + 1)
-                if len(content) > ANSWER_BYTES_MAX:
-                    raise PipelineError(f"http {self.shown_url}: the answer is longer than {ANSWER_BYTES_MAX} bytes")
-                return content
-            except urllib.error.HTTPError as error:
-                shown = error.read(ANSWER_SHOWN_MAX).decode("utf-8", "replace")
-                failure = f"status {error.code} {error.reason}: {shown}"
-                if error.code in REDIRECT_STATUS:
-                    failure = f"status {error.code} {error.reason}: give http() the URL to which the endpoint redirects"
-                error.close()
-                if error.code not in RETRIED_STATUS:
-                    break
-            except (OSError, HTTPException) as error:  # HTTPException: the answer is incomplete or is not HTTP
-                failure = str(getattr(error, "reason", error)).strip() or type(error).__name__
-        raise PipelineError(f"http {self.shown_url}: {method} failed after {attempt + 1} attempts: {failure}")
+        limits = Limits(self.attempts, self.timeout_s, ANSWER_BYTES_MAX, FIRST_PAUSE_S, BACKOFF_MAX_S)
+        every = dict(self.headers) | dict(headers)
+        repeated = (STILL_RUNS,) if IDEMPOTENCY_KEY in headers else ()
+        try:
+            return send(url, limits, method=method, body=body, headers=every, also_repeated=repeated)
+        except RequestFailed as error:
+            raise PipelineError(
+                f"http {self.shown_url}: {method} failed after {error.attempts} attempts: {error}"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -228,5 +193,5 @@ def send_rows(
 
 def post(request: Request, rows: list[str], is_single: bool, key: str) -> None:
     body = rows[0] if is_single else f"[{','.join(rows)}]"
-    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    headers = {"Content-Type": "application/json", IDEMPOTENCY_KEY: key}
     request.send(request.url, request.method, body.encode(), headers)

@@ -120,7 +120,7 @@ class OpenedIceberg:
         location = table.location().rstrip("/")
         store = IcebergStore(location, tuple(table.io.properties.items()))
         layout = Layout(directory="data/", partition_by=names, keeps_partition_columns=True)
-        files = write_files(batch, store, layout)
+        files = write_files(batch, store, layout, self._sink.describe())
         if files or self._replaces_rows:
             self._commit([f"{location}/{file.path}" for file in files], batch_id)
 
@@ -174,7 +174,7 @@ class OpenedIceberg:
 
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
-            check_partition_columns(rows, self._sink.partition_by)
+            check_partition_columns(rows, self._sink.partition_by, self._sink.describe())
             table = self._created(schema)
         existing = {field.name: field for field in table.schema().fields}
         added = [field for field in schema if field.name not in existing]

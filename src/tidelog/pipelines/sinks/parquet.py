@@ -86,7 +86,7 @@ class OpenedDirectory:
         staging = self.target.staging(batch_id)
         layout = replace(self.layout, directory=staging)
         rows = batch if self.files is None else batch.repartition(self.files)
-        written = write_files(rows, LocalStore(str(self.target.root)), layout)
+        written = write_files(rows, LocalStore(str(self.target.root)), layout, self.target.sink)
         if written:
             self.target.commit(batch_id, staging, written)
 

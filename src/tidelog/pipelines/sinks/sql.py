@@ -177,9 +177,10 @@ class OpenedSql:
         )
         insert = insert_statement(self._engine.dialect.name, table, names, key)
         remove = delete_statement(table, key) if key else None
-        keys: set[tuple[Any, ...]] = set()
+        finds_repeated = self._sink.keyed is not None and self._sink.keyed.order_by is None
+        keys: set[tuple[Any, ...]] = set()  # stays empty with `order_by`, with which each key has one row
         for chunk in in_chunks(rows.toLocalIterator(prefetchPartitions=True)):
-            for row in chunk if key else ():
+            for row in chunk if finds_repeated else ():
                 values = tuple(convert[name](row[name]) for name in key)
                 if values in keys:
                     raise repeated(self._sink.describe(), key, values)

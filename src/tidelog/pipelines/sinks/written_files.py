@@ -67,28 +67,34 @@ class Layout:
     compression: str = "zstd"
 
 
-def write_files(batch: "DataFrame", store: Store, layout: Layout) -> list[WrittenFile]:
-    """Write all rows of `batch` and return the files, which are complete and durable."""
+def write_files(batch: "DataFrame", store: Store, layout: Layout, sink: str) -> list[WrittenFile]:
+    """Write all rows of `batch` and return the files, which are complete and durable.
+
+    Raises PipelineError, which names `sink`, if the rows cannot be partitioned as `layout` says.
+    """
 
     def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         return write_task(batches, store, layout)
 
-    check_partition_columns(batch, layout.partition_by)
+    check_partition_columns(batch, layout.partition_by, sink)
     return [WrittenFile(*row) for row in batch.mapInArrow(write, RESULT).collect()]
 
 
-def check_partition_columns(batch: "DataFrame", names: tuple[str, ...]) -> None:
+def check_partition_columns(batch: "DataFrame", names: tuple[str, ...], sink: str) -> None:
+    """Raise PipelineError, which names `sink`, if the rows cannot be partitioned by the columns `names`."""
     types = {column.name: column.dataType.simpleString() for column in batch.schema}
     for name in names:
         if name not in types:
             raise PipelineError(
-                f"there is no column {name}, which partition_by names; the rows have {', '.join(types)}"
+                f"{sink}: there is no column {name}, which partition_by names; the rows have {', '.join(types)}"
             )
         if not re.match(r"string|boolean|tinyint|smallint|int|bigint|date|timestamp|decimal", types[name]):
-            raise PipelineError(f"column {name} of type {types[name]} cannot be in partition_by: cast it to a string")
+            raise PipelineError(
+                f"{sink}: column {name} of type {types[name]} cannot be in partition_by: cast it to a string"
+            )
     if names and len(names) == len(types):
         raise PipelineError(
-            "all columns are in partition_by, so the files would have no columns: leave one of them out"
+            f"{sink}: all columns are in partition_by, so the files would have no columns: leave one of them out"
         )
 
 

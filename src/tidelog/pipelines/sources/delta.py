@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,16 +117,21 @@ class DeltaLog:
     def added_files(self, version: int) -> list[DeltaFile]:
         """Return the files with new rows in the commit of `version`.
 
-        Raises PipelineError if the commit also removes rows, or if the log no longer has it.
+        Raises PipelineError if the commit also removes rows, or if the log no longer has it. Raises TemporaryError if
+        the log cannot be read now.
         """
         name = f"_delta_log/{version:020}.json"
         try:
             with self.file_system().open_input_stream(name) as stream:
                 actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
-        except (FileNotFoundError, OSError) as error:
+        except FileNotFoundError as error:
             raise PipelineError(
                 f"delta {self.location}: the log no longer has version {version}, so its rows cannot be read: reset "
                 f"the pipeline to begin with the current rows ({error})"
+            ) from error
+        except OSError as error:
+            raise TemporaryError(
+                f"delta {self.location}: version {version} of the log cannot be read: {error}"
             ) from error
         if any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             raise PipelineError(

@@ -9,6 +9,9 @@ from tidelog.pipelines.failures import first_line
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+NO_FILES = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
+"""Spark's conditions of an error for a path that does not exist, and for a directory without files."""
+
 
 def load_files(
     context: SourceContext, kind: str, path: str, schema: str | None, options: Mapping[str, str]
@@ -30,6 +33,8 @@ def load_files(
         try:
             columns = context.spark.read.format(kind).options(**options).load(path).schema
         except AnalysisException as error:
+            if error.getCondition() not in NO_FILES:
+                raise PipelineError(f"{kind} {path}: {first_line(str(error))}") from error
             raise PipelineError(
                 f"{kind} {path}: there are no files yet, so the columns are unknown: name them in schema, as in "
                 f'schema="id long, name string" ({first_line(str(error))})'

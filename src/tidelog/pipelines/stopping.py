@@ -1,0 +1,51 @@
+"""Ends several queries at the same time, within a time limit."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from tidelog.pipelines.declarations import TemporaryError
+
+SPARK_STOP_MAX_S = 10
+"""Upper bound on the wait of Spark for the end of an interrupted query, in seconds. See SPARK_STOP_TIMEOUT."""
+SPARK_STOP_TIMEOUT = "spark.sql.streaming.stopTimeout"
+"""Spark's setting for this bound. A query that starts takes it from its session. Spark's default is no bound."""
+STOP_MAX_S = 30.0
+"""Upper bound on the wait for interrupted queries and for the end of their sinks, in seconds."""
+
+
+class NotStopped(TemporaryError):
+    """A query, or the end of its sink, has not ended in time. It may still write its micro-batch."""
+
+
+def is_stop_timeout(error: BaseException) -> bool:
+    """Return whether Spark raised this error because a query did not end within SPARK_STOP_TIMEOUT."""
+    return SPARK_STOP_TIMEOUT in str(error)
+
+
+def call_all(stops: Sequence[Callable[[], None]], timeout_s: float) -> list[Exception]:
+    """Make all calls at the same time, each in a thread of its own, and return their errors.
+
+    A call that has not ended after `timeout_s` continues without this function; then one of the errors is NotStopped.
+    """
+    errors: list[Exception] = []
+
+    def call(stop: Callable[[], None]) -> None:
+        try:
+            stop()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(stop,), name="stop-query", daemon=True) for stop in stops]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    late = sum(thread.is_alive() for thread in threads)
+    found = list(errors)  # a late call may add an error to `errors` at any time
+    if late:
+        found.append(
+            NotStopped(f"{late} of {len(threads)} queries and their sinks have not ended within {timeout_s:g} s")
+        )
+    return found
