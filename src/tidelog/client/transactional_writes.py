@@ -12,8 +12,15 @@ from typing import NamedTuple, TypeVar
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
-from tidelog.client.coordinators import GROUPS, TRANSACTIONS, Coordinator, KeyType, find_coordinators
-from tidelog.client.each import Failure, Results
+from tidelog.client.coordinators import (
+    CONCURRENT_BACKOFF,
+    GROUPS,
+    TRANSACTIONS,
+    KeyType,
+    ask_coordinator,
+    cached_coordinators,
+)
+from tidelog.client.each import Results
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import ClientError, Unreachable
 from tidelog.client.operations import (
@@ -62,8 +69,6 @@ OFFSET_FETCH_BY_NAME = 9
 END_REQUESTS_MAX = 500
 """Upper bound on the EndTxn requests that are sent before the first response is read, so that the requests and the
 responses fit into the buffers of the connections."""
-CONCURRENT_BACKOFF = Backoff(5, 100)
-"""Pauses while the markers of a transactional id's last transaction are being written, which takes milliseconds."""
 
 FENCING_CODES = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
 NOT_OPEN_CODES = FENCING_CODES | {ErrorCode.INVALID_TXN_STATE}
@@ -114,7 +119,7 @@ def init_producer(
     The coordinator aborts a transaction that is open for longer than `timeout_ms`. Raises ApiError.
     """
     version = yield from transaction_version(cluster, backoff)
-    fenced = yield from fence(cluster, CONCURRENT_BACKOFF, transactional_id, timeout_ms)
+    fenced = yield from fence(cluster, backoff, transactional_id, timeout_ms)
     return TransactionalProducer(transactional_id, fenced.producer_id, fenced.producer_epoch, version)
 
 
@@ -142,11 +147,12 @@ def add_partitions(
     yield from _ask_coordinator(
         cluster,
         backoff,
+        producer,
         (TRANSACTIONS, producer.transactional_id),
-        Request(_NO_ADDRESS, request, ADD_PARTITIONS_MAX),
+        request,
         AddPartitionsToTxnResponse,
         codes,
-        producer,
+        ADD_PARTITIONS_MAX,
     )
 
 
@@ -192,16 +198,12 @@ def commit_offsets(
         yield from _ask_coordinator(
             cluster,
             backoff,
+            producer,
             (TRANSACTIONS, producer.transactional_id),
-            Request(
-                _NO_ADDRESS,
-                AddOffsetsToTxnRequest(
-                    producer.transactional_id, producer.producer_id, producer.producer_epoch, group_id
-                ),
-            ),
+            AddOffsetsToTxnRequest(producer.transactional_id, producer.producer_id, producer.producer_epoch, group_id),
             AddOffsetsToTxnResponse,
             lambda answer: [(f"group {group_id!r}", answer.error_code)],
-            producer,
+            NEWEST,
         )
     topics: dict[str, TxnOffsetCommitRequestTopic] = {}
     for tp, committed in offsets.items():
@@ -226,11 +228,12 @@ def commit_offsets(
     yield from _ask_coordinator(
         cluster,
         backoff,
+        producer,
         (GROUPS, group_id),
-        Request(_NO_ADDRESS, request, TXN_OFFSET_COMMIT_MAX[producer.version]),
+        request,
         TxnOffsetCommitResponse,
         codes,
-        producer,
+        TXN_OFFSET_COMMIT_MAX[producer.version],
     )
 
 
@@ -267,7 +270,7 @@ def _end_each(
     """Send each coordinator its EndTxn requests, once."""
     results: Results[TransactionalProducer, None] = {}
     try:
-        addresses = yield from _coordinators(cluster, [p.transactional_id for p in producers], TRANSACTIONS)
+        addresses = yield from cached_coordinators(cluster, [p.transactional_id for p in producers], TRANSACTIONS)
     except Unreachable as error:
         return dict.fromkeys(producers, error)
     requests: dict[TransactionalProducer, Request] = {}
@@ -314,13 +317,15 @@ def offsets_with_metadata(
         ]
 
     try:
-        answer = yield from _ask_coordinator(
+        answer = yield from ask_coordinator(
             cluster,
             backoff,
-            (GROUPS, group_id),
-            Request(_NO_ADDRESS, request, OFFSET_FETCH_BY_NAME),
+            group_id,
+            GROUPS,
+            request,
             OffsetFetchResponse,
-            codes,
+            codes=codes,
+            version_max=OFFSET_FETCH_BY_NAME,
         )
     except ApiError as error:
         if error.code == ErrorCode.GROUP_ID_NOT_FOUND:
@@ -335,66 +340,26 @@ def offsets_with_metadata(
     }
 
 
-_NO_ADDRESS = Address("", 0)
-"""Address of a request that `_ask_coordinator` sends to the coordinator."""
-
-
 def _ask_coordinator(
     cluster: Cluster,
     backoff: Backoff,
+    producer: TransactionalProducer,
     key: tuple[KeyType, str],
-    request: Request,
+    request: Message,
     response_class: type[M],
     codes: Callable[[M], list[tuple[str, int]]],
-    producer: TransactionalProducer | None = None,
+    version_max: int,
 ) -> Operation[M]:
-    """Send the request to the coordinator until the response has no retriable error, and return the response.
-
-    `codes` returns what the errors of a response concern, and their codes. The address of the coordinator is cached,
-    because a producer sends it several requests. Raises ApiError for a final error, and ProducerFenced.
-    """
+    """Send a producer's request with `ask_coordinator`. Raises ProducerFenced for the errors that mean this."""
     key_type, name = key
-    retries = Retries(cluster, backoff, ())
-    concurrent_attempts = 0
-    while True:
-        try:
-            address = (yield from _coordinators(cluster, [name], key_type))[name]
-            if not isinstance(address, Address):
-                raise address
-            answers = yield Ask([request._replace(address=address)])
-            assert isinstance(answers, list)
-            (answer,) = answers
-            if isinstance(answer, ClientError):
-                raise answer
-            assert isinstance(answer, response_class)
-            errors = [error_for(code, f"{subject}: {error_name(code)}") for subject, code in codes(answer) if code]
-            if errors:
-                raise min(errors, key=lambda error: error.retriable)
-            return answer
-        except (ApiError, Unreachable) as error:
-            cluster.coordinators.pop((key_type.code, name), None)
-            if producer is not None and isinstance(error, ApiError) and not error.retriable:
-                raise _explained(error, producer) from error
-            pause = retries.after(error)
-            if isinstance(error, ApiError) and error.code == ErrorCode.CONCURRENT_TRANSACTIONS:
-                pause = pause._replace(delay_ms=CONCURRENT_BACKOFF.delay_ms(concurrent_attempts))
-                concurrent_attempts += 1
-        yield pause
-
-
-def _coordinators(cluster: Cluster, names: Sequence[str], key_type: KeyType) -> Operation[dict[str, Address | Failure]]:
-    """Return the address of each key's coordinator, from the cache if possible. Raises NoBrokerReachable."""
-    unknown = [name for name in names if (key_type.code, name) not in cluster.coordinators]
-    failures: dict[str, Failure] = {}
-    if unknown:
-        coordinators = yield from find_coordinators(unknown, key_type)
-        for name in unknown:
-            coordinator = coordinators.get(name) or ApiError(f"no broker names the coordinator of {name!r}")
-            if isinstance(coordinator, Coordinator):
-                cluster.coordinators[key_type.code, name] = coordinator.address
-            else:
-                failures[name] = coordinator
-    return {name: failures.get(name) or cluster.coordinators[key_type.code, name] for name in names}
+    try:
+        return (
+            yield from ask_coordinator(
+                cluster, backoff, name, key_type, request, response_class, codes=codes, version_max=version_max
+            )
+        )
+    except ApiError as error:
+        raise _explained(error, producer) from error
 
 
 def _explained(error: ApiError, producer: TransactionalProducer) -> ApiError:
