@@ -34,7 +34,7 @@ from tidelog.client.operations import (
     Retries,
     produce,
 )
-from tidelog.client.transactions import fence
+from tidelog.client.transactions import FencedProducer, fence
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.message import Message
@@ -66,6 +66,8 @@ END_TXN_MAX = {1: 4, 2: 5}
 broker handle the transaction as one of the later transaction version."""
 OFFSET_FETCH_BY_NAME = 9
 
+FENCE_TIMEOUT_MS = 60_000
+"""The transaction timeout of a producer that is created only to fence another one. It begins no transaction."""
 END_REQUESTS_MAX = 500
 """Upper bound on the EndTxn requests that are sent before the first response is read, so that the requests and the
 responses fit into the buffers of the connections."""
@@ -239,25 +241,25 @@ def commit_offsets(
 
 def end_transactions(
     cluster: Cluster, backoff: Backoff, producers: Sequence[TransactionalProducer], *, commit: bool
-) -> Operation[Results[TransactionalProducer, None]]:
-    """Commit or abort the transaction of each producer. Return None for each that has ended as requested, now or
-    earlier, and the final error of each other producer.
+) -> Operation[Results[TransactionalProducer, TransactionalProducer]]:
+    """Commit or abort the transaction of each producer. For each that has ended as requested, now or earlier, return
+    the producer with which its next transaction begins. For each other producer, return its final error.
 
     Temporary failures are retried until the call times out. Then GaveUp is raised, and some transactions may be open.
     """
-    results: Results[TransactionalProducer, None] = {}
+    results: Results[TransactionalProducer, TransactionalProducer] = {}
     remaining = list(dict.fromkeys(producers))
     retries = Retries(cluster, CONCURRENT_BACKOFF, ())
     while remaining:
         failures: list[ApiError | Unreachable] = []
         for first in range(0, len(remaining), END_REQUESTS_MAX):
             some = remaining[first : first + END_REQUESTS_MAX]
-            for producer, failure in (yield from _end_each(cluster, some, commit=commit)).items():
-                if isinstance(failure, Unreachable) or (isinstance(failure, ApiError) and failure.retriable):
-                    failures.append(failure)
+            for producer, result in (yield from _end_each(cluster, some, commit=commit)).items():
+                if isinstance(result, Unreachable) or (isinstance(result, ApiError) and result.retriable):
+                    failures.append(result)
                     cluster.coordinators.pop((TRANSACTIONS.code, producer.transactional_id), None)
                 else:
-                    results[producer] = failure
+                    results[producer] = result
         remaining = [producer for producer in remaining if producer not in results]
         if failures:
             yield retries.after(failures[0])
@@ -266,9 +268,9 @@ def end_transactions(
 
 def _end_each(
     cluster: Cluster, producers: Sequence[TransactionalProducer], *, commit: bool
-) -> Operation[Results[TransactionalProducer, None]]:
+) -> Operation[Results[TransactionalProducer, TransactionalProducer]]:
     """Send each coordinator its EndTxn requests, once."""
-    results: Results[TransactionalProducer, None] = {}
+    results: Results[TransactionalProducer, TransactionalProducer] = {}
     try:
         addresses = yield from cached_coordinators(cluster, [p.transactional_id for p in producers], TRANSACTIONS)
     except Unreachable as error:
@@ -294,8 +296,34 @@ def _end_each(
         elif answer.error_code:
             text = f"transactional id {producer.transactional_id!r}: {error_name(answer.error_code)}"
             results[producer] = _explained(error_for(answer.error_code, text), producer)
+        elif producer.version == 1:
+            results[producer] = producer
         else:
-            results[producer] = None
+            results[producer] = producer._replace(producer_id=answer.producer_id, producer_epoch=answer.producer_epoch)
+    return results
+
+
+def abort_leftovers(
+    cluster: Cluster, backoff: Backoff, producers: Sequence[TransactionalProducer]
+) -> Operation[Results[TransactionalProducer, None]]:
+    """Abort the open transactions of other processes, and fence the processes, so that they cannot begin again.
+
+    A transactional id whose producer id or epoch has changed is left alone: a newer run uses it. Return None for each
+    producer that was fenced, and the final error of each other producer. Raises GaveUp when the call times out.
+
+    With version 2, EndTxn raises the epoch. With version 1 it does not: a process that does not know of the abort could
+    add partitions, and so begin a transaction that nobody ends. Therefore InitProducerId raises the epoch then. It
+    cannot do it alone, because it aborts an open transaction without a comparison of the epoch.
+    """
+    results: Results[TransactionalProducer, None] = {}
+    for producer, ended in (yield from end_transactions(cluster, backoff, producers, commit=False)).items():
+        results[producer] = None if isinstance(ended, TransactionalProducer) else ended
+        if producer.version == 1 and results[producer] is None:
+            expected = FencedProducer(producer.producer_id, producer.producer_epoch)
+            try:
+                yield from fence(cluster, backoff, producer.transactional_id, FENCE_TIMEOUT_MS, expected)
+            except ApiError as error:
+                results[producer] = _explained(error, producer)
     return results
 
 
