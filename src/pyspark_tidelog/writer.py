@@ -84,8 +84,8 @@ class _Writer:
                 commit_batch(client, results[0].identity, results, self._options.transaction_timeout_ms)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort what the tasks have written, in the driver, unless it is decided. Failures are only logged, because
-        Spark reports the error that caused the abort.
+        """Abort what the tasks have written, in the driver, or commit it if it is decided. Failures are only logged,
+        because Spark reports the error that caused the abort.
         """
         from pyspark_tidelog.exactly_once.driver import abort_batch
 
@@ -95,7 +95,7 @@ class _Writer:
                 with connect(self._options) as client:
                     abort_batch(client, results[0].identity, results, self._options.transaction_timeout_ms)
             except (ApiError, ClientError, WriteError) as error:
-                logger.warning("transactions of %s remain open: %s", results[0].identity, error)
+                logger.warning("the abort of %s is not complete: %s", results[0].identity, error)
 
 
 def _task_results(messages: Sequence[WriterCommitMessage | None]) -> "list[TaskResult]":

@@ -302,7 +302,9 @@ def _check_open(client: Client, identity: BatchIdentity, own: Sequence[TaskTrans
 
 
 def _is_open(state: object, producer: TransactionalProducer) -> bool:
-    if isinstance(state, ClientError):
+    """Return whether the producer's transaction is open. Raises the failure if the coordinator does not say it."""
+    is_unknown_id = isinstance(state, ApiError) and state.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    if isinstance(state, ApiError | ClientError) and not is_unknown_id:
         raise state
     return (
         isinstance(state, Transaction)

@@ -233,6 +233,42 @@ def test_a_decision_is_revoked_only_if_its_transactions_are_proved_to_be_aborted
     assert query.committed() == (values(ONE) if is_committed else ["c"])
 
 
+@pytest.mark.parametrize(
+    ("state", "producer_id", "epoch", "code", "is_proof"),
+    [
+        ("CompleteAbort", 7, 3, ErrorCode.PRODUCER_FENCED, True),
+        ("PrepareAbort", 7, 4, ErrorCode.PRODUCER_FENCED, True),
+        ("CompleteAbort", 7, 5, ErrorCode.PRODUCER_FENCED, False),
+        ("CompleteAbort", 8, 4, ErrorCode.PRODUCER_FENCED, False),
+        ("CompleteAbort", 8, 0, ErrorCode.INVALID_TXN_STATE, True),
+        ("CompleteCommit", 7, 4, ErrorCode.INVALID_TXN_STATE, False),
+        ("Ongoing", 7, 3, ErrorCode.INVALID_TXN_STATE, False),
+        ("Empty", 7, 4, ErrorCode.PRODUCER_FENCED, False),
+    ],
+)
+def test_what_proves_an_abort(state: str, producer_id: int, epoch: int, code: ErrorCode, is_proof: bool) -> None:
+    described = Transaction("a", 1, producer_id, epoch, state, 60_000, None, [])
+    assert driver._is_aborted(described, TransactionalProducer("a", 7, 3, 2), ApiError("", code)) == is_proof
+    unknown = ApiError("", ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+    assert not driver._is_aborted(unknown, TransactionalProducer("a", 7, 3, 2), ApiError("", code))
+
+
+def test_a_check_that_is_refused_does_not_count_as_an_abort(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = query.run_tasks(0, ONE)
+    for code in (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND):
+        is_gone = code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+
+        def refused(client: Client, names: list[str], **_: object) -> dict[str, ApiError]:
+            return dict.fromkeys(names, ApiError("refused", code))  # noqa: B023
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Client, "describe_transactions", refused)
+            with pytest.raises(WriteError if is_gone else ApiError, match="2 of its 2" if is_gone else "^refused$"):
+                query.commit(0, results)
+    query.commit(0, results)
+    assert query.committed() == values(ONE)
+
+
 def test_an_error_that_proves_nothing_revokes_nothing(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     decide_and_die(query, 0, ONE)
     errors = [GaveUp("no time left"), BrokenProtocol("nonsense"), ApiError("what", ErrorCode.UNKNOWN_SERVER_ERROR)]
