@@ -1,16 +1,18 @@
 """Measures transactions: throughput by size, latency from end to end, and the cost of idle transactional ids.
 
-    .venv/bin/python bench/transactions.py [--against kafka] [--seconds S] [--ids N] [--json]
+    .venv/bin/python bench/transactions.py [--against kafka] [--brokers 1|3] [--seconds S] [--ids N] [--json]
     .venv/bin/python bench/transactions.py --bootstrap HOST:PORT --pid PID
 
 Without --bootstrap, Tidelog runs in a separate process; with `--against kafka`, Apache Kafka (script/kafka) is measured
-after it in the same run. Compare figures of one run only. The client is confluent-kafka, in this process.
+after it in the same run. With `--brokers 3` both are clusters of three brokers, with three replicas of each topic and
+min.insync.replicas=2, and their logs are on /dev/shm. Compare figures of one run only. The client is confluent-kafka in
+this process.
 
 - throughput: records of 100 bytes per second, in transactions of 1, 10, 100 and 1000 records, and of the same producer
   without transactions (idempotent, acks=all). Each transaction is committed before the next one begins.
 - latency: a producer writes a record every 2 ms and commits every 100 ms; a read_committed consumer measures the time
   from `produce` until it has the record. Half of the interval between two commits is part of the latency.
-- idle ids: memory and CPU of the broker before and after so many transactional ids were initialized.
+- idle ids: memory and CPU of the brokers before and after so many transactional ids were initialized.
 """
 
 import argparse
@@ -31,6 +33,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import cluster
 from tidelog.client.blocking import Client
 from tidelog.client.cluster import Address
 from tidelog.client.operations import Ask, Request
@@ -51,7 +54,8 @@ QUIET = {"log_level": 0}
 class Target(NamedTuple):
     name: str
     bootstrap: str
-    pid: int
+    pids: list[int]
+    replicas: int = 1
 
 
 @contextmanager
@@ -61,7 +65,7 @@ def tidelog() -> Iterator[Target]:
         process = subprocess.Popen([*command, "--log-level", "error"], stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
-            yield Target("tidelog", process.stdout.readline().split(" listening on ")[1].split()[0], process.pid)
+            yield Target("tidelog", process.stdout.readline().split(" listening on ")[1].split()[0], [process.pid])
         finally:
             process.terminate()
             process.wait()
@@ -77,7 +81,7 @@ def kafka(port: int) -> Iterator[Target]:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("ready: "):
-                yield Target("kafka", line.split()[1], int(line.rsplit(" ", 1)[1]))
+                yield Target("kafka", line.split()[1], [int(line.rsplit(" ", 1)[1])])
                 return
         raise SystemExit("Kafka does not start")
     finally:
@@ -85,9 +89,26 @@ def kafka(port: int) -> Iterator[Target]:
         process.wait()
 
 
-def create(bootstrap: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(60)
+@contextmanager
+def three_brokers(name: str) -> Iterator[Target]:
+    with tempfile.TemporaryDirectory(prefix="bench-transactions-", dir="/dev/shm") as directory:
+        data = Path(directory) / name
+        if name == "kafka":
+            brokers = cluster.kafka_cluster(data)
+        else:
+            brokers = cluster.tidelog_cluster(ROOT, data, cluster.REPLICAS, cluster.TIDELOG_PORT)
+        try:
+            bootstrap = ",".join(f"127.0.0.1:{port}" for port in brokers.ports)
+            pids = [brokers.pid_of(port) for port in brokers.ports]
+            yield Target(f"{name}, three brokers", bootstrap, pids, cluster.REPLICAS)
+        finally:
+            brokers.stop()
+
+
+def create(target: Target, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": target.bootstrap, **QUIET})
+    settings = {"min.insync.replicas": "2"} if target.replicas > 1 else {}
+    admin.create_topics([NewTopic(topic, PARTITIONS, target.replicas, config=settings)])[topic].result(60)
 
 
 def transactional(bootstrap: str, transactional_id: str) -> Producer:
@@ -97,10 +118,10 @@ def transactional(bootstrap: str, transactional_id: str) -> Producer:
     return producer
 
 
-def throughput(bootstrap: str, size: int, seconds: float) -> float:
+def throughput(target: Target, size: int, seconds: float) -> float:
     """Return records per second in transactions of `size` records; with size 0, without transactions."""
-    topic = f"throughput-{size}"
-    create(bootstrap, topic)
+    topic, bootstrap = f"throughput-{size}", target.bootstrap
+    create(target, topic)
     if size:
         producer = transactional(bootstrap, topic)
     else:
@@ -126,10 +147,10 @@ def throughput(bootstrap: str, size: int, seconds: float) -> float:
     return written / (time.perf_counter() - began)
 
 
-def latencies_ms(bootstrap: str, seconds: float) -> list[float]:
+def latencies_ms(target: Target, seconds: float) -> list[float]:
     """Return the time from `produce` to the consumer for each record, in order."""
-    topic = "latency"
-    create(bootstrap, topic)
+    topic, bootstrap = "latency", target.bootstrap
+    create(target, topic)
     producer = transactional(bootstrap, topic)
     consumer = Consumer(
         {
@@ -178,41 +199,47 @@ class Usage(NamedTuple):
     cpu_s: float
 
 
-def usage(pid: int) -> Usage:
+def usage(pids: list[int]) -> Usage:
+    used = [usage_of_process(pid) for pid in pids]
+    return Usage(sum(each.resident_mib for each in used), sum(each.cpu_s for each in used))
+
+
+def usage_of_process(pid: int) -> Usage:
     status = Path(f"/proc/{pid}/status").read_text()
     (resident,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return Usage(int(resident.split()[1]) / 1024, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
 
+def coordinators_of(client: Client, names: list[str]) -> dict[str, Address]:
+    """Return the coordinators of the transactional ids that have one now."""
+    answer = client.ask_any(FindCoordinatorRequest(key_type=1, coordinator_keys=names), client.deadline())
+    assert isinstance(answer, FindCoordinatorResponse)
+    return {found.key: Address(found.host, found.port) for found in answer.coordinators if not found.error_code}
+
+
 def idle_ids(target: Target, count: int, seconds: float) -> dict[str, float]:
-    """Initialize transactional ids. Return the memory that each of them needs, and the CPU of the idle broker."""
-    before = usage(target.pid)
+    """Initialize transactional ids. Return the memory before and after, and the CPU of the idle brokers."""
+    before = usage(target.pids)
     began = time.perf_counter()
     with Client(target.bootstrap) as client:
-        first = FindCoordinatorRequest(key_type=1, coordinator_keys=["idle-0"])
-        while True:
-            answer = client.ask_any(first, client.deadline())
-            assert isinstance(answer, FindCoordinatorResponse)
-            [found] = answer.coordinators
-            if not found.error_code:
-                break
-            time.sleep(0.1)
-        address = Address(found.host, found.port)
         names = [f"idle-{number}" for number in range(count)]
         while names:
             now, names = names[:IN_FLIGHT], names[IN_FLIGHT:]
-            requests = [Request(address, InitProducerIdRequest(name, 60_000)) for name in now]
+            coordinators = coordinators_of(client, now)
+            requests = [Request(coordinators[name], InitProducerIdRequest(name, 60_000)) for name in coordinators]
             deadline = client.deadline()
             answers = client.collect(client.send_all(Ask(requests), deadline), deadline)
-            for name, initialized in zip(now, answers, strict=True):
-                assert isinstance(initialized, InitProducerIdResponse), initialized
-                if initialized.error_code:
-                    names.append(name)  # the coordinator is not ready yet
+            initialized = {
+                name
+                for name, answer in zip(coordinators, answers, strict=True)
+                if isinstance(answer, InitProducerIdResponse) and not answer.error_code
+            }
+            names += [name for name in now if name not in initialized]  # their coordinators are not ready yet
     made_s = time.perf_counter() - began
-    after = usage(target.pid)
+    after = usage(target.pids)
     time.sleep(seconds)
-    idle = usage(target.pid)
+    idle = usage(target.pids)
     return {
         "ids": count,
         "made_per_s": count / made_s,
@@ -223,9 +250,9 @@ def idle_ids(target: Target, count: int, seconds: float) -> dict[str, float]:
 
 
 def measure(target: Target, seconds: float, ids: int) -> dict[str, Any]:
-    plain = throughput(target.bootstrap, 0, seconds)
-    by_size = {size: throughput(target.bootstrap, size, seconds) for size in SIZES}
-    latencies = latencies_ms(target.bootstrap, seconds)
+    plain = throughput(target, 0, seconds)
+    by_size = {size: throughput(target, size, seconds) for size in SIZES}
+    latencies = latencies_ms(target, seconds)
     percentiles = statistics.quantiles(latencies, n=100)
     return {
         "target": target.name,
@@ -255,7 +282,8 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--against", choices=["kafka"], help="measure Apache Kafka too, after Tidelog")
-    parser.add_argument("--port", type=int, default=29092, help="of Kafka")
+    parser.add_argument("--port", type=int, default=29092, help="of a single broker of Kafka")
+    parser.add_argument("--brokers", type=int, choices=[1, 3], default=1, help="brokers of each cluster")
     parser.add_argument("--bootstrap", help="a running broker, instead of a new one")
     parser.add_argument("--pid", type=int, help="its process, for memory and CPU")
     parser.add_argument("--seconds", type=float, default=10.0, help="time of each measurement")
@@ -266,12 +294,14 @@ def main() -> None:
     if arguments.bootstrap:
         if not arguments.pid:
             parser.error("--bootstrap needs --pid")
-        results.append(measure(Target("broker", arguments.bootstrap, arguments.pid), arguments.seconds, arguments.ids))
+        results.append(
+            measure(Target("broker", arguments.bootstrap, [arguments.pid]), arguments.seconds, arguments.ids)
+        )
     else:
-        with tidelog() as target:
+        with three_brokers("tidelog") if arguments.brokers > 1 else tidelog() as target:
             results.append(measure(target, arguments.seconds, arguments.ids))
         if arguments.against:
-            with kafka(arguments.port) as target:
+            with three_brokers("kafka") if arguments.brokers > 1 else kafka(arguments.port) as target:
                 results.append(measure(target, arguments.seconds, arguments.ids))
     if arguments.json:
         print(json.dumps(results))

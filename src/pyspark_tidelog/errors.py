@@ -1,4 +1,4 @@
-"""The errors that end a Spark job of this source."""
+"""The errors with which the source and the sink end a Spark job."""
 
 
 class OptionError(ValueError):

@@ -1,7 +1,7 @@
 """Decide which offsets a batch query need not read, because of the filters that Spark passes to the source.
 
-Every filter remains in Spark's plan as well. So it is enough that no row of the result is lost; the source may read
-more rows than the filters accept.
+Spark applies all filters to the rows as well. So the source may return more rows than the filters accept, but it must
+not leave out a row that they accept.
 
 Spark 4.3 stores the ranges of a filtered query with the DataFrame that `load` returned, and reads the same ranges in a
 later query of this DataFrame without filters. The source cannot notice this, and rows of the later query would be lost.
@@ -10,8 +10,8 @@ Therefore filters are used only with the option `pushFilters`. These filters are
 - `topic` and `partition`: a partition that no filter accepts is not read;
 - `offset`: comparisons limit the range at both ends;
 - `timestamp`: only lower limits are used. The first record at or after a time is looked up, and all records before it
-  are older. An upper limit is not used: records of a partition need not be in the order of their times, so behind the
-  first record that is too new, there may be older ones.
+  are older. An upper limit is not used: records of a partition need not be in the order of their times, so there may be
+  older records after the first one that is too new.
 """
 
 import sys

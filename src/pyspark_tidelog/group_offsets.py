@@ -20,9 +20,9 @@ from tidelog.wire.errors import ApiError, ErrorCode
 logger = logging.getLogger("tidelog.spark")
 
 COMMIT_TIMEOUT_MS = 5_000
-"""Time limit for one commit, with all attempts. The query waits for as long."""
+"""Time limit for one commit with all its attempts, in milliseconds. The query waits for the commit."""
 PAUSE_AFTER_FAILURE_S = 30.0
-"""Time after a failed commit in which no commit is tried."""
+"""Time after a failed commit in which no other commit is tried, in seconds."""
 HAS_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS)
 """Error codes of a commit without membership, if the group has members."""
 
@@ -120,5 +120,5 @@ def _members_text(group_id: str, members: str) -> str:
 
 
 def _is_missing(failure: object) -> bool:
-    """Whether a group could not be described because it does not exist yet."""
+    """Return whether a group could not be described because it does not exist yet."""
     return isinstance(failure, ApiError) and failure.code == ErrorCode.GROUP_ID_NOT_FOUND

@@ -137,7 +137,7 @@ class ReadOptions(NamedTuple):
     fail_on_data_loss: bool
     include_headers: bool
     min_partitions: int
-    """Minimum number of Spark partitions. With 0, only `max_records_per_partition` splits a topic partition."""
+    """Minimum number of Spark partitions. If it is 0, only `max_records_per_partition` splits a topic partition."""
     max_records_per_partition: int
     """Limit of records for one Spark partition. 0 means no limit."""
     max_offsets_per_trigger: int
@@ -151,7 +151,7 @@ class ReadOptions(NamedTuple):
     push_filters: bool
     """Whether a batch query may read less because of its filters. See `filters` for the danger."""
     poll_timeout_ms: int
-    """Time in milliseconds for which a task waits for records that existed when the query was planned."""
+    """Time limit in milliseconds for which a task waits for records that existed when the query was planned."""
 
 
 class WriteOptions(NamedTuple):
@@ -168,7 +168,7 @@ class WriteOptions(NamedTuple):
     transaction_timeout_ms: int
     """Time limit of a task's transaction, from its first row to the end of the micro-batch. Only for exactly once."""
     identity: BatchIdentity | None
-    """What names the rows of an exactly-once batch write. None in a streaming write, where Spark names them."""
+    """Identifies an exactly-once batch write. None in a streaming write, in which Spark numbers the micro-batches."""
 
 
 def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -252,7 +252,7 @@ def write_options(texts: Mapping[str, str]) -> WriteOptions:
 
 
 def _identity(options: Options, exactly_once: bool) -> BatchIdentity | None:
-    """Return what names the rows of an exactly-once batch write; None if neither of the two options is set."""
+    """Return the identity of an exactly-once batch write; None if neither of its two options is set."""
     given_names = [name for name in (EXACTLY_ONCE_ID, EXACTLY_ONCE_BATCH) if name in options]
     if not given_names:
         return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
 REPORTS_MAX = 512
-"""Upper bound on the remembered reports of a query. Above it, every second one is forgotten."""
+"""Upper bound on the remembered reports of a query. If there are more, every second one is removed."""
 
 
 class Lag(NamedTuple):
@@ -26,8 +26,8 @@ class Lag(NamedTuple):
     """Number of offsets that were in the topics but not yet processed. After compaction or transactions, there are
     fewer records than offsets."""
     seconds: float
-    """The oldest offset that is not yet processed has existed for at least this time: the time since the first report
-    in which it was in the topic. 0 if no offset is left to process."""
+    """Time since the first report in which the topic had the oldest offset that is not yet processed. The offset has
+    existed for at least this time. 0 if no offset is left to process."""
     partitions: Mapping[TopicPartition, int]
     """The number of offsets of each partition."""
 

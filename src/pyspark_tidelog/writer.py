@@ -6,7 +6,6 @@ Spark may commit the results of the same tasks in a later attempt. `exactly_once
 """
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -32,6 +31,7 @@ from tidelog.client.blocking import Client, StartedOperation
 from tidelog.client.errors import ClientError
 from tidelog.client.operations import Produced
 from tidelog.model.ids import TopicPartition
+from tidelog.runtime.clock import SystemClock
 from tidelog.wire.errors import ApiError, RecordTooLarge
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def _send_rows(
     encoder = BatchEncoder(
         options.topic,
         partition_count,
-        lambda: time.time_ns() // 1_000_000,
+        SystemClock.now_ms,
         batch_bytes=options.batch_bytes,
         codec=options.codec,
         first_partition=context.partitionId() if context else 0,

@@ -11,6 +11,7 @@ from simulation_harness.lives import check_is_found
 from simulation_harness.transaction_odds import Odds
 from tidelog.coordinator.decision import Decision, Reply
 from tidelog.coordinator.group.core import GroupCore
+from tidelog.coordinator.group.offsets import OffsetCommit
 from tidelog.coordinator.host import CoordinatorHost
 from tidelog.coordinator.loading import Loader
 from tidelog.coordinator.marker_writer import MarkerWriter
@@ -158,6 +159,16 @@ def forget_the_partitions_of_a_transaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transaction_core, "add_partitions", planted)
 
 
+def accept_offsets_of_old_members(patch: pytest.MonkeyPatch) -> None:
+    """A transaction may commit offsets for a member that the group does not have any more (KIP-447)."""
+    names_member = OffsetCommit.names_member
+    assert isinstance(names_member, property)
+    assert names_member.fget is not None
+    original = names_member.fget
+    planted = property(lambda commit: not commit.is_transactional and original(commit))
+    patch.setattr(OffsetCommit, "names_member", planted)
+
+
 def only(*faults: str, per_minute: float = 60.0, **odds: float) -> Profile:
     """Return the profile with only these faults, with transactional clients alone, and without an administrator."""
     return PROFILES["transactions"]._replace(
@@ -198,6 +209,7 @@ CHAIN = "OffsetsOfTransactions|ExactlyOnceChain"
         (commit_after_a_timeout, only(pause=0.1), "Atomicity|OldProducersAreFenced"),
         (lose_pending_offsets_at_a_load, only("kill", per_minute=20.0, pending_offsets=0.8), CHAIN),
         (forget_the_partitions_of_a_transaction, only(), f"{READS}|Liveness"),
+        (accept_offsets_of_old_members, only(pause=0.3), CHAIN),
     ],
 )
 def test_a_planted_fault_is_found(

@@ -18,10 +18,10 @@ from simulation_harness.cluster_ledger import UNORDERED, Batch, Ledger, Violatio
 from simulation_harness.cluster_members import GroupLedger, GroupMember
 from simulation_harness.cluster_profiles import IDEMPOTENT, Producer, Profile
 from simulation_harness.cluster_requests import create_topic, new_producer
-from simulation_harness.rack_reader import RackReader
+from simulation_harness.rack_reader import RackFetch, RackReader
 from simulation_harness.special_topics import TOPICS, SpecialTopic, UncleanTopic
 from simulation_harness.topic_changes import TopicChanges
-from simulation_harness.transaction_life import TransactionLife, observed_markers
+from simulation_harness.transaction_life import TransactionLife, few_epochs, observed_markers
 from tidelog.client import groups, operations
 from tidelog.client.errors import GaveUp
 from tidelog.client.operations import FetchLimits, Operation
@@ -69,7 +69,12 @@ def run_seed(seed: int, profile: Profile, *, brokers: int, minutes: float, trace
     `trace` selects the lines of the trace that the result contains: "all", a partition ("topic0-1"), or a host
     ("broker-2"). With None it contains, if an invariant was violated, the last lines of the affected partition.
     """
-    with _rare_collection(), simulated(seed) as world, observed_markers(ledger := Ledger(world.trace.note)):
+    with (
+        _rare_collection(),
+        simulated(seed) as world,
+        observed_markers(ledger := Ledger(world.trace.note)),
+        few_epochs(world.rng("epochs")),
+    ):
         error: Exception | None = None
         try:
             world.run(_live(world, profile, ledger, brokers, minutes * 60), virtual_s=minutes * 60 + 600)
@@ -294,8 +299,17 @@ class _Life:
     async def read_in_rack(self, rack: str, until_s: float) -> None:
         """Read all partitions, from followers where possible."""
         name = f"reader-{rack}"
-        client, rng = self._cluster.client(name), self._world.rng(name)
-        reader = RackReader(client, rng, self._ledger, rack, self._decode, self._earliest)
+        client, rng, ledger = self._cluster.client(name), self._world.rng(name), self._ledger
+
+        def add(fetch: RackFetch) -> int | None:
+            data = fetch.data
+            batches = self._decode(fetch.partition, data.records or b"")  # type: ignore[arg-type]  # always a view
+            if fetch.is_follower:
+                ledger.coverage["records read from followers"] += sum(len(batch.records) for batch in batches)
+            ledger.read(fetch.reader, fetch.partition, fetch.leader_epoch, data.high_watermark, batches)
+            return batches[-1].last_offset + 1 if batches else None
+
+        reader = RackReader(client, rng, ledger, rack, lambda: ledger.partitions, add, self._earliest)
         await reader.run(until_s, self._world.loop.time)
 
     async def consume(self, number: int, until_s: float) -> None:

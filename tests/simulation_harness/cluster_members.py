@@ -134,16 +134,18 @@ class GroupLedger:
         self._coverage["commits of members read"] += 1
 
 
-class _Coordinator:
-    """Requests to the group's coordinator."""
+class Coordinator:
+    """Requests to the coordinator of a group."""
 
-    def __init__(self, client: ClusterClient) -> None:
+    def __init__(self, client: ClusterClient, group: str) -> None:
         self._client = client
+        self._group = group
         self._address: Address | None = None
 
     async def find(self) -> None:
         """Raises ClientError."""
-        found = (await self._client.run(coordinators.find_coordinators([GROUP], coordinators.GROUPS), FIND_S))[GROUP]
+        find = coordinators.find_coordinators([self._group], coordinators.GROUPS)
+        found = (await self._client.run(find, FIND_S))[self._group]
         if not isinstance(found, coordinators.Coordinator):
             raise GaveUp(f"no coordinator: {found}")
         self._address = found.address
@@ -175,7 +177,7 @@ class GroupMember:
         self._member = self._new_member()
 
     def _new_member(self) -> SimMember:
-        return SimMember(_Coordinator(self.client), GROUP, [], session_ms=SESSION_MS)
+        return SimMember(Coordinator(self.client, GROUP), GROUP, [], session_ms=SESSION_MS)
 
     async def run(self, until_s: float, consume: Consume) -> None:
         """Join, consume and commit until the time is over."""
@@ -189,7 +191,7 @@ class GroupMember:
 
     async def _find_coordinator(self) -> None:
         coordinator = self._member.client
-        assert isinstance(coordinator, _Coordinator)
+        assert isinstance(coordinator, Coordinator)
         await coordinator.find()
 
     async def _join(self) -> bool:

@@ -123,7 +123,7 @@ PROFILES = {
         ),
         Profile(
             "transactions",
-            {**_REPLICATED, **TRANSACTION_SETTINGS},
+            {**_REPLICATED, **RACK_SETTINGS, **TRANSACTION_SETTINGS},
             _FAULTS_OF_A_CLUSTER,
             transactions=Odds(),
             **_LIFE_OF_A_CLUSTER,

@@ -2,16 +2,16 @@
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
-from simulation_harness.cluster_ledger import Batch, Ledger, Violation
+from simulation_harness.cluster_ledger import Ledger, Violation
 from tidelog.client import operations
 from tidelog.client.errors import BrokerUnreachable, ClientError, GaveUp
-from tidelog.client.operations import Request
+from tidelog.client.operations import READ_UNCOMMITTED, Request
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.cluster_client import ClusterClient
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
-from tidelog.wire.primitives import Buffer
 
 RACK_SETTINGS = {
     "broker.rack": "rack-{node_id}",
@@ -31,8 +31,26 @@ METADATA_OUTDATED = (
 )
 
 
+class RackFetch(NamedTuple):
+    """A successful fetch from a leader or a follower."""
+
+    partition: TopicPartition
+    start: int
+    """The offset from which the reader has read."""
+    data: PartitionData
+    leader_epoch: int
+    reader: str
+    """Identifies what the reader may expect to see: a follower that was started again may know of less than before, so
+    each fetch from a follower has a reader of its own."""
+    is_follower: bool
+
+
+AddFetch: TypeAlias = Callable[[RackFetch], int | None]
+"""Checks and stores what was read, and returns the next offset to read; None if nothing was read."""
+
+
 class RackReader:
-    """Reads all partitions of the ledger, from leaders and from the followers to which they send it."""
+    """Reads partitions from leaders, and from the followers to which they send it."""
 
     def __init__(
         self,
@@ -40,16 +58,20 @@ class RackReader:
         rng: random.Random,
         ledger: Ledger,
         rack: str,
-        decode: Callable[[TopicPartition, Buffer], Sequence[Batch]],
+        partitions: Callable[[], Sequence[TopicPartition]],
+        add: AddFetch,
         earliest: Callable[[ClusterClient, TopicPartition, float], Awaitable[int | None]],
+        isolation: int = READ_UNCOMMITTED,
     ) -> None:
-        """`decode` checks and decodes batches, `earliest` returns the log start offset."""
+        """`earliest` returns the log start offset."""
         self._client = client
         self._rng = rng
         self._ledger = ledger
         self._rack = rack
-        self._decode = decode
+        self._partitions = partitions
+        self._add = add
         self._earliest = earliest
+        self._isolation = isolation
         self._positions: dict[TopicPartition, int] = {}
         self._followers: dict[TopicPartition, int] = {}
         """The follower from which a partition is read; without an entry it is the leader."""
@@ -58,7 +80,7 @@ class RackReader:
     async def run(self, until_s: float, now_s: Callable[[], float]) -> None:
         """Read until the time is over. Sometimes begin anew."""
         while now_s() < until_s:
-            partition = self._rng.choice(self._ledger.partitions)
+            partition = self._rng.choice(self._partitions())
             if self._rng.random() < 0.02:
                 self._positions.clear()
                 self._followers.clear()
@@ -95,7 +117,13 @@ class RackReader:
             self._followers[partition] = data.preferred_read_replica
             self._ledger.coverage["consumers sent to followers"] += 1
         else:
-            self._add(partition, data, f"{self._rack}@{broker}", epoch, is_follower)
+            reader = f"{self._rack}@{broker}"
+            if is_follower:
+                self._fetches += 1
+                reader = f"{reader} fetch {self._fetches}"
+            next_offset = self._add(RackFetch(partition, start, data, epoch, reader, is_follower))
+            if next_offset is not None:
+                self._positions[partition] = next_offset
 
     def _request(self, partition: TopicPartition, start: int, epoch: int) -> FetchRequest:
         item = FetchPartition(
@@ -107,6 +135,7 @@ class RackReader:
             min_bytes=1,
             max_bytes=1 << 20,
             rack_id=self._rack,
+            isolation_level=self._isolation,
             topics=[FetchTopic(topic=partition.topic, topic_id=topic_id, partitions=[item])],
         )
 
@@ -129,14 +158,3 @@ class RackReader:
             return
         name = ErrorCode(data.error_code).name
         raise Violation("NoFinalError", f"fetch of {partition} at {start} in {self._rack}: {name}", partition)
-
-    def _add(self, partition: TopicPartition, data: PartitionData, reader: str, epoch: int, is_follower: bool) -> None:
-        batches = self._decode(partition, data.records or b"")  # type: ignore[arg-type]  # decoded: always a view
-        if is_follower:
-            # A follower that was started again may know of less than before.
-            self._fetches += 1
-            reader = f"{reader} fetch {self._fetches}"
-            self._ledger.coverage["records read from followers"] += sum(len(batch.records) for batch in batches)
-        self._ledger.read(reader, partition, epoch, data.high_watermark, batches)
-        if batches:
-            self._positions[partition] = batches[-1].last_offset + 1

@@ -42,11 +42,13 @@ class State(enum.Enum):
 class Attempt:
     """One transaction of a client."""
 
-    def __init__(self, producer: str, number: int, version: int, began_s: float) -> None:
+    def __init__(self, producer: str, number: int, version: int, began_s: float, group: str = "") -> None:
+        """`group`: the transaction belongs to a chain that commits the offsets of this group."""
         self.producer = producer
         self.number = number
         self.version = version
         self.began_s = began_s
+        self.group = group
         self.state = State.OPEN
         self.records: dict[TopicPartition, list[bytes]] = {}
         """The values of its records. When the commit is requested, all of them were acknowledged."""
@@ -85,6 +87,8 @@ class TransactionLedger:
         self._anomalies: dict[tuple[str, str], None] = {}
         """The transactions that were hit by late requests, and what was wrong."""
         self._attempts: dict[str, Attempt] = {}
+        self._producer_ids: dict[str, int] = {}
+        """The producer id of each process of a producer."""
         self._initialized_s: dict[str, dict[str, tuple[float, float]]] = {}
         """When each producer of a transactional id began to be initialized, and when this was confirmed."""
         self._values: dict[TopicPartition, dict[int, bytes]] = {}
@@ -97,6 +101,9 @@ class TransactionLedger:
 
     def begin(self, attempt: Attempt) -> None:
         self._attempts[attempt.name] = attempt
+        if self._producer_ids.setdefault(attempt.producer, attempt.producer_id) != attempt.producer_id:
+            self._producer_ids[attempt.producer] = attempt.producer_id
+            self.coverage["producer ids used up"] += 1
         self.coverage[f"transactions of version {attempt.version}"] += 1
 
     def initialized(self, transactional_id: str, producer: str, began_s: float, now_s: float) -> None:
@@ -196,8 +203,8 @@ class TransactionLedger:
         self.coverage["offsets of transactions read"] += 1
 
     def _attempts_of(self, group: str) -> list[Attempt]:
-        """Return the transactions of a chain, whose producers are named after its group."""
-        return [attempt for attempt in self._attempts.values() if attempt.producer.startswith(f"{group}.")]
+        """Return the transactions of a chain."""
+        return [attempt for attempt in self._attempts.values() if attempt.group == group]
 
     def check_everything(self, read: dict[TopicPartition, list[tuple[int, bytes]]]) -> None:
         """Check all records at the end, when no transaction is open any more."""

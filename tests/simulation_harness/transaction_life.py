@@ -7,21 +7,24 @@ import random
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 from simulation_harness.cluster_ledger import Ledger
 from simulation_harness.cluster_requests import create_topic
+from simulation_harness.rack_reader import RackFetch, RackReader
 from simulation_harness.read_committed import LIMITS, committed_records
 from simulation_harness.special_topics import Call
-from simulation_harness.transaction_ledger import Attempt, TransactionLedger
+from simulation_harness.transaction_ledger import TransactionLedger
 from simulation_harness.transaction_odds import TRANSACTION_SETTINGS, Odds
-from simulation_harness.transactional_client import GROUP, V1, V2, Dialect, Refused, TransactionalProducer, find
+from simulation_harness.transaction_process import LISTS, MOVES, PARTITIONS, WORKERS, Process, Worker
+from simulation_harness.transactional_client import GROUP, V2, Refused, TransactionalProducer, find
 from tidelog.client import operations
 from tidelog.client.errors import BrokerUnreachable, ClientError
-from tidelog.client.operations import Request
+from tidelog.client.operations import READ_COMMITTED, Request, fetched_from
 from tidelog.coordinator.marker_writer import MarkerWriter
 from tidelog.coordinator.marker_writer import _marker as marker_of
+from tidelog.coordinator.transaction import records, transitions
 from tidelog.metadata.image import TRANSACTION_STATE
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.cluster import SimCluster
@@ -36,37 +39,12 @@ from tidelog.wire.messages.offset_fetch import (
 )
 from tidelog.wire.messages.write_txn_markers import WriteTxnMarkersRequest
 
-MOVES, LISTS = "moves", "lists"
-PARTITIONS = 3
 TIMEOUTS_MS = (2_500, 8_000)
 OFFSETS_BY_NAME = 9
+FEW_EPOCHS_MAX = 15
 FOREVER = float("inf")
 
 
-class Worker(NamedTuple):
-    """A producer of the profile. `reads`: it is a chain that reads MOVES and writes to a topic of its own."""
-
-    name: str
-    dialect: Dialect
-    reads: bool = False
-    appends: bool = False
-    """It appends to lists and reads them."""
-
-    @property
-    def topic(self) -> str:
-        if self.appends:
-            return LISTS
-        return f"{self.name}-output" if self.reads else MOVES
-
-
-WORKERS = (
-    Worker("producer-v2", V2),
-    Worker("producer-v1", V1),
-    Worker("chain-v2", V2, reads=True),
-    Worker("chain-v1", V1, reads=True),
-    Worker("lists-v2", V2, appends=True),
-    Worker("lists-v1", V1, appends=True),
-)
 READERS = 2
 
 
@@ -83,7 +61,9 @@ class TransactionLife:
         self._workers = workers
         self.now_s = cluster.world.loop.time
         self.ledger = TransactionLedger(ledger, cluster.world.trace.note)
+        self._racks = [f"rack-{node.node_id}" for node in cluster.nodes]
         self.client_hosts = [worker.name for worker in workers] + [f"committed-reader-{n}" for n in range(READERS)]
+        self.client_hosts += [f"committed-reader-{rack}" for rack in self._racks]
         self._topics = list(dict.fromkeys([MOVES, *(worker.topic for worker in workers)]))
         self._rng = cluster.world.rng("late markers")
         ledger.on_markers = self._send_markers_later
@@ -111,6 +91,8 @@ class TransactionLife:
             yield self._work(worker, until_s)
         for number in range(READERS):
             yield self._read(f"committed-reader-{number}", until_s)
+        for rack in self._racks:
+            yield self._read_in_rack(rack, until_s)
 
     # Producers
 
@@ -133,7 +115,7 @@ class TransactionLife:
             )
             producer.gives_up_at_s = until_s
             producer.late_requests = self._background
-            process = _Process(self, worker, f"{worker.name}.{incarnation}", producer, rng, until_s)
+            process = Process(self, worker, f"{worker.name}.{incarnation}", producer, rng, until_s)
             incarnation += 1
             if rng.random() < self.odds.zombie:
                 task = asyncio.ensure_future(process.run())
@@ -159,6 +141,26 @@ class TransactionLife:
             if records is not None:
                 positions[partition] = records[1]
             await client.sleep(rng.choice((0.0, 0.05, 0.1)))
+
+    async def _read_in_rack(self, rack: str, until_s: float) -> None:
+        """Read all partitions, from followers where possible."""
+        name = f"committed-reader-{rack}"
+
+        def add(fetch: RackFetch) -> int:
+            records, next_offset = committed_records(fetch.partition, fetch.start, fetched_from(fetch.data))
+            self.ledger.read(fetch.reader, fetch.partition, fetch.start, next_offset, records)
+            if fetch.is_follower:
+                self._coverage["records of transactions read from followers"] += len(records)
+            return next_offset
+
+        async def earliest(*_: object) -> int:
+            return 0  # no record of these topics is deleted
+
+        client, rng = self._cluster.client(name), self.world.rng(name)
+        reader = RackReader(
+            client, rng, self._base_ledger, rack, lambda: self._partitions, add, earliest, READ_COMMITTED
+        )
+        await reader.run(until_s, self.now_s)
 
     async def fetch(
         self, client: ClusterClient, reader: str, partition: TopicPartition, start: int, until_s: float
@@ -209,17 +211,15 @@ class TransactionLife:
                 task.result()
         if self._coverage["wrong clock"]:
             await self._fence_all(client)
-        committed: dict[Worker, dict[TopicPartition, int]] = {}
-        for worker in self._workers:
-            if worker.reads:
-                committed[worker] = await self.committed_offsets(client, worker.name, FOREVER)
+        output_topics = {worker.group: worker.topic for worker in self._workers if worker.group}
+        committed = {group: await self.committed_offsets(client, group, FOREVER) for group in output_topics}
         read = {partition: await self._read_all(client, partition) for partition in self._partitions}
         self.ledger.check_everything(read)
         self.ledger.check_lists({partition: read[partition] for partition in read if partition.topic == LISTS})
-        for worker, offsets in committed.items():
+        for group, offsets in committed.items():
             for partition, offset in offsets.items():
-                self.ledger.check_offset(worker.name, partition, offset)
-            self.ledger.check_chain(worker.name, offsets, read, worker.topic)
+                self.ledger.check_offset(group, partition, offset)
+            self.ledger.check_chain(group, offsets, read, output_topics[group])
 
     async def _fence_all(self, client: ClusterClient) -> None:
         """End all transactions. A coordinator whose clock went back would not find them too old for a long time."""
@@ -281,169 +281,16 @@ class TransactionLife:
         raise Refused(None, "OffsetFetch")
 
 
-class _Process:
-    """One process of a worker: one producer, and for a chain also the positions of its consumer."""
-
-    def __init__(
-        self,
-        life: TransactionLife,
-        worker: Worker,
-        name: str,
-        producer: TransactionalProducer,
-        rng: random.Random,
-        until_s: float,
-    ) -> None:
-        self._life = life
-        self._world = life.world
-        self._odds = life.odds
-        self._ledger = life.ledger
-        self._worker = worker
-        self._name = name
-        self._producer = producer
-        self._rng = random.Random(rng.getrandbits(64))
-        self._until_s = until_s
-        self._positions: dict[TopicPartition, int] = {}
-        self._now_s = life.now_s
-
-    async def run(self) -> None:
-        """Run transactions until the process ends."""
-        try:
-            began_s = self._now_s()
-            await self._producer.initialize()
-            self._ledger.initialized(self._worker.name, self._name, began_s, self._now_s())
-            number = 0
-            while self._now_s() < self._until_s:
-                await self._transaction(number)
-                number += 1
-                await self._producer.client.sleep(self._rng.choice((0.0, 0.02, 0.1, 0.3)))
-        except Refused as refusal:
-            if refusal.code is not None:
-                self._ledger.coverage[f"producers refused: {refusal.code.name}"] += 1
-
-    async def _transaction(self, number: int) -> None:
-        producer, rng, odds = self._producer, self._rng, self._odds
-        attempt = Attempt(self._name, number, self._worker.dialect.version, self._now_s())
-        producer.begin()
-        attempt.producer_id, attempt.epoch = producer.producer_id, producer.epoch
-        attempt.may_be_hit_by_strays = producer.may_have_stray_requests
-        self._ledger.begin(attempt)
-        if rng.random() < odds.crash:
-            producer.crashes_at_s = self._now_s() + rng.choice((0.001, 0.02, 0.5)) * rng.random()
-        try:
-            if self._worker.appends:
-                await self._append(attempt)
-            else:
-                await (self._transform if self._worker.reads else self._write)(attempt)
-        except Refused as refusal:
-            await self._recover(refusal)
-            return
-        if not attempt.records:
-            return
-        if rng.random() < odds.abort:
-            self._ledger.coverage["transactions aborted by their client"] += 1
-            await self._end(attempt, commit=False)
-        else:
-            await self._end(attempt, commit=True)
-
-    async def _recover(self, refusal: Refused) -> None:
-        """Continue after an error as the Java producer does: abort the transaction, and begin another epoch. Raises
-        Refused if the producer is fenced or its process has ended.
-        """
-        if refusal.code is None or refusal.code is ErrorCode.PRODUCER_FENCED:
-            raise refusal
-        self._ledger.coverage[f"transactions refused: {refusal.code.name}"] += 1
-        with suppress(Refused):
-            await self._producer.end(commit=False)
-        await self._producer.initialize(keeps_identity=True)
-        self._positions.clear()
-
-    async def _end(self, attempt: Attempt, *, commit: bool) -> None:
-        producer = self._producer
-        requested_s = self._now_s()
-        if commit:
-            self._ledger.request_commit(attempt)
-        else:
-            self._positions.clear()
-        try:
-            await producer.end(commit=commit)
-        except Refused as refusal:
-            if commit and refusal.code is not None and not producer.has_repeated_end:
-                self._ledger.refused(attempt)
-            await self._recover(refusal)
-            return
-        if commit:
-            self._ledger.committed(attempt, self._worker.name, requested_s)
-
-    async def _write(self, attempt: Attempt) -> None:
-        """Write a set of records into several partitions."""
-        rng = self._rng
-        for _ in range(rng.choice((1, 2, 3, 5))):
-            partition = TopicPartition(self._worker.topic, rng.randrange(PARTITIONS))
-            values = [attempt.value(partition) for _ in range(rng.choice((1, 1, 3)))]
-            await self._producer.send(partition, values, self._clock_ms())
-            await self._pause()
-
-    async def _append(self, attempt: Attempt) -> None:
-        """Append to lists, and read lists up to the last stable offset."""
-        rng = self._rng
-        for _ in range(rng.choice((2, 3, 4))):
-            partition = TopicPartition(LISTS, rng.randrange(PARTITIONS))
-            if rng.random() < 0.5:
-                start = self._positions.get(partition, 0)
-                read = await self._life.fetch(self._producer.client, self._name, partition, start, self._until_s)
-                if read is None:
-                    raise Refused(None, "Fetch")
-                self._positions[partition] = attempt.reads[partition] = read[1]
-            else:
-                await self._producer.send(partition, [attempt.value(partition)], self._clock_ms())
-            await self._pause()
-
-    async def _transform(self, attempt: Attempt) -> None:
-        """Read some records of MOVES, write one for each of them, and commit the group's offset in the transaction."""
-        life, producer, rng = self._life, self._producer, self._rng
-        group = self._worker.name
-        if not self._positions:
-            offsets = await life.committed_offsets(producer.client, group, self._until_s)
-            for partition, offset in offsets.items():
-                self._positions[partition] = max(offset, 0)
-        offsets = {}
-        for source in rng.sample([*self._positions], rng.choice((1, 2))):
-            read = await life.fetch(producer.client, self._name, source, self._positions[source], self._until_s)
-            if read is None:
-                raise Refused(None, "Fetch")
-            records, next_offset = read
-            limit = rng.choice((2, 10))
-            if len(records) > limit:
-                next_offset = records[limit][0]
-            values: dict[TopicPartition, list[bytes]] = {}
-            for offset, _ in records[:limit]:
-                partition = TopicPartition(self._worker.topic, offset % PARTITIONS)
-                values.setdefault(partition, []).append(attempt.value(partition, f"{source}@{offset}"))
-            for partition, batch in values.items():
-                await producer.send(partition, batch, self._clock_ms())
-            if values:
-                offsets[source] = next_offset
-            await self._pause()
-        if offsets:
-            attempt.offsets = {(group, source): offset for source, offset in offsets.items()}
-            await producer.send_offsets(group, offsets)
-            self._positions.update(offsets)
-            if rng.random() < self._odds.pending_offsets:
-                await producer.client.sleep(rng.random())
-
-    async def _pause(self) -> None:
-        """Sometimes do nothing for a while; seldom for longer than the transaction's timeout."""
-        rng, pause_s = self._rng, 0.0
-        if rng.random() < self._odds.pause:
-            self._ledger.coverage["pauses within a transaction"] += 1
-            pause_s = self._producer.timeout_ms / 1000 * rng.uniform(0.3, 1.6)
-        elif rng.random() < 0.2:
-            pause_s = rng.uniform(0.0, 0.3)
-        if pause_s:
-            await self._producer.client.sleep(pause_s)
-
-    def _clock_ms(self) -> int:
-        return self._world.host("admin").clock.now_ms()
+@contextmanager
+def few_epochs(rng: random.Random) -> Iterator[None]:
+    """In half of the lives, a producer id has epochs up to FEW_EPOCHS_MAX only, instead of 32,767. So producers use up
+    their epochs, and continue with other ids.
+    """
+    if rng.random() < 0.5:
+        yield
+        return
+    with patch.object(records, "EPOCH_MAX", FEW_EPOCHS_MAX), patch.object(transitions, "EPOCH_MAX", FEW_EPOCHS_MAX):
+        yield
 
 
 @contextmanager

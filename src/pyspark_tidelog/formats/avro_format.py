@@ -60,7 +60,7 @@ class AvroFormat(Format):
 
     def encode(self, record: "Column") -> "Column":
         if self._has_header and self._writer_id is None:
-            raise OptionError("format avro: set schema_id, the id that the header of written values names")
+            raise OptionError("format avro: set schema_id, the id that is written into the header of each value")
         return encode_column(record, self._codec())
 
     def _codec(self) -> "AvroCodec":

@@ -1,4 +1,4 @@
-"""Which columns an Avro schema stands for. The types are those of Spark's from_avro."""
+"""Converts an Avro schema to columns. Their types are those that Spark's from_avro returns."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 TIMES = ("local-timestamp-micros", "local-timestamp-millis", "timestamp-micros", "timestamp-millis")
 LOGICAL_TYPES_KEPT = ("date", "decimal", *TIMES)
-"""Logical types that are columns of a type of their own. Values of other logical types have the type of their bytes."""
+"""Logical types that have a column type of their own. A value of any other logical type becomes a column of the type
+under it: a `uuid` becomes a string."""
 DECIMAL_DIGITS_MAX = 38
-"""Upper bound of Spark's decimals."""
+"""Upper bound on the number of digits of Spark's decimals."""
 
 
 def without_other_logical_types(schema: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Which columns a Protobuf message stands for, and the conversion between messages and rows.
+"""Converts the type of a Protobuf message to columns, messages to rows, and rows to messages.
 
-Messages of google/protobuf/wrappers.proto are values that may be null, and google.protobuf.Timestamp is a timestamp.
+A message of google/protobuf/wrappers.proto becomes a value that may be null, and google.protobuf.Timestamp a timestamp.
 """
 
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Schema registries: where the writers' schemas of Avro records come from, by id.
+"""Schema registries: they have the schemas with which Avro records were written, by id.
 
 A registry is a dictionary or a file with schemas, or a service with the HTTP interface of Confluent's Schema Registry.
 """
@@ -10,6 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +25,8 @@ FIRST_PAUSE_S = 0.5
 MISSING_S = 5.0
 """Time for which an id that the registry does not have is not requested again."""
 MISSING_IDS_MAX = 10_000
-"""Upper bound on the remembered ids that the registry does not have. Values name ids, so there may be many."""
+"""Upper bound on the remembered ids that the registry does not have. The ids come from values of records, so damaged
+records may contain any number of them."""
 NOT_FOUND = 404
 UNAUTHORIZED = (401, 403)
 
@@ -66,8 +68,8 @@ class StaticRegistry:
     """Schemas that do not change: a dictionary from ids to schemas."""
 
     def __init__(self, schemas: Mapping[Any, Any]) -> None:
-        """Accept keys that are numbers, also as texts, and schemas that are texts or parsed JSON. Raises OptionError
-        for others.
+        """Keys are numbers or texts of digits. Schemas are texts or parsed JSON. Raises OptionError for other keys, and
+        for a text that is not JSON.
         """
         self._schemas: dict[int, Any] = {}
         for key, schema in schemas.items():
@@ -159,8 +161,8 @@ class HttpRegistry:
                         f"registry {self._url}: access is denied ({error.code}): put user and password into the URL"
                     ) from None
                 reason = f"HTTP status {error.code}"
-            except OSError as error:
-                reason = str(error)
+            except (OSError, HTTPException) as error:  # HTTPException: the answer is not HTTP, or is not complete
+                reason = str(error).strip() or type(error).__name__
             if attempt + 1 == ATTEMPTS:
                 raise RegistryError(f"registry {self._url} cannot be reached: {reason}")
             time.sleep(FIRST_PAUSE_S * 2**attempt)

@@ -1,11 +1,17 @@
 """ListPartitionReassignments (key 46), v0 (KIP-455): running moves of replicas between brokers.
 
-As in Kafka, unknown topics and partitions are not an error.
+As in Kafka, the answer has every move that the controller has begun, even if this broker has not heard of it yet. Tools
+ask one broker to begin a move, and list the moves of another one. Unknown topics and partitions are not an error.
 """
 
+from typing import TYPE_CHECKING
+
 from tidelog.api.services import RequestContext, Services
+from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.link import FORWARD_TIMEOUT_MS, CatchUp
 from tidelog.metadata.reassignment import list_reassignments
 from tidelog.model.steps import Steps
+from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
@@ -13,10 +19,13 @@ from tidelog.wire.messages.list_partition_reassignments import (
     OngoingTopicReassignment,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 
 def handle(
     services: Services, context: RequestContext, request: ListPartitionReassignmentsRequest
-) -> Steps[ListPartitionReassignmentsResponse]:
+) -> "Steps[Outcome[ListPartitionReassignmentsResponse]]":
     """List the reassignments of the partitions in the request, or of all topics. A partition that the request names
     more than once is listed once.
     """
@@ -29,8 +38,23 @@ def handle(
                 numbers[number] = None
                 yield
             yield
+    return _list_when_caught_up(services, requested, request.timeout_ms)
+
+
+async def _list_when_caught_up(
+    services: Services, requested: dict[str, dict[int, None]] | None, timeout_ms: int
+) -> "Outcome[ListPartitionReassignmentsResponse]":
+    answer = await services.controller.catch_up(CatchUp(min(timeout_ms, FORWARD_TIMEOUT_MS)))
+    if answer.error is not ErrorCode.NONE:
+        return ListPartitionReassignmentsResponse(error_code=answer.error, error_message=answer.message or None)
+    return _list(services.metadata.image, requested)
+
+
+def _list(
+    image: MetadataImage, requested: dict[str, dict[int, None]] | None
+) -> Steps[ListPartitionReassignmentsResponse]:
     response = ListPartitionReassignmentsResponse(error_message=None)
-    for name, ongoing in (yield from list_reassignments(services.metadata.image, requested)).items():
+    for name, ongoing in (yield from list_reassignments(image, requested)).items():
         partitions = []
         for partition, replicas, adding, removing in ongoing:
             partitions.append(

@@ -80,7 +80,8 @@ def print_status(state: ClusterState, *, every: bool) -> None:
     )
     print_table(brokers_table(state, with_bars=sys.stdout.isatty()))
     if state.missing:
-        print(f"Brokers that have replicas and are not registered: {comma_separated(state.missing)}")
+        missing = comma_separated(state.missing)
+        print(f"Brokers that have replicas and were not reported (down, or not registered): {missing}")
     print()
     counts = {trouble.key: sum(trouble.applies(part) for part in state.partitions) for trouble in TROUBLES}
     moving = sum(part.move is not None for part in state.partitions)

@@ -68,7 +68,14 @@ Archive = Annotated[
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, show_default=False, help="Serve /metrics."),
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        show_default=False,
+        help="Serve http://localhost:PORT/metrics.",
+    ),
 ]
 SparkLog = Annotated[
     str,
@@ -115,6 +122,19 @@ def servers(bootstrap: str) -> str:
     return ",".join(host_port_text(host, port) for host, port in host_ports(bootstrap))
 
 
+def needs_brokers(pipeline: Pipeline, *, writes: bool) -> bool:
+    """Return whether the pipeline uses the brokers of --bootstrap. Without `writes`, only its sources count."""
+    from tidelog.pipelines.mirrors import Mirror
+    from tidelog.pipelines.topics import Topic
+
+    used = [*pipeline.sources.values(), *(pipeline.sinks.values() if writes else ())]
+    return (writes and pipeline.dead_letters is not None) or any(
+        (isinstance(each, Topic) and each.bootstrap is None)
+        or (writes and isinstance(each, Mirror) and each.target is None)
+        for each in used
+    )
+
+
 def begin_of(text: str | None) -> str | int | None:
     """Parse --from. Raises UsageError."""
     if text is None or text in ("earliest", "latest"):
@@ -128,7 +148,7 @@ def begin_of(text: str | None) -> str | int | None:
 @app.command("run")
 def run_command(
     references: References,
-    once: Annotated[bool, typer.Option("--once", help="Process the present data, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process the data that exist now, then end.")] = False,
     begin: From = None,
     master: Master = "local[*]",
     state: StateOption = DEFAULT_STATE,
@@ -160,7 +180,8 @@ def run_command(
     pipelines = loaded(references)
     addresses = servers(bootstrap)
     first = begin_of(begin)
-    check_reachable(bootstrap)
+    if any(needs_brokers(each, writes=True) for each in pipelines):
+        check_reachable(bootstrap)
     states = [PipelineState(state, each.name) for each in pipelines]
     with_state = [each.pipeline for each in states if (i := each.identity()) is not None and each.has_started(i)]
     if first is not None and with_state:
@@ -245,7 +266,7 @@ def status_command(state: StateOption = DEFAULT_STATE, json: AsJson = False) -> 
         document = each.read_status() or {"pipeline": each.pipeline, "state": "stopped"}
         is_running = each.is_running()
         if not is_running and document["state"] in ("starting", "running", "waiting"):
-            document["state"] = "ended"  # the process was killed: it has not written its last state
+            document["state"] = "ended"  # the process was killed before it could write its last state
         documents.append(document | {"process": is_running})
         statuses.append(status_of_document(document))
     if json:
@@ -286,7 +307,7 @@ def replay_command(
 
 @app.command("reset")
 def reset_command(name: Name, state: StateOption = DEFAULT_STATE, yes: Yes = False) -> None:
-    """Forget a pipeline's checkpoint. The next run begins anew.
+    """Remove a pipeline's checkpoint. The next run begins as declared.
 
     What the sinks contain remains.
 
@@ -295,14 +316,14 @@ def reset_command(name: Name, state: StateOption = DEFAULT_STATE, yes: Yes = Fal
     $ tidelog pipeline reset sales
     """
     pipeline_state = existing_state(state, name)
-    confirm(f"Remove the checkpoint of {name}? The next run begins anew.", yes)
+    confirm(f"Remove the checkpoint of {name}? The next run begins as declared.", yes)
     as_command(begin_again, pipeline_state, None, forget=True)
     print(f"The state of {name} was removed.")
 
 
 def begin_again(state: PipelineState, begin: str | int | None, *, forget: bool = False) -> None:
-    """Remove the checkpoints. Without `forget`, store where the next run begins. Raises PipelineError if the pipeline
-    runs.
+    """Remove the checkpoints in the state directory. Without `forget`, store where the next run begins. Raises
+    PipelineError if the pipeline runs.
     """
     state.lock()
     try:
@@ -360,7 +381,8 @@ def dry_run_command(
         raise UsageError(f"{reference} has several pipelines ({names}): name one, as {reference}:{pipelines[0].name}")
     addresses = servers(bootstrap)
     first = begin_of(begin)
-    check_reachable(bootstrap)
+    if needs_brokers(pipelines[0], writes=False):
+        check_reachable(bootstrap)
     spark_settings = key_values(settings, "--set", "spark.driver.memory=2g")
     as_command(dry_run, pipelines[0], addresses, rows, show, first, spark_settings)
 
@@ -379,7 +401,7 @@ def new_command(
     from tidelog.cli.pipeline_files import write_skeleton
 
     path = write_skeleton(name, directory)
-    print(f"Wrote {path}. It says how to try it.")
+    print(f"Wrote {path}. Its first lines say how to try it.")
 
 
 @app.command("pack")

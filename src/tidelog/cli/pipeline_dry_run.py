@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REASONS_MAX = 10
+"""Upper bound on the reasons that are printed for each source: the most frequent ones."""
 CELL_MAX = 60
 """Upper bound on the characters of a cell; the rest is cut off."""
 
@@ -30,7 +31,7 @@ def dry_run(
     spark = start_session([pipeline], settings=settings, log=log)
     try:
         spark.sparkContext.setLogLevel("OFF")
-        taken = sample(pipeline, pipeline_session(spark, pipeline), bootstrap, rows_max, begin)
+        taken = sample(pipeline, pipeline_session(spark, pipeline, settings), bootstrap, rows_max, begin)
         for source in taken.sources:
             dead = sum(source.unparsed.values())
             note = f", {counted(dead, 'dead letter')}" if dead else ""
@@ -46,7 +47,7 @@ def dry_run(
             print_rows(frame, show)
     finally:
         spark.stop()
-    shutil.rmtree(log.parent, ignore_errors=True)
+    shutil.rmtree(log.parent, ignore_errors=True)  # after an error, Spark's log remains
 
 
 def print_rows(frame: "DataFrame", show: int) -> None:
@@ -64,7 +65,7 @@ def print_rows(frame: "DataFrame", show: int) -> None:
 
 
 def cell_text(value: object) -> str:
-    """Return a value as one short line: binary values as text, structs and arrays as Python prints them."""
+    """Return a value as one short line. Binary values are shown as text, structs and arrays as Python prints them."""
     if value is None:
         return "-"
     text = bytes(value).decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from tidelog.pipelines.running import Run
 
 STEP_S = 0.25
+"""Pause between two updates of the figures, in seconds."""
 STATUS_EVERY_S = 1.0
+"""Time between two writes of the status files, in seconds."""
 GRACE_S = 60.0
-"""Time that the running micro-batches get to end, in seconds."""
+"""Time that the running micro-batches have to end after a signal, in seconds."""
 SPARK_LOG = "spark.log"
 """Name of the file in the state directory to which Spark and its workers write."""
 ARCHIVE_DIRECTORY = "tidelog-packages"
@@ -57,7 +59,7 @@ def run_pipelines(plan: RunPlan) -> list[str]:
     log = plan.state / SPARK_LOG
     spark = start_session(plan.pipelines, plan.master, archive_settings(plan.archive) | dict(plan.settings), log)
     with ExitStack() as stack:
-        # Entered first: a SIGTERM is raised again only after the run and Spark have ended.
+        # This is entered first, so that a SIGTERM ends the process only after the run and Spark have ended.
         interrupts = stack.enter_context(record_interrupts())
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel(plan.spark_log)
@@ -80,7 +82,7 @@ def run_pipelines(plan: RunPlan) -> list[str]:
             server = MetricsServer(plan.metrics_port, lambda: run.statuses)
             stack.callback(server.close)
             print(f"Metrics: http://localhost:{server.port}/metrics", file=sys.stderr, flush=True)
-        monitor = LagMonitor(plan.bootstrap, plan.pipelines, lambda: [q for each in run.statuses for q in each.queries])
+        monitor = LagMonitor(plan.bootstrap, plan.pipelines, lambda: run.statuses)
         stack.callback(monitor.close)
         stack.enter_context(view)
         view.show(run.statuses)  # the start takes some seconds
@@ -100,13 +102,13 @@ def run_pipelines(plan: RunPlan) -> list[str]:
 
 
 def stop(run: "Run", view: PipelineView) -> None:
-    """End the running micro-batches, or stop within them after GRACE_S. At a second signal, end the process."""
+    """Let the running micro-batches end, and interrupt them after GRACE_S. At a second signal, end the process."""
     note = "Stopping: the running micro-batches end first. Ctrl-C again stops now."
     try:
         run.stop(GRACE_S, lambda: view.show(run.statuses, note))
     except KeyboardInterrupt:
-        # Stopping a query can take as long as its micro-batch. So the process ends without it, as after `kill -9`, and
-        # Spark ends with the process.
+        # To stop a query can take as long as its micro-batch. So the process ends without stopping its queries, as
+        # after `kill -9`. Spark ends with the process.
         view.__exit__()
         run.write_status()
         sys.stdout.flush()

@@ -20,6 +20,7 @@ from tidelog.cli.tables import (
 )
 from tidelog.cli.when import duration_text, iso_time
 from tidelog.pipelines.status import FAILED, RUNNING, WAITING, PipelineStatus, QueryStatus
+from tidelog.runtime.clock import SystemClock
 
 COLUMNS = (
     Column("Pipeline"),
@@ -106,7 +107,7 @@ class LineView:
                 continue
             self._seen[status.pipeline] = (key, batches)
             if self._json:
-                moment = iso_time(time.time_ns() // 1_000_000)
+                moment = iso_time(SystemClock.now_ms())
                 print(json_line({"time": moment} | status_json(status)), flush=True)
                 continue
             if seen is None or seen[0] != key:

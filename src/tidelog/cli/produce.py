@@ -390,7 +390,7 @@ class Writer:
         librdkafka continues to try. The message is not repeated until another record is finished.
         """
         self.outage.report()
-        now, finished = time.monotonic(), self.written_records + sum(self.failed.values())
+        now, finished = time.monotonic(), self.finished_records
         changed_s, finished_before = self.last_change
         if finished != finished_before or finished == self.read_records:
             self.last_change = now, finished
@@ -444,12 +444,17 @@ class Writer:
             file=sys.stderr,
         )
 
+    @property
+    def finished_records(self) -> int:
+        """Number of records that were written or have failed."""
+        return self.written_records + sum(self.failed.values())
+
     def show_progress(self) -> None:
         now = time.monotonic()
         if now - self.progress_shown_s < PROGRESS_EVERY_S:
             return
         self.progress_shown_s = now
         rate = self.written_records / (now - self.started_s)
-        waiting = self.read_records - self.written_records
+        waiting = self.read_records - self.finished_records
         line = f"{counted(self.written_records, 'record')} written, {count(waiting)} waiting, {count(round(rate))}/s"
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

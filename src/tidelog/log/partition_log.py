@@ -11,15 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.log.appended import Appended
-from tidelog.log.batch_scan import (
-    BASE_OFFSET,
-    HEADER,
-    LAST_OFFSET_DELTA,
-    LEADER_EPOCH,
-    MAX_TIMESTAMP,
-    PRODUCER_ID,
-    Fields,
-)
+from tidelog.log.batch_scan import BASE_OFFSET, HEADER, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, PRODUCER_ID
 from tidelog.log.cut import Cut
 from tidelog.log.durability import Durability
 from tidelog.log.errors import CorruptLog
@@ -40,6 +32,7 @@ from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
+    from tidelog.log.batch_scan import Fields
     from tidelog.log.config import LogConfig
     from tidelog.log.segment_list import SegmentList
     from tidelog.log.transaction_index import AbortedTransaction
@@ -279,7 +272,7 @@ class PartitionLog:
             self._append_assigned(batch, fields)
         return self.log_end_offset
 
-    def _append_assigned(self, batch: memoryview, fields: Fields) -> None:
+    def _append_assigned(self, batch: memoryview, fields: "Fields") -> None:
         now_ms = max(fields[MAX_TIMESTAMP], 0)
         next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
         segment = self._prepare(len(batch), fields[MAX_TIMESTAMP], next_offset, now_ms)
@@ -351,6 +344,9 @@ class PartitionLog:
             try:
                 if error.errno not in NOT_OPENED:
                     segment.file.truncate(position)
+                # If the batch was the first one of its leader epoch, this epoch has no records here.
+                self.epochs.truncate_from_end(end_offset)
+                self._leader_epoch = -1
                 return StorageError(f"{self.topic_partition}: nothing appended, {error.strerror}")
             except OSError as truncate_error:
                 error = truncate_error

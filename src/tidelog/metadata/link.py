@@ -175,6 +175,14 @@ class DescribeQuorum(NamedTuple):
     timeout_ms: int | None = None
 
 
+class CatchUp(NamedTuple):
+    """Wait until the broker that asks has processed every change that the controller had decided when it got this
+    request. It changes nothing.
+    """
+
+    timeout_ms: int | None = None
+
+
 class ReplicasOffline(NamedTuple):
     """Report that the logs of these replicas of the broker cannot be used. The controller removes the broker from their
     ISRs, and elects other leaders.
@@ -204,9 +212,10 @@ ControllerRequest: TypeAlias = (
     | UpdateFeatures
     | ReplicasOffline
     | DescribeQuorum
+    | CatchUp
 )
 
-REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat, DescribeQuorum)
+REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat, DescribeQuorum, CatchUp)
 """Requests that are sent again when their answer was lost. Executing such a request twice does no harm."""
 
 
@@ -267,6 +276,7 @@ class ControllerLink(Protocol):
     async def update_features(self, request: UpdateFeatures) -> Answer[None]: ...
     async def replicas_offline(self, request: ReplicasOffline) -> Answer[None]: ...
     async def describe_quorum(self, request: DescribeQuorum) -> Answer[QuorumState]: ...
+    async def catch_up(self, request: CatchUp) -> Answer[None]: ...
 
 
 class ControllerUnreachable(Exception):
@@ -369,6 +379,14 @@ class ControllerRouter:
 
     async def describe_quorum(self, request: DescribeQuorum) -> Answer[QuorumState]:
         return await self._ask(request)
+
+    async def catch_up(self, request: CatchUp) -> Answer[None]:
+        answer = await self._ask(request)
+        if answer.error is ErrorCode.NONE:
+            # The controller of this process answers as soon as it has decided, before all parts of the broker have
+            # processed the change.
+            await self._publisher.wait_for(answer.position)
+        return answer
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:
         if self._channel is None:

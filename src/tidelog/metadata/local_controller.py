@@ -198,6 +198,8 @@ class LocalController:
                 return lambda image: end_replicas(image, broker_id, broker_epoch, replicas, config)
             case link.DescribeQuorum():
                 return lambda image: JournalDecision([], self._heartbeats.quorum_state(image))
+            case link.CatchUp():
+                return lambda image: JournalDecision([], None)
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
         """Make a change that the controller itself has initiated. Changes are made one after another, and `decide` gets

@@ -1,4 +1,4 @@
-"""Requests to the brokers that sources and sinks of pipelines need: find a topic, create a topic."""
+"""Requests to the brokers for sources and sinks of pipelines: look up a topic, create a topic."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -26,10 +26,10 @@ def connect(bootstrap: str) -> "Client":
 
 
 def partition_count(client: "Client", name: str) -> int | None:
-    """Return the number of partitions of a topic; None if it does not exist. Raises PipelineError if no broker answers.
+    """Return a topic's number of partitions; None if it does not exist. Raises TemporaryError if no broker answers.
 
-    The topic is looked up among all topics: a request for a single topic would create it on a broker that creates
-    topics on demand.
+    All topics are requested, because a request that names the topic would create it on a broker that creates topics
+    automatically.
     """
     from tidelog.client.errors import ClientError
 

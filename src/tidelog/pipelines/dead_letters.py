@@ -1,15 +1,15 @@
 """Dead letters: records that cannot be parsed are written to a topic, exactly once, before their micro-batch commits.
 
-The query itself leaves such records out and counts them, in the pass that parses the records. After the sink has
-written a micro-batch, and if the count is not zero, this module reads the micro-batch's range of offsets again and
-writes the records that cannot be parsed. Only then Spark commits the micro-batch. So clean micro-batches are read once,
-and a micro-batch that is repeated after a failure writes its dead letters under the same number again.
+The query itself leaves such records out, and counts them while it parses the records. After the sink has written a
+micro-batch, and if the count is not zero, this module reads the micro-batch's range of offsets again and writes the
+records that cannot be parsed. Only then does Spark commit the micro-batch. So a micro-batch without such records is
+read once. A micro-batch that is repeated after a failure writes its dead letters with the same number, so they are not
+written twice.
 
 The range of offsets comes from the checkpoint, where Spark writes it before it reads a micro-batch.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 METRIC = "records of source "
-"""Beginning of the name of the observed metric of a source. The name of the function's parameter follows."""
+"""The name of a source's observed metric is this text and the name of the function's parameter."""
 
 Ranges = dict[str, dict[str, tuple[int, int]]]
 """Begin and end (exclusive) of the offsets, by topic and partition."""
@@ -57,25 +57,26 @@ class DeadLetters:
         self._sources = sources
         self._counts = counts
         self._last_planned = last_planned_batch(checkpoint)
-        self.written = 0
-        """Number of dead letters that this object has written."""
 
-    def write(self, batch_id: int) -> None:
-        """Write the dead letters of a micro-batch. The sink has written the micro-batch already."""
+    def write(self, batch_id: int) -> int:
+        """Write the dead letters of a micro-batch that the sink has written already. Return their number."""
         if not self._sources:
-            return
-        # A sink does not compute a micro-batch that it has already written before a restart. The counts are then zero
-        # for another reason.
+            return 0
+        # If the sink wrote this micro-batch before a restart, it does not compute the micro-batch again. Then the
+        # counts are zero although there may be records that cannot be parsed.
         counts = {} if batch_id <= self._last_planned else self._counts()
         ranges = micro_batch_ranges(self._checkpoint, batch_id, self._sources)
+        written = 0
         for parameter, source in self._sources.items():
             wanted = ranges.get(parameter, {})
             size = sum(end - begin for parts in wanted.values() for begin, end in parts.values())
             count = counts.get(parameter)
-            # Fewer records than offsets: the topic is compacted or has transactions, or not every record was computed.
+            # If there are fewer records than offsets, the topic is compacted or has transactions, or Spark has not
+            # computed every record. In the last case the count of unparsed records is too low.
             if size == 0 or (count is not None and count.unparsed == 0 and count.records >= size):
                 continue
-            self.written += self._write_range(parameter, source, wanted, batch_id)
+            written += self._write_range(parameter, source, wanted, batch_id)
+        return written
 
     def _write_range(self, parameter: str, source: Topic, ranges: Ranges, batch_id: int) -> int:
         from pyspark.sql import Observation
@@ -95,7 +96,7 @@ class DeadLetters:
 
 def dead_letter_columns(unparsed: "DataFrame", pipeline: str) -> "DataFrame":
     """Return key, value and headers of the dead letters. Key and value are those of the record. The headers are reason,
-    topic, partition, offset, timestamp (in milliseconds) and pipeline, followed by the headers of the record.
+    topic, partition, offset, timestamp (in milliseconds) and pipeline, and after them the headers of the record.
     """
     from pyspark.sql import functions as f
 
@@ -153,13 +154,13 @@ def _source_of(offset: Mapping[str, Any], sources: Mapping[str, Topic]) -> str |
     topics = [name for name in offset if name != BEGINNINGS]
     if not all(isinstance(offset[name], dict) for name in topics):
         return None  # the offset of a source that is not a topic
+    if not topics:
+        return None
     for parameter, source in sources.items():
-        if source.names and topics and all(name in source.names for name in topics):
+        if source.pattern is None and source.reads(topics):
             return parameter
     matching = [
-        parameter
-        for parameter, source in sources.items()
-        if source.pattern is not None and topics and all(re.search(source.pattern, name) for name in topics)
+        parameter for parameter, source in sources.items() if source.pattern is not None and source.reads(topics)
     ]
     if len(matching) > 1:
         raise PipelineError(

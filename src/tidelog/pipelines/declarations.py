@@ -1,7 +1,6 @@
 """Declares pipelines: a plain PySpark function with its sources and its sinks.
 
-The classes here hold the declaration only. They do not import PySpark, so that the command line lists pipelines without
-starting Spark.
+This module does not import PySpark, so that the command line can list pipelines without it.
 """
 
 import inspect
@@ -43,8 +42,8 @@ class SinkContext:
     bootstrap: str
     pipeline: str
     query: str
-    """Identifier of the query: the same as long as its checkpoint exists, different after a reset. Together with the
-    number of a micro-batch it names the micro-batch for ever."""
+    """Identifier of the query. It remains the same until the pipeline is reset or replayed. Together with the number of
+    a micro-batch, it identifies the micro-batch, also after a restart."""
     output_mode: str
     """One of OUTPUT_MODES."""
 
@@ -55,12 +54,14 @@ class Opened(Protocol):
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch.
 
-        Spark repeats a micro-batch with the same `batch_id` and the same rows after a failure. A sink that is exactly
-        once writes such a micro-batch only if it has not yet been written completely.
+        After a failure, Spark repeats a micro-batch with the same `batch_id` and the same rows. A sink that is exactly
+        once does nothing if it has written this micro-batch completely.
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release connections and files. Called when the query has stopped."""
+        ...
 
 
 class Source(Protocol):
@@ -70,7 +71,9 @@ class Source(Protocol):
         """Return the source as one short text, as in `topic sales`."""
         ...
 
-    def load(self, context: SourceContext) -> "DataFrame": ...
+    def load(self, context: SourceContext) -> "DataFrame":
+        """Return the rows of the source, as a streaming DataFrame if `context.is_streaming`."""
+        ...
 
 
 class Sink(Protocol):
@@ -109,7 +112,7 @@ ATTRIBUTE = "tidelog_pipeline"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A legal name of a pipeline or a sink. The name becomes the name of a directory and a part of transactional ids."""
-INTERVAL = re.compile(r"(\d{1,9})\s*([a-z]+)")
+INTERVAL = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]+)")
 UNITS_MS = {
     "ms": 1,
     "millisecond": 1,
@@ -127,7 +130,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class PipelineError(Exception):
-    """A pipeline cannot be declared, or cannot run. The message names the pipeline, the cause and the remedy."""
+    """A pipeline cannot be declared, or cannot run. The message says what is wrong and, where possible, the remedy."""
 
 
 class TemporaryError(PipelineError):
@@ -178,10 +181,18 @@ def pipeline(
 
 
 def interval_ms(text: str) -> int | None:
-    """Return the milliseconds of an interval such as `5 seconds`, `500 ms` or `1 minute`; None if it is none."""
+    """Return the milliseconds of an interval such as `5 seconds`, `0.5 s` or `1 minute`; None if the text is none."""
     match = INTERVAL.fullmatch(text.strip().lower()) if isinstance(text, str) else None
     unit_ms = match and (UNITS_MS.get(match[2]) or UNITS_MS.get(match[2].removesuffix("s")))
-    return int(match[1]) * unit_ms if match and unit_ms else None
+    return int(float(match[1]) * unit_ms) if match and unit_ms else None
+
+
+def interval_s(text: str, subject: str) -> float:
+    """Return the seconds of an interval such as `5 seconds`. Raises PipelineError, which names `subject`."""
+    interval = interval_ms(text)
+    if interval is None:
+        raise PipelineError(f"{subject}: {text!r} is not an interval; write for example '5 seconds'")
+    return interval / 1000
 
 
 def place_of(function: Callable[..., Any]) -> str:

@@ -34,7 +34,7 @@ def sample(pipeline: Pipeline, spark: "SparkSession", bootstrap: str, rows_max: 
     sources = []
     for parameter, source in pipeline.sources.items():
         if not isinstance(source, Topic) or source.value is None:
-            # The sample is stored, so that a source of changing data is read once.
+            # The sample is kept by Spark, so that a source whose data changes is read only once.
             frames[parameter] = source.load(context).persist()
             sources.append(SourceSample(source.describe(), frames[parameter].count(), {}, ""))
             continue

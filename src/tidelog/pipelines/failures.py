@@ -1,4 +1,4 @@
-"""From the errors of Spark to one sentence for people."""
+"""Turns the errors of Spark into one line for people."""
 
 import re
 

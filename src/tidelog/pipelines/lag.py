@@ -1,19 +1,20 @@
 """Measure how far queries are behind, by asking the brokers for the ends of the topics' partitions.
 
-A thread does it: Spark's own reports come only after a micro-batch, and a broker that does not answer must not hold up
-the display.
+Spark's own reports come only after a micro-batch, so the brokers are asked every INTERVAL_S. A thread of its own does
+it, because a broker that does not answer must not stop the display.
 """
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tidelog.client.blocking import Client, ClientConfig
 from tidelog.client.operations import LATEST, READ_COMMITTED, FetchLimits
 from tidelog.model.ids import TopicPartition
 from tidelog.pipelines.declarations import Pipeline
-from tidelog.pipelines.status import QueryStatus
+from tidelog.pipelines.mirrors import Mirror
+from tidelog.pipelines.status import PipelineStatus
 from tidelog.pipelines.topics import Topic
+from tidelog.runtime.clock import SystemClock
 from tidelog.wire.batches import BatchHeader
 
 INTERVAL_S = 2.0
@@ -24,11 +25,12 @@ class LagMonitor:
     """Sets `lag_records` and `lag_ms` of the queries' figures until `close`."""
 
     def __init__(
-        self, bootstrap: str, pipelines: Sequence[Pipeline], queries: Callable[[], Sequence[QueryStatus]]
+        self, bootstrap: str, pipelines: Sequence[Pipeline], statuses: Callable[[], Sequence[PipelineStatus]]
     ) -> None:
+        """`bootstrap` are the brokers of the sources that name none. `statuses` returns the figures to complete."""
         self._bootstrap = bootstrap
-        self._servers = topic_servers(pipelines)
-        self._queries = queries
+        self._pipelines = {each.name: each for each in pipelines}
+        self._statuses = statuses
         self._clients: dict[str, Client] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
@@ -36,21 +38,27 @@ class LagMonitor:
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
-            for query in self._queries():
-                if query.offsets:
-                    query.lag_records, query.lag_ms = self.measure(query.offsets)
+            for status in self._statuses():
+                for query in status.queries:
+                    if query.offsets:
+                        query.lag_records, query.lag_ms = self.measure(status.pipeline, query.offsets)
 
-    def measure(self, offsets: Mapping[str, Mapping[str, int]]) -> tuple[int | None, int | None]:
-        """Return the number of records from these offsets to the ends, and the age of the oldest one in milliseconds.
+    def measure(self, pipeline: str, offsets: Mapping[str, Mapping[str, int]]) -> tuple[int | None, int | None]:
+        """Return the number of records of the pipeline's topics from these offsets to the ends, and the age of the
+        oldest one in milliseconds.
 
-        Both are None if the brokers do not answer. The number counts offsets, which compaction and transactions leave
-        without records.
+        Both are None if the brokers do not answer. The number counts offsets. After compaction and transactions, there
+        are fewer records than offsets.
         """
         records, oldest_ms = 0, None
         try:
-            for topic, partitions in offsets.items():
-                client = self._client(self._servers.get(topic, self._bootstrap))
-                positions = {TopicPartition(topic, int(number)): offset for number, offset in partitions.items()}
+            for servers, topics in topics_by_cluster(self._pipelines[pipeline], offsets, self._bootstrap).items():
+                client = self._client(servers)
+                positions = {
+                    TopicPartition(topic, int(number)): offset
+                    for topic in topics
+                    for number, offset in offsets[topic].items()
+                }
                 ends = client.list_offsets(dict.fromkeys(positions, LATEST), READ_COMMITTED)
                 for tp, offset in positions.items():
                     missing = max(ends[tp].offset - offset, 0)
@@ -58,11 +66,11 @@ class LagMonitor:
                     timestamp_ms = self._timestamp_ms(client, tp, offset) if missing else None
                     if timestamp_ms is not None:
                         oldest_ms = timestamp_ms if oldest_ms is None else min(oldest_ms, timestamp_ms)
-        except Exception:  # whatever happens, the lag is then unknown, and the next measurement may succeed
+        except Exception:  # The lag is unknown after any error, and the next measurement may succeed.
             return None, None
         if records == 0:
             return 0, 0
-        return records, None if oldest_ms is None else max(time.time_ns() // 1_000_000 - oldest_ms, 0)
+        return records, None if oldest_ms is None else max(SystemClock.now_ms() - oldest_ms, 0)
 
     def _timestamp_ms(self, client: Client, partition: TopicPartition, offset: int) -> int | None:
         """Return the first timestamp of the batch that contains the offset; None if the broker returns no batch."""
@@ -83,12 +91,16 @@ class LagMonitor:
             client.close()
 
 
-def topic_servers(pipelines: Sequence[Pipeline]) -> dict[str, str]:
-    """Return the brokers of the topics whose sources name brokers of their own."""
-    return {
-        name: source.bootstrap
-        for each in pipelines
-        for source in each.sources.values()
-        if isinstance(source, Topic) and source.bootstrap is not None
-        for name in source.names
-    }
+def topics_by_cluster(pipeline: Pipeline, topics: Iterable[str], bootstrap: str) -> dict[str, list[str]]:
+    """Return the topics by the brokers from which the pipeline's sources read them. `bootstrap` are the brokers of the
+    sources that name none.
+    """
+    sources = [each for each in pipeline.sources.values() if isinstance(each, Topic | Mirror)]
+    servers = [(each.source if isinstance(each, Mirror) else each.bootstrap) or bootstrap for each in sources]
+    if len(set(servers)) == 1:  # the usual case; Java need not evaluate patterns
+        return {servers[0]: list(topics)}
+    by_cluster: dict[str, list[str]] = {}
+    for topic in topics:
+        found = next((at for source, at in zip(sources, servers, strict=True) if source.reads([topic])), bootstrap)
+        by_cluster.setdefault(found, []).append(topic)
+    return by_cluster

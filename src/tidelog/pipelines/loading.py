@@ -37,8 +37,8 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def load_module(path: Path) -> ModuleType:
-    """Run the file as a module of its own, whose name is not the file's name. `sys.path` is not changed, so the file
-    imports installed packages only. Raises PipelineError.
+    """Run the file as a module, and return it. Its name begins with MODULE_PREFIX, so that it cannot replace another
+    module. `sys.path` is not changed, so the file can import installed packages only. Raises PipelineError.
     """
     resolved = path.resolve()
     if not resolved.is_file():
@@ -57,7 +57,7 @@ def load_module(path: Path) -> ModuleType:
     except ModuleNotFoundError as error:
         del sys.modules[name]
         raise PipelineError(
-            f"{path}: there is no module {error.name}: install it; a module beside the file is not found, put its"
+            f"{path}: there is no module {error.name}: install it. A module beside the file is not found: put its"
             " functions into the file"
         ) from error
     except Exception as error:

@@ -20,15 +20,19 @@ QUERY_METRICS: dict[str, tuple[str, str, Callable[[QueryStatus], float | None]]]
     ),
     "state_rows": ("gauge", "Rows in the state of aggregations, joins and deduplications.", lambda q: q.state_rows),
     "state_bytes": ("gauge", "Memory of the state, in bytes.", lambda q: q.state_bytes),
-    "late_rows_total": ("counter", "Rows that came after the watermark and were dropped.", lambda q: q.late_rows),
-    "dead_letters_total": ("counter", "Records that could not be parsed.", lambda q: q.dead_letters),
+    "late_rows_total": (
+        "counter",
+        "Rows that were dropped because they were older than the watermark.",
+        lambda q: q.late_rows,
+    ),
+    "dead_letters_total": ("counter", "Records that could not be parsed and were put aside.", lambda q: q.dead_letters),
 }
 """Type, help and value of each metric of a query, by name without its prefix."""
 PREFIX = "tidelog_pipeline_"
 
 
 def exposition(statuses: Sequence[PipelineStatus]) -> str:
-    """Return all metrics as text. A value that is not known is left out."""
+    """Return all metrics as text. A metric without a known value is left out."""
     lines = []
     pipeline_metrics: dict[str, tuple[str, str, Callable[[PipelineStatus], float]]] = {
         "up": (
@@ -75,7 +79,7 @@ class MetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *arguments: object) -> None:
-                """Log nothing: each request of the monitoring would be a line."""
+                """Log nothing, because Prometheus sends a request every few seconds."""
 
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)

@@ -1,8 +1,9 @@
 """Compare the clusters of a mirror: `python -m tidelog.pipelines.mirror_check FILE[:NAME] --bootstrap TARGET`.
 
-It is the check before consumers move to the target. It reads all records of both clusters, and uses nothing that the
-mirror has stored: every partition must have the same records in the same order, and the committed offset of every group
-must be followed by the same records in both clusters. The exit code is 1 if something differs.
+Run it before consumers move to the target. It reads all records of both clusters, and uses nothing that the mirror has
+stored: every partition must have the same records in the same order, and after the committed offset of every group
+there must be the same number of records in both clusters. The exit code is 1 if something differs, and 2 if the
+comparison is not possible.
 """
 
 import argparse
@@ -39,6 +40,7 @@ class GroupCheck(NamedTuple):
     unread_in_source: int
     """Number of records from the committed offset on."""
     unread_in_target: int | None
+    """None if the group has no offset in the target."""
 
     @property
     def difference(self) -> str:
@@ -50,13 +52,15 @@ class GroupCheck(NamedTuple):
 
 
 class Checker:
-    """Compares the two clusters of a mirror."""
+    """Compares the two clusters of a mirror. Raises PipelineError if the mirror copies no topic of the source."""
 
     def __init__(self, mirror: Mirror, source: MirrorCluster, target: MirrorCluster) -> None:
         self._mirror = mirror
         self._source = source
         self._target = target
         self._topics = TopicMatcher(mirror.pattern).topics(source)
+        if not self._topics:
+            raise PipelineError(f"mirror {mirror.name}: {mirror.source} has no topic that matches {mirror.topics}")
 
     def partitions(self) -> Iterator[PartitionCheck]:
         target_counts = self._target.partition_counts()
@@ -140,11 +144,12 @@ def main() -> int:
     parser.add_argument("--bootstrap", default="127.0.0.1:9092", metavar="HOST:PORT", help="the target cluster")
     arguments = parser.parse_args()
     try:
-        mirrors = [each for pipeline in load(arguments.file) for each in pipeline.sources.values()]
+        sources = [each for pipeline in load(arguments.file) for each in pipeline.sources.values()]
+        mirrors = [each for each in sources if isinstance(each, Mirror)]
+        if not mirrors:
+            raise PipelineError(f"{arguments.file} declares no mirror, so there is nothing to compare")
         differences = 0
         for mirror in mirrors:
-            if not isinstance(mirror, Mirror):
-                continue
             source, target = connect(mirror.source), connect(mirror.target or arguments.bootstrap)
             try:
                 checker = Checker(mirror, source, target)

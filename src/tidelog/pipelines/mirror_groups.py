@@ -1,4 +1,4 @@
-"""Move the committed offsets of consumer groups to the target cluster of a mirror.
+"""Move the committed offsets of consumer groups: translate them, and commit them in the target cluster of a mirror.
 
 A group is moved only while it has no members in the target cluster, and its offsets there only increase. Thus a mirror
 that still runs after consumers have moved does not set them back.
@@ -17,8 +17,9 @@ from tidelog.pipelines.mirror_store import MirrorStore
 logger = logging.getLogger("tidelog.pipelines")
 
 WITHOUT_MEMBERS = ("", "Empty", "Dead")
-"""States of a group whose offsets may be set by others than its members. Old brokers send no state. They refuse a
-commit while the group has members."""
+"""States of a group without members in the target. Only the offsets of such a group are set. The empty text means that
+the target has no such group, or that its broker is old and sends no state. An old broker itself refuses a commit while
+the group has members."""
 SHARE = "Share"
 """Type of groups that have no committed offsets (KIP-932)."""
 
@@ -26,7 +27,7 @@ MOVED, UNCHANGED, WAITING, ACTIVE, REFUSED = "moved", "unchanged", "waiting", "a
 
 
 class MovedOffset(NamedTuple):
-    """What became of one committed offset of a group."""
+    """The result for one committed offset of a group."""
 
     group: str
     partition: TopicPartition
@@ -116,7 +117,8 @@ class MirrorGroups:
         if begin < offset and (self._source.ends([tp])[tp] < offset or self._source.has_records(tp, begin, offset)):
             return None
         if translated is None:
-            # The end of the partition would be wrong: the first records may just have been copied, and not stored yet.
+            # Nothing is mirrored yet, so the group begins at the start of the target's partition. Its end would be
+            # wrong: the first micro-batch may have written records whose offsets are not stored yet.
             target_tp = TopicPartition(self._prefix + tp.topic, tp.partition)
             translated = self._target.starts([target_tp])[target_tp]
         return translated
@@ -135,7 +137,7 @@ class GroupMover:
         self._thread.start()
 
     def stop(self, *, move: bool) -> None:
-        """Stop the thread. With `move`, then move the groups a last time."""
+        """Stop the thread and wait for its end. With `move`, move the groups a last time afterwards."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -146,5 +148,5 @@ class GroupMover:
         while not self._stop.wait(self._every_s):
             try:
                 self._move()
-            except Exception:  # the next attempt follows, and the last one, in `stop`, raises
+            except Exception:  # the next attempt may succeed; the last one, in `stop`, raises
                 logger.warning("mirror_groups_failed the offsets of groups were not moved", exc_info=True)

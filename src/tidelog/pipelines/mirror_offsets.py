@@ -1,8 +1,8 @@
 """Translate offsets of a source partition to offsets of its mirrored partition. Pure: no I/O.
 
 A mirrored record usually has another offset than its source, because control records, aborted records and gaps of
-compaction take offsets in one cluster only. Therefore the mirror stores segments: records with consecutive offsets in
-both clusters. A partition's segments are grouped in entries. An entry is one record in the mirror's own topic.
+compaction take offsets in one cluster only. Therefore the mirror stores segments: records that have consecutive offsets
+in both clusters. Successive segments of a partition form an entry, which is one record in the mirror's own topic.
 """
 
 from bisect import bisect_right
@@ -72,8 +72,9 @@ def segments_of(source: Sequence[Run], target: Sequence[Run]) -> list[Segment]:
 
 
 def coarse_segments(source: Sequence[Run], target_begin: int, target_end: int) -> list[Segment]:
-    """Return segments for records whose single offsets cannot be translated. An offset of them becomes `target_begin`,
-    so that a reader reads some records again and misses none. The offset after them becomes `target_end`.
+    """Return segments for records whose offsets cannot be translated one by one. The offset of each of them becomes
+    `target_begin`, so that a reader reads some records again and misses none. The offset after the last one becomes
+    `target_end`.
     """
     after_last = source[-1].first + source[-1].length
     return [Segment(source[0].first, target_begin, 0), Segment(after_last, target_end, 0)]
@@ -105,7 +106,7 @@ def entries_of(segments: Sequence[Segment], target_end: int) -> Iterator[Entry]:
 
 
 class PartitionOffsets:
-    """What is known about the offsets of one mirrored partition."""
+    """The stored entries of one mirrored partition."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries = sorted(entries, key=lambda entry: entry.source)
@@ -146,7 +147,7 @@ class PartitionOffsets:
         return removed
 
     def translate(self, offset: int) -> int | None:
-        """Return the offset at which a reader of the mirrored partition continues, whose next offset in the source
+        """Return the offset in the mirrored partition from which a reader continues if its next offset in the source
         partition is `offset`. Return None if no record has been mirrored.
 
         The result is exact where the segments are complete. Where an entry was removed, the result is the end of the

@@ -16,7 +16,6 @@ if the records were committed by the earlier attempt.
 
 import json
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from tidelog.model.ids import TopicPartition
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.mirror_cluster import MirrorCluster
 from tidelog.pipelines.mirror_offsets import Entry, PartitionOffsets, Run, Segment
+from tidelog.runtime.clock import SystemClock
 from tidelog.wire.batches import Codec
 from tidelog.wire.records import Record, encode_batch
 
@@ -130,7 +130,7 @@ class MirrorStore:
         self.position = position
 
     def _write(self, records: list[tuple[bytes, bytes | None]]) -> None:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = SystemClock.now_ms()
         group: list[Record] = []
         size = 0
         for key, value in records:

@@ -1,4 +1,4 @@
-"""Write the micro-batches of a mirror, and record which source offset became which target offset."""
+"""Write the micro-batches of a mirror, and store which target offset each source offset became."""
 
 import json
 import logging
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tidelog.client.blocking import Client, ClientConfig
-from tidelog.client.errors import ClientError
+from tidelog.client.errors import ClientError, GaveUp, Unreachable
 from tidelog.model.ids import TopicPartition
-from tidelog.pipelines.declarations import PipelineError, SinkContext
+from tidelog.pipelines.declarations import PipelineError, SinkContext, TemporaryError
 from tidelog.pipelines.mirror_cluster import MirrorCluster
 from tidelog.pipelines.mirror_groups import GroupMover, MirrorGroups, MovedOffset
 from tidelog.pipelines.mirror_offsets import (
@@ -35,9 +35,10 @@ logger = logging.getLogger("tidelog.pipelines")
 
 CLIENT_ID = "tidelog-mirror"
 VISIBLE_WITHIN_S = 60.0
-"""Seconds until the records of a committed micro-batch must be visible. The markers of a transaction are written after
-the commit was acknowledged."""
+"""Seconds until the records of a committed micro-batch must be visible. They are not visible at once, because the
+markers of a transaction are written after the commit was acknowledged."""
 RUNS_SCHEMA = "topic string, partition int, first bigint, count bigint"
+"""Columns of the runs of offsets that tasks return. `first` is an offset, `count` a number of offsets."""
 
 
 def connect(bootstrap: str) -> MirrorCluster:
@@ -56,6 +57,12 @@ class TopicMatcher:
         """Return the number of partitions of each topic to mirror."""
         counts = source.partition_counts()
         return {name: counts[name] for name in self._pattern.topics_among(counts)}
+
+
+def start_error(mirror: "Mirror", error: ApiError | ClientError) -> PipelineError:
+    """Return the error of a mirror that cannot begin. It is temporary if a cluster did not answer."""
+    kind = TemporaryError if isinstance(error, Unreachable | GaveUp) else PipelineError
+    return kind(f"mirror {mirror.name} cannot begin: {error}")
 
 
 def starting_options(mirror: "Mirror", target: str, begin: str | int) -> dict[str, str]:
@@ -80,7 +87,7 @@ def starting_options(mirror: "Mirror", target: str, begin: str | int) -> dict[st
                 starting.setdefault(topic, {})[str(number)] = -2 if end is None else end
         return {"startingOffsets": json.dumps(starting)} if starting else {"startingOffsets": "earliest"}
     except (ApiError, ClientError) as error:
-        raise PipelineError(f"mirror {mirror.name} cannot begin: {error}") from error
+        raise start_error(mirror, error) from error
     finally:
         source_cluster.close()
         target_cluster.close()
@@ -123,7 +130,7 @@ class MirrorWriter:
             raise
         except (ApiError, ClientError) as error:
             self._close_clusters()
-            raise PipelineError(f"mirror {mirror.name} cannot begin: {error}") from error
+            raise start_error(mirror, error) from error
         if mirror.groups is not None:
             self._start_mover(mirror.groups, source_of_groups, target_of_groups)
 
@@ -187,7 +194,7 @@ class MirrorWriter:
     def _check_unfinished(self, plan: Plan) -> None:
         """Raise PipelineError if a micro-batch of an earlier query wrote records whose offsets are not stored.
 
-        This query has begun before these records, because it does not have the checkpoint of the earlier one.
+        This query does not have the checkpoint of the earlier one, so it would copy the same records again.
         """
         counts = self._target.partition_counts()
         begins = {self._in_target(tp): end for tp, end in plan.ends.items()}
@@ -197,9 +204,9 @@ class MirrorWriter:
             if ends[tp] < uncommitted_ends[tp] or self._target.has_records(tp, begin, ends[tp]):
                 raise PipelineError(
                     f"mirror {self._mirror.name}: {tp} may have records of micro-batch {plan.position.batch} of an"
-                    f" earlier run ({plan.position.query}) whose offsets are not stored, and its checkpoint is missing."
-                    f" Run the mirror with the earlier checkpoint; or delete the mirrored topics and"
-                    f" {self._store.topic} in the target, and begin again"
+                    f" earlier query ({plan.position.query}), which ended before it stored their offsets, and whose"
+                    " checkpoint this run does not have. Run the mirror with the earlier checkpoint; or delete the"
+                    f" mirrored topics and {self._store.topic} in the target, and begin again"
                 )
 
     def _write_records(self, batch: "DataFrame", batch_id: int) -> None:
@@ -218,10 +225,10 @@ class MirrorWriter:
         rows.write.format("tidelog").options(**options).mode("append").save()
 
     def _entries(self, plan: Plan) -> Iterator[tuple[TopicPartition, Entry]]:
-        """Yield what to store about a micro-batch that was committed.
+        """Yield the entries to store for a micro-batch that was committed.
 
-        There may be fewer records than planned: the cluster may have compacted some between the plan and the write, or
-        after the write. Raises PipelineError if there are more.
+        The target may have fewer records than the plan: the source may have compacted some between the plan and the
+        write, or the target after the write. Raises PipelineError if the target has more.
         """
         for tp, source in plan.runs.items():
             target_tp, begin = self._in_target(tp), plan.ends[tp]
@@ -240,8 +247,9 @@ class MirrorWriter:
                 yield tp, entry
 
     def _target_runs(self, partition: TopicPartition, begin: int, records: int) -> tuple[list[Run], int]:
-        """Wait until `records` committed records are visible from offset `begin` on, or fewer and no transaction is
-        open. Return their offsets, and the end of the partition.
+        """Wait until `records` committed records are visible from offset `begin` on. Do not wait for the rest if no
+        transaction is open, because no more records can appear then. Return the offsets of the visible records, and the
+        end of the partition.
         """
         deadline = time.monotonic() + VISIBLE_WITHIN_S
         while True:

@@ -1,16 +1,18 @@
 """`mirror()`: a pipeline that copies topics and consumer groups from one cluster to another.
 
 Records keep their keys, values, headers, timestamps, partitions and order. Topics are created with the partitions and
-settings of the source, and follow later changes. The committed offsets of groups are translated and moved. Reading
-guide: this module, then `mirror_writer`, `mirror_offsets` and `mirror_groups`.
+settings of the source. Later changes of partitions and settings are copied too. The committed offsets of groups are
+translated to offsets of the target, and committed there. Reading guide: this module, then `mirror_writer`,
+`mirror_offsets` and `mirror_groups`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, pipeline
+from tidelog.pipelines.topics import matcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 EXCLUDE = r"__.*|mirror-offsets\..*"
 """Default of the topics that are not mirrored: internal topics, and the topics in which mirrors store offsets."""
 OFFSETS_PER_TRIGGER = "1000000"
-"""Default of the largest number of offsets in one micro-batch. It bounds the work that a failure repeats."""
+"""Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. It limits the work that a failure repeats."""
 READ_OPTIONS_REFUSED = {
     "assign": "the argument topics selects them",
     "includeheaders": "headers are always copied",
@@ -41,7 +43,7 @@ WRITE_OPTIONS = ("kafka.batch.size", "kafka.compression.type", "kafka.delivery.t
 
 @dataclass(frozen=True)
 class Mirror:
-    """What to copy from where to where. It is the Source and the Sink of its pipeline."""
+    """The declaration of a mirror: topics, groups, source and target. It is the Source and the Sink of its pipeline."""
 
     name: str
     source: str
@@ -71,6 +73,10 @@ class Mirror:
         """
         own_copies = rf"|\Q{self.prefix}\E.*" if self.prefix else ""
         return f"^(?!(?:{self.exclude}{own_copies})$)(?:{self.topics})$"
+
+    def reads(self, topics: Collection[str]) -> bool:
+        """Return whether all these topics are copied. Java evaluates the pattern."""
+        return matcher(self.pattern).topics_among(topics) == set(topics)
 
     def load(self, context: SourceContext) -> "DataFrame":
         from tidelog.pipelines.mirror_writer import starting_options

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 DEAD_LETTER_PARTITIONS = 1
+"""Number of partitions of a topic of dead letters that does not exist."""
 SOURCES_START_MAX_S = 30.0
-"""Upper bound on the wait for a query's sources before the next query starts."""
+"""Upper bound on the wait for a query's sources before the next query starts, in seconds."""
 POLL_S = 0.05
+"""Pause between two looks at the state of a query that starts, in seconds."""
 
 
 class StopRequested(Exception):
@@ -47,12 +49,12 @@ class WriteFailed(Exception):
 
 
 class RunContext(NamedTuple):
-    """What all pipelines of a run share."""
+    """The options that all pipelines of a run share."""
 
     bootstrap: str
     once: bool
     checkpoints: str | None = None
-    """Directory or URI of the checkpoints, if they are not in the state directory."""
+    """Directory or URI of the checkpoints; None if they are in the state directory."""
     settings: Mapping[str, str] = MappingProxyType({})
     """Settings of Spark for the whole run. They override the settings of the pipelines."""
 
@@ -91,6 +93,7 @@ class RunningQuery:
     """One query of a pipeline."""
 
     def __init__(self, sink: str, opened: Opened, before_first_write: Callable[[], None]) -> None:
+        """`opened` is the sink named `sink`. `before_first_write` is called before the first micro-batch is written."""
         self.status = QueryStatus(sink)
         self._opened = opened
         self.dead_letters: DeadLetters | None = None
@@ -100,7 +103,9 @@ class RunningQuery:
         self._query: StreamingQuery | None = None
         self._has_query = threading.Event()
         self._stopping = threading.Event()
-        self._seen_batch = ""
+        self._last_report = ""
+        self._letters_by_batch: dict[int, int] = {}
+        """Number of dead letters of the micro-batches that Spark has not reported yet."""
         self.error: Exception | None = None
         """The exception of the write that failed. Spark's own exception contains only its text."""
 
@@ -117,14 +122,14 @@ class RunningQuery:
     def _write(self, batch: "DataFrame", batch_id: int) -> None:
         if self._stopping.is_set():
             raise StopRequested
-        self._has_query.wait()
+        self._has_query.wait()  # the first micro-batch may begin before `start` has stored the query
         try:
             if not self._has_written:
                 self._before_first_write()
                 self._has_written = True
             self._opened.write(batch, batch_id)
             if self.dead_letters is not None:
-                self.dead_letters.write(batch_id)
+                self._letters_by_batch[batch_id] = self.dead_letters.write(batch_id)
         except Exception as error:
             self.error = error
             # Spark searches the whole text of this exception, with all of Java's stack traces, by a recursive regular
@@ -132,7 +137,7 @@ class RunningQuery:
             raise WriteFailed(cause_text(error)) from None
 
     def counts(self) -> dict[str, Counts]:
-        """Return what the current micro-batch has counted in each source; empty if it cannot be read.
+        """Return the counts of the current micro-batch by source; an empty dictionary if they cannot be read.
 
         Spark reports these metrics only after the commit. Here they are needed before it, so they are read from the
         execution of the micro-batch in the JVM.
@@ -169,15 +174,17 @@ class RunningQuery:
         assert self._query is not None
         jvm_query: Any = self._query._jsq
         last = jvm_query.lastProgress()
-        if last is None or _report_key(json.loads(last.json())) == self._seen_batch:
-            return  # the list of reports is long, and is not fetched without need
+        if last is None or _report_key(json.loads(last.json())) == self._last_report:
+            return  # the list of reports is long, so it is fetched only if there is a new one
         reports = [json.loads(each.json()) for each in jvm_query.recentProgress()]
         keys = [_report_key(each) for each in reports]
-        begin = keys.index(self._seen_batch) + 1 if self._seen_batch in keys else 0
+        begin = keys.index(self._last_report) + 1 if self._last_report in keys else 0
         for report in reports[begin:]:
             update_from_progress(self.status, report)
+            reported = [batch for batch in list(self._letters_by_batch) if batch <= report["batchId"]]
+            self.status.dead_letters += sum(self._letters_by_batch.pop(batch) for batch in reported)
         if keys:
-            self._seen_batch = keys[-1]
+            self._last_report = keys[-1]
 
     def wait_for_sources(self) -> None:
         """Wait until the query has started its sources or has ended, at most SOURCES_START_MAX_S.
@@ -193,20 +200,22 @@ class RunningQuery:
             time.sleep(POLL_S)
 
     def request_stop(self) -> None:
-        """Let the running micro-batch end, and begin no other one."""
+        """Let the running micro-batch end, and begin no other."""
         self._stopping.set()
 
     def is_in_batch(self) -> bool:
         return self.is_active and bool(self._query is not None and self._query.status["isTriggerActive"])
 
     def stop(self) -> None:
-        """Stop the query now, also within a micro-batch, which is repeated at the next start."""
+        """Stop the query, also within a micro-batch, which the next start repeats. Return when it has stopped."""
         self._stopping.set()
-        if self._query is not None:
-            self._query.stop()
-        if not self._is_closed:
-            self._is_closed = True
-            self._opened.close()
+        try:
+            if self._query is not None:
+                self._query.stop()
+        finally:
+            if not self._is_closed:
+                self._is_closed = True
+                self._opened.close()
 
 
 def _report_key(report: Mapping[str, Any]) -> str:
@@ -275,7 +284,7 @@ def start_queries(
 
 @contextmanager
 def _source_errors(pipeline: Pipeline, parameter: str, source: Source) -> Iterator[None]:
-    """Let errors in the block name the pipeline and the source, as PipelineError."""
+    """Turn errors in the block into PipelineError, which names the pipeline and the source."""
     from pyspark.errors import PySparkException
 
     try:
@@ -316,8 +325,10 @@ def _start_query(
     try:
         query.start(frame, pipeline, sink_context.query, checkpoint, once=once)
         query.wait_for_sources()
-    except PySparkException as error:
+    except BaseException as error:
         query.stop()
+        if not isinstance(error, PySparkException):
+            raise
         raise PipelineError(f"pipeline {pipeline.name}, sink {query.status.sink}: {first_line(str(error))}") from error
     return query
 

@@ -13,6 +13,7 @@ from tidelog.pipelines.queries import RunContext, RunningQuery, StopRequested, s
 from tidelog.pipelines.session import pipeline_session, start_session
 from tidelog.pipelines.state import DEFAULT_STATE, PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, PipelineStatus
+from tidelog.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,9 +23,10 @@ PAUSE_MAX_S = 60.0
 """Pauses before restarts double from FIRST_PAUSE_S up to PAUSE_MAX_S. They begin again with FIRST_PAUSE_S after a
 micro-batch has succeeded."""
 POLL_S = 0.1
+"""Pause between two looks at the queries in `run` and `Run.stop`, in seconds."""
 ONCE_RESTARTS_MAX = 3
-"""Upper bound on the restarts of a pipeline that processes the present data and ends. A failure that another attempt
-cannot solve (PipelineError, or a record that cannot be parsed) is not tried again."""
+"""Upper bound on the restarts of a pipeline in a run with `once`. Such a run does not restart a pipeline after a
+failure that another attempt would repeat (see `failures.is_permanent`)."""
 
 
 class RunningPipeline:
@@ -58,7 +60,10 @@ class RunningPipeline:
         self.status.state = RUNNING
 
     def step(self, now_s: float) -> None:
-        """Notice queries that have ended, and restart the pipeline when its pause is over."""
+        """Update the figures and the state. Restart the pipeline when its pause after a failure is over.
+
+        A restart waits until the queries have started, and the other pipelines of the run wait with it.
+        """
         if self.status.state == WAITING:
             self.status.restart_in_s = max(self._restart_at_s - now_s, 0.0)
             if now_s >= self._restart_at_s:
@@ -99,7 +104,7 @@ class RunningPipeline:
         self.status.state = WAITING
 
     def request_stop(self) -> None:
-        """Let the running micro-batches end, and begin no other ones."""
+        """Let the running micro-batches end, and begin no others."""
         self._stopping = True
         for query in self._queries:
             query.request_stop()
@@ -128,7 +133,7 @@ class RunningPipeline:
         return self.status.state in (DONE, FAILED, STOPPED)
 
     def write_status(self) -> None:
-        document = self.status.document() | {"time_ms": time.time_ns() // 1_000_000}
+        document = self.status.document() | {"time_ms": SystemClock.now_ms()}
         self._state.write_status(document)
 
 
@@ -147,7 +152,7 @@ class Run:
         checkpoints: str | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`begin` is where pipelines begin that have not processed anything yet. It has no effect on the others."""
+        """`begin` is where a pipeline begins if it has not written a micro-batch yet. The other pipelines continue."""
         self._states = [PipelineState(state, each.name) for each in pipelines]
         context = RunContext(bootstrap, once, checkpoints, settings)
         self._checkpoints = checkpoints
@@ -172,12 +177,14 @@ class Run:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for each in self.pipelines:
-            each.stop_now()
-            if raised:
-                each.write_status()
-        for state in self._states:
-            state.unlock()
+        try:
+            for each in self.pipelines:
+                each.stop_now()
+                if raised:  # called by the `with` statement, and not by `__enter__` before it has all locks
+                    each.write_status()
+        finally:
+            for state in self._states:
+                state.unlock()
 
     def start(self) -> None:
         for each in self.pipelines:
@@ -200,7 +207,10 @@ class Run:
         return all(each.has_ended for each in self.pipelines)
 
     def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """Let the running micro-batches end, and stop. After the timeout, stop also within micro-batches."""
+        """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches.
+
+        This may take longer than the timeout, because an interrupted query stops only when its sink returns.
+        """
         for each in self.pipelines:
             each.request_stop()
         deadline_s = time.monotonic() + timeout_s
@@ -228,8 +238,11 @@ def run(
     """Process all data that the sources have now, and return the figures of each pipeline by its name.
 
     A second call with the same `state` continues where the first one ended. Without `spark`, a session is started with
-    `master` and `settings`, and stopped at the end. Raises PipelineError if a pipeline fails; the other pipelines
-    process their data first.
+    `master` and `settings`, and stopped at the end. `settings` are settings of Spark, which override those of the
+    pipelines. `begin` is where pipelines begin that have not processed anything yet.
+
+    Raises PipelineError if a pipeline fails, after the other pipelines have processed their data, and if the pipelines
+    have not ended after `timeout_s`.
     """
     given = [pipelines] if isinstance(pipelines, Pipeline) or callable(pipelines) else list(pipelines)
     declared = [declared_pipeline(each) for each in given]
@@ -238,7 +251,15 @@ def run(
         raise PipelineError(f"two of the pipelines have the same name: {', '.join(names)}")
     session = spark or start_session(declared, master, settings)
     try:
-        with Run(declared, session, bootstrap=bootstrap, state=Path(state), once=True, begin=begin) as started:
+        with Run(
+            declared,
+            session,
+            bootstrap=bootstrap,
+            state=Path(state),
+            once=True,
+            begin=begin,
+            settings=settings or {},
+        ) as started:
             started.start()
             deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
             while not started.has_ended:

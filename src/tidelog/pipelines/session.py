@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTINGS = {
-    "spark.scheduler.mode": "FAIR",  # a large micro-batch does not hold up the other pipelines
+    "spark.scheduler.mode": "FAIR",  # so that a large micro-batch does not delay the other pipelines
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -74,7 +74,7 @@ def start_session(
 
 @contextlib.contextmanager
 def stderr_to(log: Path) -> Iterator[None]:
-    """Append to `log` what processes that are started in the block write to stderr, also after the block."""
+    """Let processes that are started in the block write to the end of `log` instead of stderr, also after the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     own_stderr = os.dup(2)
@@ -88,10 +88,11 @@ def stderr_to(log: Path) -> Iterator[None]:
 
 
 def choose_python_of_cluster() -> None:
-    """Let Spark run the same name of a program on all machines: PYSPARK_PYTHON, by default for example `python3.11`.
+    """Choose the name by which Spark starts Python on all machines: PYSPARK_PYTHON, by default such as `python3.11`.
 
-    Spark starts the Python workers of the driver and of the executors with one and the same text. The path of this
-    process's Python may not exist on other machines, so the name is found by the PATH of each machine.
+    Spark uses the same text for the workers of the driver and of the executors. It is a name and not a path, because
+    the path of this process's Python may not exist on other machines. Each machine looks the name up in its PATH. In
+    this process, the directory of its own Python becomes the first one of the PATH.
     """
     if "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -106,8 +107,9 @@ def local_cores(master: str) -> int:
 
 
 def merged_settings(pipelines: Sequence[Pipeline]) -> dict[str, str]:
-    """Return the settings of all pipelines. A setting of Spark's SQL may differ between pipelines, because each
-    pipeline has a session of its own; raises PipelineError if another setting differs.
+    """Return the settings that the pipelines share. Several pipelines do not share settings of Spark's SQL, because
+    each has a session of its own (`pipeline_session`). Raises PipelineError if pipelines give a shared setting
+    different values.
     """
     merged: dict[str, str] = {}
     owners: dict[str, str] = {}
@@ -128,7 +130,7 @@ def pipeline_session(
     spark: "SparkSession", pipeline: Pipeline, overrides: Mapping[str, str] = MappingProxyType({})
 ) -> "SparkSession":
     """Return a session with the pipeline's own settings of Spark's SQL: `spark` itself if it has them, otherwise a new
-    session of the same application. `overrides` are the settings of the run.
+    session of the same application. `overrides`, the settings of the run, replace settings of the pipeline.
     """
     defaults = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
     wanted = {

@@ -1,9 +1,10 @@
 """The state directory of a pipeline: identity, checkpoints, status and lock.
 
-STATE/NAME/identity.json    the identity, where queries begin, and the identities before it
-STATE/NAME/IDENTITY/SINK/   Spark's checkpoint of one query
-STATE/NAME/status.json      the newest figures of the run
-STATE/NAME/lock             locked by the process that runs the pipeline
+STATE/NAME/identity.json           the identity, and where its queries begin
+STATE/NAME/IDENTITY/SINK/          Spark's checkpoint of one query, unless --checkpoints names another place
+STATE/NAME/IDENTITY.SINK.started   exists when the query may have written a micro-batch
+STATE/NAME/status.json             the newest figures of the run
+STATE/NAME/lock                    locked by the process that runs the pipeline
 """
 
 import fcntl
@@ -17,8 +18,10 @@ from typing import Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.stores import sync_directory
+from tidelog.runtime.clock import SystemClock
 
 LOCK_PATIENCE_S = 1.0
+"""Time for which `lock` tries again, in seconds."""
 DEFAULT_STATE = Path(".tidelog-pipelines")
 
 
@@ -28,7 +31,7 @@ class Identity(NamedTuple):
     begin: str | int | None
     """Where the queries begin: `earliest`, `latest`, milliseconds since the epoch, or None for the sources' choice."""
     checkpoints: str | None = None
-    """Where the checkpoints are, if they are not in the state directory."""
+    """Directory or URI of the checkpoints; None if they are in the state directory."""
 
 
 class PipelineState:
@@ -59,7 +62,7 @@ class PipelineState:
 
     def create_identity(self, begin: str | int | None, checkpoints: str | None = None) -> Identity:
         identity = Identity(uuid.uuid4().hex[:8], begin, checkpoints)
-        self._write("identity.json", identity._asdict() | {"created_ms": time.time_ns() // 1_000_000})
+        self._write("identity.json", identity._asdict() | {"created_ms": SystemClock.now_ms()})
         return identity
 
     def mark_started(self, identity: Identity, sink: str) -> None:
@@ -92,7 +95,7 @@ class PipelineState:
         return self.directory / identity.id / sink
 
     def reset(self) -> None:
-        """Forget the identity and remove its checkpoints. The next run begins again."""
+        """Remove the identity, its figures and its checkpoints. Checkpoints outside the state directory remain."""
         identity = self.identity()
         for name in ("identity.json", "status.json"):
             (self.directory / name).unlink(missing_ok=True)
@@ -128,7 +131,7 @@ class PipelineState:
         """Reserve the pipeline for this process. Raises PipelineError if another process runs it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        # `is_running` of another process holds the lock for a moment.
+        # Another process may hold the lock for a moment in `is_running`.
         deadline_s = time.monotonic() + LOCK_PATIENCE_S
         while not _try_lock(descriptor):
             if time.monotonic() < deadline_s:
@@ -138,7 +141,7 @@ class PipelineState:
             raise PipelineError(
                 f"pipeline {self.pipeline} is running already with the state directory {self.directory.parent}: stop"
                 " that process first"
-            ) from None
+            )
         self._lock_descriptor = descriptor
 
     def unlock(self) -> None:
@@ -153,7 +156,7 @@ class PipelineState:
         except OSError:
             return False
         try:
-            # A shared lock, so that two readers of the status do not take each other for a run.
+            # The lock is shared, so that two processes that call `is_running` do not see each other as a run.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -171,7 +174,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def stored_pipelines(base: Path) -> list[PipelineState]:
-    """Return the states of all pipelines in the state directory, by name."""
+    """Return the states of all pipelines in the state directory, sorted by name."""
     if not base.is_dir():
         return []
     return [

@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 WAITING, STARTING, RUNNING, FAILED, STOPPED, DONE = "waiting", "starting", "running", "failed", "stopped", "done"
-"""The states of a pipeline. `waiting`: it failed and starts again later. `done`: it has processed all data (--once)."""
+"""The states of a pipeline. `waiting`: it failed and will start again. `failed`: it failed and will not. `stopped`: it
+was asked to stop. `done`: it has processed all data that existed when it started (--once)."""
 
 
 @dataclass
@@ -24,11 +25,11 @@ class QueryStatus:
     """Age of the oldest record that the query has not processed; 0 if there is none; None if it is not known."""
     state_rows: int = 0
     state_bytes: int = 0
-    """Rows and memory of the state of aggregations, joins and deduplications."""
+    """Number of rows and bytes in the state of aggregations, joins and deduplications."""
     late_rows: int = 0
-    """Rows that came later than the watermark, which Spark has dropped."""
+    """Rows that Spark dropped because they were older than the watermark."""
     dead_letters: int = 0
-    """Records that could not be parsed."""
+    """Records that could not be parsed and were written to the topic of dead letters."""
     watermark: str | None = None
     offsets: dict[str, dict[str, int]] = field(default_factory=dict)
     """The next offset to process, by topic and partition."""
@@ -49,10 +50,11 @@ class PipelineStatus:
 
 
 def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
-    """Add the figures of a progress report of Spark. Each report must be added once."""
+    """Add the figures of a progress report of Spark. Each report must be added once. It has no figure of dead letters:
+    its count of unparsed records is too high if the sink computed rows twice.
+    """
     from pyspark_tidelog.offsets import Offsets, to_json_object
     from pyspark_tidelog.progress import offsets_of_topics
-    from tidelog.pipelines.dead_letters import METRIC
 
     rows = int(progress.get("numInputRows") or 0)
     duration_ms = int((progress.get("durationMs") or {}).get("triggerExecution") or 0)
@@ -68,9 +70,6 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
     status.state_bytes = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
     status.late_rows += sum(int(each.get("numRowsDroppedByWatermark") or 0) for each in operators)
     status.watermark = (progress.get("eventTime") or {}).get("watermark")
-    for name, row in (progress.get("observedMetrics") or {}).items():
-        if name.startswith(METRIC):
-            status.dead_letters += int(row["unparsed"])
     offsets: Offsets = {}
     for source in progress.get("sources") or []:
         offsets |= offsets_of_topics(source.get("endOffset"))
@@ -79,8 +78,8 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
 
 
 def status_of_document(document: dict[str, Any]) -> PipelineStatus:
-    """Return the status that `PipelineStatus.document` has described. Fields that are missing or unknown, as another
-    version may have written them, are left out.
+    """Return the status from the result of `PipelineStatus.document`, which another version may have written: unknown
+    fields are left out, and missing fields have their defaults.
     """
     known = {each.name for each in fields(PipelineStatus)}
     query_fields = {each.name for each in fields(QueryStatus)}

@@ -1,8 +1,9 @@
 """`topic()`: a topic as the source or the sink of a pipeline."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidelog.pipelines.brokers import connect, create_topic, partition_count
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_tidelog.formats import Format
+    from pyspark_tidelog.topic_pattern import TopicPattern
 
 Tombstones = Literal["error", "keep", "skip"]
 
 KAFKA_COLUMNS = ("key", "topic", "partition", "offset", "timestamp", "headers")
 """The fields of the column `kafka` that a source with a value format has beside the fields of the record."""
 OFFSETS_PER_TRIGGER = 1_000_000
-"""Default of the largest number of offsets in one micro-batch. It bounds the work that a failure repeats."""
+"""Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. It limits the work that a failure repeats."""
 DECODED = "decoded"
-"""Column of a frame between decoding and the separation of records that cannot be parsed."""
+"""Column with the result of decoding. It exists until records that cannot be parsed are separated from the others."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Topic:
     names: tuple[str, ...]
     pattern: str | None = None
     value: "Format | None" = None
-    key: "str | tuple[str, ...] | Format | None" = None
+    key: "str | tuple[str, ...] | None" = None
     bootstrap: str | None = None
     begin: str | int | None = None
     group: str | None = None
@@ -52,10 +54,16 @@ class Topic:
         if self.pattern is not None:
             return f"topics matching {self.pattern}"
         if not self.names:
-            return "topics by column"
+            return "topics in column topic"
         return f"{'topic' if len(self.names) == 1 else 'topics'} {', '.join(self.names)}"
 
     # The source
+
+    def reads(self, topics: Collection[str]) -> bool:
+        """Return whether all these topics are among the topics of this source. A pattern is evaluated by Java."""
+        if self.pattern is None:
+            return set(topics) <= set(self.names)
+        return matcher(self.pattern).topics_among(topics) == set(topics)
 
     def load(self, context: SourceContext) -> "DataFrame":
         """Return the rows of the topics. A record that cannot be parsed makes the query fail."""
@@ -97,15 +105,15 @@ class Topic:
     def parsed(self, records: "DataFrame", pipeline: str, metric: str, *, drop_unparsed: bool = False) -> "DataFrame":
         """Return the fields of the records and the column `kafka`. Without a value format, return `records` itself.
 
-        A record that cannot be parsed makes the query fail, or is left out with `drop_unparsed`. `metric` is the name
-        of an observed metric of the query with two numbers: `records`, and `unparsed` among them.
+        A record that cannot be parsed makes the query fail; with `drop_unparsed` it is left out. The query has an
+        observed metric named `metric` with two numbers: `records`, and how many of them are `unparsed`.
         """
         if self.value is None:
             return records
         from pyspark.sql import functions as f
 
         unparsed = self.unparsed()
-        # Besides the counts, the observation ensures that records are decoded once: Spark moves no filter below it.
+        # The observation also ensures that each record is decoded once, because Spark does not move filters below it.
         observed = records.observe(
             metric, f.count(f.lit(1)).alias("records"), f.count(f.when(unparsed, 1)).alias("unparsed")
         )
@@ -127,7 +135,7 @@ class Topic:
         return kept.select(*fields, f.struct(*KAFKA_COLUMNS).alias("kafka"))
 
     def unparsed(self) -> "Column":
-        """Return the condition of records that cannot be parsed. It applies to the frame of `records`."""
+        """Return the condition for records that cannot be parsed. It uses columns that `records` returns."""
         from pyspark.sql import functions as f
 
         failed = f.col(f"{DECODED}.error").isNotNull()
@@ -189,10 +197,20 @@ class Topic:
         )
 
 
+@cache
+def matcher(pattern: str) -> "TopicPattern":
+    """Return the matcher of a pattern of topics. It remembers the names that Java has checked."""
+    from pyspark_tidelog.topic_pattern import TopicPattern
+
+    return TopicPattern(pattern)
+
+
 def ensure_topic(
     bootstrap: str, name: str, partitions: int | None, settings: Mapping[str, str], subject: str, remedy: str
 ) -> None:
-    """Create a missing topic with `partitions`. Raises PipelineError if it is missing and `partitions` is None."""
+    """Create the topic with `partitions`, unless it exists. Raises PipelineError if it does not exist and `partitions`
+    is None; the message begins with `subject` and ends with `remedy`.
+    """
     from tidelog.client.errors import ClientError
 
     with connect(bootstrap) as client:
@@ -254,7 +272,10 @@ class OpenedTopic:
         if key is None and "key" in batch.columns:
             key = _text(f.col("key")) if dict(batch.dtypes)["key"] != "binary" else f.col("key")
         if not value_names:
-            raise PipelineError(f"{subject}: the result has no columns besides {', '.join(batch.columns)}")
+            raise PipelineError(
+                f"{subject}: all columns of the result ({', '.join(batch.columns)}) are written as key, headers or"
+                " topic, so nothing is left for the value: add a column"
+            )
         value = topic.value.encode(f.struct(*(f.col(_quoted(name)) for name in value_names)))
         if key is not None:
             # A row with a key whose other columns are all null deletes the key in a compacted topic.

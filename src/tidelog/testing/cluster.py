@@ -139,23 +139,25 @@ class Cluster(OwnedByProcess):
     def wait_until_in_sync(self, timeout_s: float = 30.0) -> None:
         """Wait until every broker is registered, and every partition has a leader and all its replicas in sync.
 
-        Raises TimeoutError. Its message describes one of the remaining problems.
+        All brokers must know it, so a client may then ask any of them. Raises TimeoutError. Its message describes one
+        of the remaining problems.
         """
         from tidelog.client.blocking import Client
         from tidelog.client.errors import ClientError
 
         deadline = time.monotonic() + timeout_s
-        with Client(self.bootstrap) as client:
-            while True:
-                try:
-                    problem = _problem(client, self._count)
-                except ClientError as error:
-                    problem = str(error)
-                if not problem:
-                    return
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the cluster is not in sync after {timeout_s:g} s: {problem}")
-                time.sleep(POLL_S)
+        for number in self.numbers:
+            with Client(self.address(number)) as client:
+                while True:
+                    try:
+                        problem = _problem(client, self._count)
+                    except ClientError as error:
+                        problem = str(error)
+                    if not problem:
+                        break
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"the cluster is not in sync after {timeout_s:g} s: {problem}")
+                    time.sleep(POLL_S)
 
     # The whole cluster, or one broker
 

@@ -47,6 +47,9 @@ class ClusterController:
             alter_reassignments(self.life.image, request.reassignments, self.life.config, allow_factor_change=allow)
         )
 
+    async def catch_up(self, request: link.CatchUp) -> link.Answer[Any]:
+        return link.Answer(None)
+
     async def unregister_broker(self, request: link.UnregisterBroker) -> link.Answer[Any]:
         return self.decide(unregister_broker(self.life.image, request.broker_id, self.life.config))
 

@@ -5,9 +5,11 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from tidelog.cli import pipeline_run
 from tidelog.cli.app import run
 from tidelog.pipelines.loading import load
 from tidelog.pipelines.state import PipelineState
@@ -61,6 +63,51 @@ def test_errors_name_the_remedy(
     monkeypatch.chdir(tmp_path)
     assert run(["pipeline", *arguments]) == code
     assert __import__("re").search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "needs_a_broker"),
+    [
+        ("pipeline(source=file('in'), sink=file('out'))", False),
+        ("pipeline(source=topic('a', bootstrap='other:9092'), sink=file('out'))", False),
+        ("pipeline(source=topic('a'), sink=file('out'))", True),
+        ("pipeline(source=file('in'), sink=topic('b'))", True),
+        ("pipeline(source=file('in'), sink=file('out'), dead_letters='dead')", True),
+        ("(lambda _: mirror('copy', source='old:9092', topics='.*'))", True),
+        ("(lambda _: mirror('copy', source='old:9092', topics='.*', target='new:9092'))", False),
+    ],
+)
+def test_a_broker_must_run_only_for_pipelines_that_use_it(
+    declaration: str,
+    needs_a_broker: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program = (
+        f"from tidelog.pipelines import file, mirror, pipeline, topic\n@{declaration}\ndef copy(rows): return rows\n"
+    )
+    (tmp_path / "a.py").write_text(program)
+    monkeypatch.setattr(pipeline_run, "run_pipelines", lambda plan: [])
+    arguments = ["pipeline", "run", str(tmp_path / "a.py"), "--state", str(tmp_path), "--bootstrap", "127.0.0.1:1"]
+    assert (run(arguments) != 0) == needs_a_broker
+    assert ("is a broker running?" in capsys.readouterr().err) == needs_a_broker
+
+
+def test_the_settings_of_a_dry_run_override_those_of_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    from tidelog.pipelines import dry_runs, session
+
+    overrides: list[dict[str, str]] = []
+    monkeypatch.setattr(session, "start_session", lambda *_, **__: MagicMock())
+    monkeypatch.setattr(session, "pipeline_session", lambda spark, pipeline, settings: overrides.append({**settings}))
+    monkeypatch.setattr(dry_runs, "sample", lambda *_: dry_runs.Sample([], {}))
+    program = "from tidelog.pipelines import file, pipeline\n@pipeline(source=file('in'), sink=file('out'))\n"
+    (tmp_path / "a.py").write_text(program + "def copy(rows): return rows\n")
+    assert run(["pipeline", "dry-run", str(tmp_path / "a.py"), "--set", "spark.sql.session.timeZone=CET"]) == 0
+    assert overrides == [{"spark.sql.session.timeZone": "CET"}]
 
 
 def test_replay_and_reset_need_a_confirmation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,9 +156,9 @@ class World:
             return error.code
         raise AssertionError("it was taken")
 
-    def stable(self, count: int = 2) -> list[str]:
-        """A stable group of so many members; the first leads."""
-        joins = [self.join() for _ in range(count)]
+    def stable(self, count: int = 2, **arguments: Any) -> list[str]:
+        """A stable group of so many members; the first leads. `arguments` are those of `join`."""
+        joins = [self.join(**arguments) for _ in range(count)]
         self.wait(600)
         ids = [join.only.member_id for join in joins]
         leader = joins[0].only.leader

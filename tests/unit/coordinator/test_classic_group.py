@@ -114,13 +114,14 @@ def test_an_assignment_that_no_record_can_hold_is_refused_and_the_group_rebalanc
 
 
 def test_the_size_that_is_checked_is_not_below_that_of_the_batch() -> None:
-    world = World()
-    world.stable(5)
-    key, value = world.group.record().encode()
-    assert value is not None
-    tight = World(record_bytes_max=len(key) + len(value) + 60)
-    tight.stable(5)
-    assert tight.group.state is not world.group.state
+    for name in ("range", "\U0001f600" * 2000):
+        world = World()
+        world.stable(5, protocols=[(name, b"m")])
+        key, value = world.group.record().encode()
+        assert value is not None
+        tight = World(record_bytes_max=len(key) + len(value) + 60)
+        tight.stable(5, protocols=[(name, b"m")])
+        assert tight.group.state is not world.group.state
 
 
 def test_a_static_member_with_metadata_too_large_for_the_record_makes_the_group_rebalance() -> None:

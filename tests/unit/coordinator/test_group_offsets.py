@@ -64,6 +64,16 @@ def test_a_commit_that_no_batch_can_hold_is_refused_whole() -> None:
     assert committed(world) == dict.fromkeys(range(4), 1)
 
 
+def test_the_bytes_of_long_names_count_for_the_limit() -> None:
+    """A group id of characters that UTF-8 writes with four bytes each."""
+    group, offsets = "\U0001f600" * 50, [(p, 1, "") for p in range(9)]
+    world = World()
+    assert world.commit(*offsets, group=group) == [ErrorCode.NONE] * 9
+    encoded = [record.encode() for record in world.records]
+    tight = World(record_bytes_max=sum(len(key) + len(value) for key, value in encoded))
+    assert tight.commit(*offsets, group=group) == [ErrorCode.INVALID_COMMIT_OFFSET_SIZE] * 9
+
+
 def test_members_must_be_of_this_generation() -> None:
     world = World()
     a, _ = world.stable()

@@ -100,7 +100,7 @@ def test_epochs_that_are_used_up(version: int) -> None:
         assert await stage.produce(following, b"w") == 0
         await stage.finish(following, commit=True)
         assert await stage.values() == [b"v", b"w"]
-        # With END_V2 the marker has the reserved epoch, so the log itself refuses the older one, before the coordinator.
+        # With END_V2 the marker has the reserved epoch: the log refuses the older one before it asks the coordinator.
         is_in_log = version == END_V2
         expected = ErrorCode.INVALID_PRODUCER_EPOCH if is_in_log else ErrorCode.INVALID_PRODUCER_ID_MAPPING
         assert await stage.produce(last, b"late", sequence=1) == expected

@@ -268,6 +268,24 @@ def test_a_full_disk_whose_file_cannot_be_cut_back_is_offline() -> None:
     assert on.log.failure is not None
 
 
+def test_an_epoch_whose_first_batch_was_not_written_is_forgotten() -> None:
+    """Otherwise it would be stored, and a cut at its start would not remove it from the disk."""
+    leader, follower = LogOnDisk(), LogOnDisk()
+    for on in (leader, follower):
+        on.log.append_as_follower(memoryview(make_batch(b"a", base_offset=0, leader_epoch=3)))
+        on.disk.fail("write", "*.log", errno.ENOSPC)
+    with pytest.raises(StorageError):
+        leader.append(b"b", leader_epoch=5)
+    with pytest.raises(StorageError):
+        follower.log.append_as_follower(memoryview(make_batch(b"b", base_offset=1, leader_epoch=5)))
+    for on in (leader, follower):
+        assert on.log.epochs.entries() == [(3, 0)]
+    leader.append(b"c", leader_epoch=6)
+    follower.log.append_as_follower(memoryview(make_batch(b"c", base_offset=1, leader_epoch=6)))
+    for on in (leader, follower):
+        assert on.log.epochs.entries() == [(3, 0), (6, 1)]
+
+
 def test_a_broken_chain_is_never_served() -> None:
     on = LogOnDisk(index_interval_bytes=0)
     for number in range(20):

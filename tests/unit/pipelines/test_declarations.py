@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tidelog.pipelines import PipelineError, pipeline, topic
-from tidelog.pipelines.declarations import interval_ms
+from tidelog.pipelines import PipelineError, file, pipeline, topic
+from tidelog.pipelines.declarations import interval_ms, interval_s
 from tidelog.pipelines.loading import load, split_reference
 
 GOOD = """
@@ -81,6 +81,9 @@ def test_a_wrong_topic_is_refused(arguments: dict[str, Any], message: str) -> No
 def test_intervals() -> None:
     texts = ["5 seconds", "500 ms", "1 minute", "2s", "1 h", "5", "-1 s", "5 fortnights", ""]
     assert [interval_ms(text) for text in texts] == [5_000, 500, 60_000, 2_000, 3_600_000, None, None, None, None]
+    assert [interval_s(text, "sql orders") for text in ("500 ms", "0.25 seconds", "2 m")] == [0.5, 0.25, 120.0]
+    with pytest.raises(PipelineError, match="sql orders: 'soon' is not an interval; write for example '5 seconds'"):
+        interval_s("soon", "sql orders")
 
 
 def test_a_file_is_loaded_without_its_directory_on_the_path(tmp_path: Path) -> None:
@@ -133,3 +136,8 @@ def test_declaring_imports_no_pyspark(tmp_path: Path) -> None:
     program = f"import sys; from tidelog.pipelines.loading import load; load({str(tmp_path / 'sales.py')!r});"
     program += "sys.exit([m for m in sys.modules if m.split('.')[0] in ('pyspark', 'pyarrow', 'numpy')] != [])"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_options_of_files_are_the_texts_that_spark_expects() -> None:
+    options = {"header": True, "maxCharsPerColumn": 100}
+    assert dict(file("out", format="csv", options=options).options) == {"header": "true", "maxCharsPerColumn": "100"}

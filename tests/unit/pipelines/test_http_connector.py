@@ -15,8 +15,8 @@ pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 import pyarrow as pa
 
 from tidelog.pipelines.declarations import PipelineError
-from tidelog.pipelines.sinks.http import Http, http, send_rows
-from tidelog.pipelines.sources.http import HttpStreamReader
+from tidelog.pipelines.sinks.http import Http, Paging, http, send_rows
+from tidelog.pipelines.sources.http import Endpoint, HttpStreamReader
 
 
 class Server:
@@ -27,6 +27,8 @@ class Server:
         self.received: list[tuple[str, Any]] = []
         """Idempotency keys and bodies of accepted requests."""
         self.records: list[dict[str, int]] = []
+        self.location = ""
+        """Where an answer with status 301 or 307 redirects."""
         self.page_size = 3
         self.paging = "next"
         outer = self
@@ -40,6 +42,10 @@ class Server:
                 if status == 599:
                     self.close_connection = True
                     return
+                if status == 598:  # not an answer of HTTP
+                    self.wfile.write(b"garbage\r\n\r\n")
+                    self.close_connection = True
+                    return
                 self.answer(status, b"the reason")
 
             def do_GET(self) -> None:
@@ -49,6 +55,8 @@ class Server:
 
             def answer(self, status: int, content: bytes) -> None:
                 self.send_response(status)
+                if status in (301, 307):
+                    self.send_header("Location", outer.location)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
@@ -98,6 +106,15 @@ def test_a_repeated_request_has_the_same_key(server: Server) -> None:
     assert server.received == [("k-0", {"id": 1}), ("k-0", {"id": 1})], "at least once"
 
 
+def test_an_answer_that_is_not_http_is_a_failure_that_may_pass(server: Server) -> None:
+    server.statuses = [598]
+    list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
+    assert server.received == [("k-0", {"id": 1})]
+    server.statuses = [598, 598]
+    with pytest.raises(PipelineError, match="POST failed after 2 attempts: garbage"):
+        list(send_rows(iter(texts(1)), http(server.url, attempts=2).request, 1, "k"))
+
+
 def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
     server.statuses = [400]
     with pytest.raises(
@@ -108,9 +125,28 @@ def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
     with pytest.raises(PipelineError, match="after 2 attempts: status 500") as raised:
         list(send_rows(iter(texts(1)), http(server.url, attempts=2).request, 1, "k"))
     assert "hunter2" not in str(raised.value)
-    assert "hunter2" not in repr(http(server.url, headers={"Authorization": "hunter2"}))
+    sink = http(server.url, headers={"Authorization": "hunter2"})
+    assert "hunter2" not in repr(sink) + repr(sink.request)
     with pytest.raises(PipelineError, match="does not begin with http"):
         http("ftp://host/x")
+
+
+@pytest.mark.parametrize("status", [301, 307])
+def test_a_redirected_post_is_an_error_because_its_rows_would_be_lost(server: Server, status: int) -> None:
+    server.statuses, server.location = [status], server.url
+    with pytest.raises(PipelineError, match=f"status {status} .*: give http.. the URL to which the endpoint redirects"):
+        list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
+    assert server.received == []
+
+
+def test_a_redirected_get_is_followed_on_the_same_host_only(server: Server) -> None:
+    endpoint = Endpoint(http(server.url).request, Paging("data.items", "next", None, "after"))
+    server.records = [{"id": 1}]
+    server.statuses, server.location = [301], server.url
+    assert endpoint.page(None, 0).records == ['{"id": 1}']
+    server.statuses, server.location = [301], server.url.replace("127.0.0.1", "localhost")
+    with pytest.raises(PipelineError, match="status 301 "):
+        endpoint.page(None, 0)
 
 
 def reader(source: Http, staging: Path) -> HttpStreamReader:

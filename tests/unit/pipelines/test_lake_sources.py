@@ -17,6 +17,7 @@ from sinks_harness.trials import opened
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.delta import delta
 from tidelog.pipelines.sinks.iceberg import iceberg, load_catalog
+from tidelog.pipelines.sinks.stores import DeltaStore, IcebergStore
 from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaReader, DeltaStreamReader
 from tidelog.pipelines.sources.iceberg import IcebergDataSource, IcebergReader, IcebergStreamReader
 from tidelog.pipelines.sources.tail import TailReader
@@ -171,3 +172,47 @@ def test_lines_are_read_while_files_grow(tmp_path: Path) -> None:
     log.unlink()
     with pytest.raises(PipelineError, match="was removed, truncated or renamed"):
         stream.partitions(end, following)
+
+
+def test_a_file_that_changes_after_the_plan_is_not_read_as_another_one(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_bytes(b"one\ntwo\n")
+    stream = TailReader({"pattern": f"{log}*", "begin": "earliest"})
+    end = stream.latestOffset({}, None)  # type: ignore[arg-type]
+    [planned] = stream.partitions({}, end)
+    log.rename(tmp_path / "app.log.1")
+    log.write_bytes(b"the new file\n")
+    with pytest.raises(PipelineError, match="it was renamed after this micro-batch was planned"):
+        next(stream.read(planned))
+    [again] = stream.partitions({}, end)
+    (tmp_path / "app.log.1").write_bytes(b"one\n")
+    lines = stream.read(again)
+    assert next(lines)[0] == "one"
+    with pytest.raises(PipelineError, match="it was truncated at byte 4"):
+        next(lines)
+
+
+def test_a_file_that_is_renamed_during_the_look_for_new_lines_keeps_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "app.log"
+    log.write_bytes(b"one\n")
+    stream = TailReader({"pattern": f"{log}*", "begin": "earliest"})
+    end = stream.latestOffset({}, None)  # type: ignore[arg-type]
+    found = stream._files()
+    log.rename(tmp_path / "app.log.1")
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "_files", lambda: found)
+        assert stream.latestOffset(end, None) == end, "there is no file"  # type: ignore[arg-type]
+        log.write_bytes(b"of another file\n")
+        assert stream.latestOffset(end, None) == end, "there is another file"  # type: ignore[arg-type]
+    log.unlink()
+    with (tmp_path / "app.log.1").open("ab") as file:
+        file.write(b"two\n")
+    following = stream.latestOffset(end, None)  # type: ignore[arg-type]
+    assert [row[0] for part in stream.partitions(end, following) for row in stream.read(part)] == ["two"]
+
+
+def test_a_store_does_not_show_its_options() -> None:
+    secrets = (("secret_key", "hunter2"),)
+    assert "hunter2" not in repr([DeltaStore("s3://bucket/t", secrets), IcebergStore("s3://bucket/t", secrets)])

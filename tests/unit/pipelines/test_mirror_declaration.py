@@ -1,13 +1,20 @@
 """The arguments of `mirror()`, and which settings of topics it changes."""
 
 import re
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from tidelog.client.errors import GaveUp
 from tidelog.pipelines import PipelineError, mirror
-from tidelog.pipelines.declarations import ATTRIBUTE
+from tidelog.pipelines.declarations import ATTRIBUTE, TemporaryError
+from tidelog.pipelines.mirror_check import Checker, main
 from tidelog.pipelines.mirror_topics import SETTINGS_NOT_COPIED, Setting, setting_changes
+from tidelog.pipelines.mirror_writer import start_error
 from tidelog.pipelines.mirrors import Mirror
+from tidelog.wire.errors import InvalidTopic
 
 SOURCE = "127.0.0.1:19092"
 
@@ -90,3 +97,27 @@ def test_timestamps_are_those_of_the_source(present: str, expected: dict[str, st
     source = {"message.timestamp.type": Setting("LogAppendTime", True)}
     target = {"message.timestamp.type": Setting(present, False)}
     assert setting_changes(source, target, SETTINGS_NOT_COPIED) == expected
+
+
+def test_only_a_cluster_without_an_answer_is_worth_another_attempt() -> None:
+    silent, refused = (
+        start_error(declared(), GaveUp("no answer")),
+        start_error(declared(), InvalidTopic("no")),
+    )
+    assert str(silent) == "mirror m cannot begin: no answer"
+    assert (isinstance(silent, TemporaryError), isinstance(refused, TemporaryError)) == (True, False)
+
+
+def test_a_comparison_of_nothing_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    cluster = MagicMock()
+    cluster.partition_counts.return_value = {}
+    with pytest.raises(PipelineError, match=f"mirror m: {SOURCE} has no topic that matches shop-"):
+        Checker(declared(), cluster, cluster)
+    program = "from tidelog.pipelines import file, pipeline\n@pipeline(source=file('in'), sink=file('out'))\n"
+    (tmp_path / "a.py").write_text(program + "def copy(rows): return rows\n")
+    monkeypatch.setattr(sys, "argv", ["mirror_check", str(tmp_path / "a.py")])
+    assert main() == 2
+    assert "a.py declares no mirror, so there is nothing to compare" in capsys.readouterr().err

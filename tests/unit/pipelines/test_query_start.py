@@ -1,11 +1,15 @@
-"""A query that has started its sources lets the next one start."""
+"""Queries with a stand-in for Spark's query: their start, and their figures."""
 
+import json
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
 from tidelog.pipelines import queries
+from tidelog.pipelines.declarations import Pipeline, PipelineError
 from tidelog.pipelines.queries import RunningQuery
 
 
@@ -51,3 +55,65 @@ def test_a_query_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 def test_the_wait_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "SOURCES_START_MAX_S", 0.0)
     assert waited(monkeypatch, [], []) == 0
+
+
+def test_dead_letters_are_counted_once_although_the_sink_computes_the_rows_twice() -> None:
+    reports = [report(0, unparsed=0), report(1, unparsed=6), report(2, unparsed=0)]
+    spark_query = SimpleNamespace(lastProgress=lambda: reports[-1], recentProgress=lambda: reports)
+    sink = SimpleNamespace(write=lambda *_: None)
+    query = RunningQuery("sink", cast(Any, sink), lambda: None)
+    query._query = cast(Any, SimpleNamespace(_jsq=spark_query))
+    query._has_query.set()
+    query.dead_letters = cast(Any, SimpleNamespace(write=lambda batch: 3 if batch in (1, 3) else 0))
+    for batch in range(4):
+        query._write(cast(Any, None), batch)
+    query.update_status()
+    assert (query.status.batches, query.status.dead_letters) == (3, 3)
+    reports.append(report(3, unparsed=3))
+    query.update_status()
+    query.update_status()
+    assert (query.status.batches, query.status.dead_letters) == (4, 6)
+
+
+def report(batch: int, *, unparsed: int) -> Any:
+    document = {
+        "timestamp": f"2026-01-01T00:00:0{batch}Z",
+        "batchId": batch,
+        "numInputRows": 9,
+        "durationMs": {"triggerExecution": 10, "addBatch": 5},
+        "observedMetrics": {"records of source sales": {"records": 9, "unparsed": unparsed}},
+    }
+    return SimpleNamespace(json=lambda: json.dumps(document))
+
+
+@pytest.mark.parametrize(("error", "raised"), [(RuntimeError("py4j"), RuntimeError), (None, PipelineError)])
+def test_a_query_that_cannot_start_closes_its_sink(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, raised: type[Exception]
+) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    from pyspark.errors import PySparkException
+
+    closed: list[bool] = []
+    sink = SimpleNamespace(close=lambda: closed.append(True))
+    query = RunningQuery("sink", cast(Any, sink), lambda: None)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error or PySparkException("no")
+
+    monkeypatch.setattr(query, "start", fail)
+    context: Any = MagicMock()
+    with pytest.raises(raised):
+        queries._start_query(
+            Pipeline("p", print, {}, {}, "5 seconds"), query, context, context, context, "/c", {}, once=True
+        )
+    assert closed == [True]
+
+
+def test_a_query_whose_end_fails_closes_its_sink() -> None:
+    closed: list[bool] = []
+    query = RunningQuery("sink", cast(Any, SimpleNamespace(close=lambda: closed.append(True))), lambda: None)
+    query._query = MagicMock()
+    query._query.stop.side_effect = RuntimeError("the JVM has ended")
+    with pytest.raises(RuntimeError, match="the JVM has ended"):
+        query.stop()
+    assert closed == [True]

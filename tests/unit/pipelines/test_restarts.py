@@ -102,6 +102,32 @@ def test_pauses_double_and_a_success_ends_the_series(script: Script, tmp_path: P
     assert each.status.restart_in_s == 1.0
 
 
+def test_the_settings_of_a_run_override_those_of_its_pipelines(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides: list[dict[str, str]] = []
+    ended = ScriptedQuery()
+    ended.is_active = False
+    monkeypatch.setattr(running, "start_queries", lambda *_: [ended])
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: overrides.append({**settings}))
+    spark: Any = object()
+    running.run(copy, spark=spark, state=tmp_path, settings={"spark.sql.session.timeZone": "CET"})
+    assert overrides == [{"spark.sql.session.timeZone": "CET"}]
+
+
+def test_a_run_whose_end_fails_leaves_no_lock(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: Any = None
+    run = Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path)
+
+    def fail() -> None:
+        raise RuntimeError("the JVM has ended")
+
+    monkeypatch.setattr(run.pipelines[0], "stop_now", fail)
+    with pytest.raises(RuntimeError, match="the JVM has ended"), run:
+        assert PipelineState(tmp_path, "copy").is_running()
+    assert not PipelineState(tmp_path, "copy").is_running()
+
+
 def test_a_start_that_fails_is_tried_again(script: Script, tmp_path: Path) -> None:
     each = running_pipeline(tmp_path)
     script.start_error = PipelineError("topic b does not exist")

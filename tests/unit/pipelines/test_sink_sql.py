@@ -13,6 +13,7 @@ pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 
 import pyarrow as pa
 import sqlalchemy as sa
+from pyspark.sql.types import ArrayType, DayTimeIntervalType, StringType, StructField
 
 from sinks_harness.databases import database
 from sinks_harness.rows import Rows
@@ -20,6 +21,7 @@ from sinks_harness.trials import PlantedError, crash_at, opened
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.keyed_rows import DELETED
 from tidelog.pipelines.sinks.sql import OpenedSql, sql
+from tidelog.pipelines.sinks.sql_types import column_type
 from tidelog.pipelines.sources.sql import OPTION_NAMES, SqlDataSource, SqlReader, SqlStreamReader
 
 NAMES = (f"t{n}" for n in itertools.count())
@@ -248,3 +250,12 @@ def test_errors_contain_no_secret() -> None:
     assert "hunter2" not in repr(sql("postgresql+psycopg://user:hunter2@127.0.0.1:1/x", "t"))
     with pytest.raises(PipelineError, match="the URL of the database is wrong"):
         opened(sql("not a url", "t"), None)
+
+
+def test_a_type_that_no_database_has_is_named_with_its_column() -> None:
+    column = StructField("seen", ArrayType(StringType()))
+    assert isinstance(column_type(column, "sqlite", False, ""), sa.JSON)
+    with pytest.raises(
+        PipelineError, match=r"column age has the type interval .*, which the database cannot store: cast"
+    ):
+        column_type(StructField("age", DayTimeIntervalType()), "sqlite", False, "")

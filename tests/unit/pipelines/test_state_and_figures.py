@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from tidelog.cli.pipeline_view import LineView, status_table
+from tidelog.client.operations import ListedOffset
 from tidelog.pipelines.dead_letters import last_planned_batch, micro_batch_ranges
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.declarations import ATTRIBUTE, Pipeline, PipelineError
 from tidelog.pipelines.failures import cause_text, is_permanent
+from tidelog.pipelines.lag import LagMonitor, topics_by_cluster
 from tidelog.pipelines.metrics import MetricsServer, exposition
+from tidelog.pipelines.mirrors import mirror
 from tidelog.pipelines.state import Identity, PipelineState, stored_pipelines
 from tidelog.pipelines.status import (
     RUNNING,
@@ -42,7 +45,7 @@ REPORT: dict[str, Any] = {
 def figures() -> QueryStatus:
     query = QueryStatus("sales")
     update_from_progress(query, REPORT)
-    query.lag_records, query.lag_ms = 1_200, 65_000
+    query.lag_records, query.lag_ms, query.dead_letters = 1_200, 65_000, 4
     return query
 
 
@@ -51,7 +54,7 @@ def test_reports_are_added_up() -> None:
     idle = {"batchId": 4, "numInputRows": 0, "durationMs": {"triggerExecution": 3, "latestOffset": 2}}
     update_from_progress(query, idle | {"sources": REPORT["sources"]})
     update_from_progress(query, REPORT)
-    assert (query.batches, query.rows, query.late_rows, query.dead_letters) == (2, 1_000, 4, 8)
+    assert (query.batches, query.rows, query.late_rows) == (2, 1_000, 4)
     assert (query.rows_per_s, query.batch_ms, query.state_rows, query.state_bytes) == (2_000.0, 250, 15, 3_072)
     assert query.offsets == {"a": {"0": 7}, "b": {"0": 9, "1": 4}}
 
@@ -158,12 +161,51 @@ def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(tm
     assert not state.has_started(identity)
 
 
+def test_the_lag_is_that_of_the_cluster_from_which_a_topic_is_read() -> None:
+    sources = {"a": topic("here"), "b": topic("there", bootstrap="b:1"), "c": topic("also", bootstrap="b:1")}
+    several = Pipeline("several", print, sources, {}, "5 seconds")
+    assert topics_by_cluster(several, ["there", "here", "also"], "a:1") == {"a:1": ["here"], "b:1": ["there", "also"]}
+    pattern = Pipeline("pattern", print, {"a": topic(pattern="^x", bootstrap="b:1")}, {}, "5 seconds")
+    assert topics_by_cluster(pattern, ["x1", "x2"], "a:1") == {"b:1": ["x1", "x2"]}
+    copied = getattr(mirror("copy", source="old:1", topics=["orders"]), ATTRIBUTE)
+    assert topics_by_cluster(copied, ["orders"], "new:1") == {"old:1": ["orders"]}
+
+
+def test_the_lag_of_all_topics_of_a_cluster_is_requested_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[tuple[str, list[str]]] = []
+
+    class Cluster:
+        def __init__(self, servers: str) -> None:
+            self.servers = servers
+
+        def list_offsets(self, wanted: Any, isolation: int) -> Any:
+            requests.append((self.servers, [str(each) for each in wanted]))
+            return dict.fromkeys(wanted, ListedOffset(10, -1))
+
+        def close(self) -> None:
+            pass
+
+    clusters = {servers: Cluster(servers) for servers in ("a:1", "b:1")}
+    monkeypatch.setattr(LagMonitor, "_client", lambda _, servers: clusters[servers])
+    monkeypatch.setattr(LagMonitor, "_timestamp_ms", lambda *_: None)
+    sources = {"a": topic(["here", "too"]), "b": topic("there", bootstrap="b:1")}
+    monitor = LagMonitor("a:1", [Pipeline("sales", print, sources, {}, "5 seconds")], list)
+    try:
+        assert monitor.measure("sales", {"here": {"0": 4}, "too": {"0": 10}, "there": {"0": 9}}) == (7, None)
+    finally:
+        monitor.close()
+    assert requests == [("a:1", ["here-0", "too-0"]), ("b:1", ["there-0"])]
+
+
 def test_offsets_of_other_sources_are_not_taken_for_those_of_a_pattern(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
     (tmp_path / "offsets").mkdir()
     lines = ['{"products": {"0": 4}}', '{"version": 3, "index": 1}', '{"eu-a": {"0": 2}}']
     (tmp_path / "offsets/0").write_text("v1\n{}\n" + "\n".join(lines))
     assert list(micro_batch_ranges(tmp_path, 0, {"eu": topic(pattern="^eu-")})) == ["eu"]
     assert micro_batch_ranges(tmp_path, 0, {"eu": topic(pattern="^eu-")})["eu"] == {"eu-a": {"0": (2, 2)}}
+    # Python's `re` refuses the quoting of Java, \Q and \E.
+    assert list(micro_batch_ranges(tmp_path, 0, {"eu": topic(pattern=r"^\Qeu-\E")})) == ["eu"]
     with pytest.raises(PipelineError, match="the patterns of sources a and b both match topic eu-a"):
         micro_batch_ranges(tmp_path, 0, {"a": topic(pattern="^eu-"), "b": topic(pattern="a$")})
 
@@ -191,6 +233,7 @@ def test_only_one_process_runs_a_pipeline(tmp_path: Path) -> None:
 
 
 def test_ranges_of_a_micro_batch_come_from_the_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
     offsets = tmp_path / "offsets"
     offsets.mkdir()
     first = {"a": {"0": 5, "1": 2}, "@begun": {"a": {"0": 3, "1": 2}}}

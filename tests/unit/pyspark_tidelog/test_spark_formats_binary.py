@@ -184,6 +184,10 @@ def test_avro_options_are_checked(tmp_path: Path) -> None:
             make()
 
 
+NOT_HTTP = 0
+"""Status of an answer whose bytes are sent without a status line and headers."""
+
+
 class Service:
     """A schema registry: answers by path, and counts requests."""
 
@@ -196,6 +200,10 @@ class Service:
             def do_GET(self) -> None:
                 service.requests.append((self.path, self.headers["Authorization"]))
                 status, body = service.answers.get(self.path, (404, b"{}"))
+                if status == NOT_HTTP:
+                    self.wfile.write(body)
+                    self.close_connection = True
+                    return
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -244,6 +252,7 @@ def test_a_service_that_fails_is_not_a_corrupt_value(service: Service, monkeypat
     url = f"http://user:secret@{service.address}"
     for answer, message in [
         ((500, b""), "cannot be reached: HTTP status 500"),
+        ((NOT_HTTP, b"garbage\r\n\r\n"), "cannot be reached: garbage"),
         ((401, b""), "access is denied"),
         ((200, b"[]"), "is not a JSON object"),
         ((200, b"x" * 300), "more than 200 bytes"),

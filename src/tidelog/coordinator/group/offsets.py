@@ -20,9 +20,8 @@ TOPIC_IDS_VERSION = 10
 """From this version of OffsetCommit on, requests name topics by id."""
 CONSUMER_PROTOCOL_TYPE = "consumer"
 BATCH_OVERHEAD_BYTES = 128
-RECORD_OVERHEAD_BYTES = 96
-"""Upper bounds on the overhead of a batch and of a record, in bytes. With them, the estimated size of a batch is
-not smaller than its encoded size, unless the group id contains many characters outside ASCII."""
+RECORD_OVERHEAD_BYTES = 32
+"""Upper bounds on the overhead of a batch and of a record (its lengths, deltas and attributes), in bytes."""
 TIME_MAX = (1 << 63) - 1
 """The largest time that fits into a record, in milliseconds."""
 
@@ -108,10 +107,10 @@ def prepare_commit(
         else:  # the record version with an expiry time has neither epoch nor topic id
             value = OffsetCommitValue(offset.offset, -1, offset.metadata, now.wall_ms, expire_ms, NO_UUID)
         record = OffsetRecord(commit.group_id, offset.topic, offset.partition, value)
-        size += RECORD_OVERHEAD_BYTES + len(record.group) + len(record.topic) + len(value.metadata.encode())
+        key, data = record.encode()
+        size += RECORD_OVERHEAD_BYTES + len(key) + len(data or b"")
         if records and size > settings.record_bytes_max:
             return PreparedCommit([], None, [ErrorCode.INVALID_COMMIT_OFFSET_SIZE] * len(commit.offsets))
-        key, data = record.encode()
         encoded.append(Record(offset=len(records), timestamp=now.wall_ms, key=key, value=data))
         records.append(record)
         codes.append(ErrorCode.NONE)

@@ -24,6 +24,8 @@ NEW_MEMBER_TIMED_OUT = "the rebalance that the new member waited for did not end
 RECORD_OVERHEAD_BYTES = 512
 MEMBER_OVERHEAD_BYTES = 64
 """Upper bounds on the overhead of the group's record and of each member in the record, in bytes."""
+UTF8_BYTES_MAX = 4
+"""Most bytes of a character in UTF-8."""
 
 
 class RebalancingGroup:
@@ -329,13 +331,12 @@ class RebalancingGroup:
         return GroupRecord(self.group_id, value)
 
     def _record_bytes(self) -> int:
-        """Return an upper bound on the size of the batch with the group's record, in bytes. It may be too low if the
-        protocol's name or type has hundreds of characters.
-        """
-        size = RECORD_OVERHEAD_BYTES + 3 * len(self.group_id)
+        """Return an upper bound on the size of the batch with the group's record, in bytes."""
+        names = len(self.group_id) + len(self.protocol_type or "") + len(self.protocol_name or "")
+        size = RECORD_OVERHEAD_BYTES + UTF8_BYTES_MAX * names
         for member in self.members:
             names = len(member.member_id) + len(member.client_id) + len(member.instance_id or "")
-            size += MEMBER_OVERHEAD_BYTES + 3 * names
+            size += MEMBER_OVERHEAD_BYTES + UTF8_BYTES_MAX * names
             size += len(member.metadata_for(self.protocol_name)) + len(member.assignment)
         return size
 

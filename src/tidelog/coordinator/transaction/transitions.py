@@ -53,6 +53,10 @@ def is_rotation_due(state: Transaction | None, expected: Producer) -> bool:
         return True
     if state.status is Status.ONGOING or state.status.is_prepared or not state.is_epoch_exhausted:
         return False
+    if state.producer_epoch == EPOCH_MAX and expected.epoch == state.last_epoch:
+        # The producer had the last epoch and was fenced, for example at a timeout. It must not get the epoch of the
+        # fence, because nothing could fence it then.
+        return True
     return expected == NO_PRODUCER or expected.epoch == state.producer_epoch
 
 
@@ -84,7 +88,7 @@ def initialize(
     if is_rotation_due(state, expected):
         if fresh_id is None:
             raise _concurrent()  # the state has changed since the caller asked; the client tries again
-        last_epoch = NO_EPOCH if is_new else state.producer_epoch
+        last_epoch = NO_EPOCH if is_new else expected.epoch
         return after._replace(producer_id=fresh_id, producer_epoch=0, last_epoch=last_epoch)
     if is_new:
         return after._replace(producer_epoch=state.producer_epoch + 1, last_epoch=NO_EPOCH)
@@ -132,6 +136,10 @@ def add_partitions(
 
     Raises INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS or INVALID_REQUEST.
     """
+    if state is not None and state.status.is_prepared:
+        # This comes before any check of the producer, as in Kafka 4.3: if the epochs are used up, the client has
+        # another producer id since the answer to EndTxn, but the state gets it only when the markers are written.
+        raise _concurrent()
     state = check_producer(state, producer)
     after = state.partitions.union(partitions)
     if state.status is Status.ONGOING and len(after) == len(state.partitions):
@@ -211,6 +219,8 @@ def _end_with_v2(
     )
     is_repeated = is_repeated_with_old_id or state.producer_epoch == producer.epoch + 1
     is_same = state.producer_epoch == producer.epoch
+    if state.status.is_prepared and producer == (state.next_producer_id, 0):
+        raise _concurrent()  # see `add_partitions`: the state gets this id when the markers are written
     if state.producer_id != producer.producer_id and not is_repeated_with_old_id:
         raise _unknown_producer(producer)
     if state.status.is_prepared:
@@ -222,9 +232,12 @@ def _end_with_v2(
     if not is_valid:
         raise _fenced(state, producer)
     if is_repeated or state.status.is_prepared:
-        if _ends_as_requested(state, commit=commit):
+        if not _ends_as_requested(state, commit=commit):
+            raise _wrong_state(state, commit=commit)
+        if state.status.is_prepared or state.producer_epoch < EPOCH_MAX:
             return None
-        raise _wrong_state(state, commit=commit)
+        # The coordinator has aborted the transaction of the last epoch itself. The client must not get the epoch of the
+        # fence (see `is_rotation_due`), so this is an abort without a transaction, which gives it another producer id.
     if commit and state.status is not Status.ONGOING:
         raise _wrong_state(state, commit=commit)
     if not state.is_epoch_exhausted:
@@ -234,7 +247,7 @@ def _end_with_v2(
     return state._replace(
         status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
         producer_epoch=min(state.producer_epoch + 1, EPOCH_MAX),
-        last_epoch=state.producer_epoch,
+        last_epoch=producer.epoch,
         # If there is no transaction, the time of the abort counts as its start.
         started_ms=state.started_ms if state.status is Status.ONGOING else now.wall_ms,
         updated_ms=now.wall_ms,

@@ -22,7 +22,7 @@ class Throttle:
     def count(self, byte_count: int) -> None:
         self._bytes += byte_count
         needed_s = self._bytes / self._bytes_per_s
-        if needed_s < INTERVAL_S and self._bytes < self._bytes_per_s:
+        if needed_s < INTERVAL_S:
             return
         now = self._monotonic()
         passed_s = now - self._began

@@ -22,7 +22,9 @@ def commit(attempt: Callable[[], None], conflict: type[Exception], sink: str) ->
             attempt()
         except conflict as error:
             if number == ATTEMPTS_MAX - 1:
-                raise PipelineError(f"{sink}: {ATTEMPTS_MAX} attempts to commit met other writers: {error}") from error
+                raise PipelineError(
+                    f"{sink}: other writers changed the table during each of {ATTEMPTS_MAX} attempts to commit: {error}"
+                ) from error
             time.sleep(random.uniform(0, min(BACKOFF_MAX_S, 0.02 * 2**number)))  # noqa: S311  # not a secret
         else:
             return

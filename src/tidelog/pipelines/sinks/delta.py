@@ -14,7 +14,8 @@ from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import KeyedRows
 from tidelog.pipelines.sinks.stores import DeltaStore, LocalStore, Store, is_url, local_path
-from tidelog.pipelines.sinks.written_files import Layout, WrittenFile, check_partition_columns, now_ms, write_files
+from tidelog.pipelines.sinks.written_files import Layout, WrittenFile, check_partition_columns, write_files
+from tidelog.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -35,10 +36,11 @@ def delta(
     """Return the Delta table at `path`, a directory or a URL of an object store such as `s3://bucket/table`.
 
     As a sink: the table is created by the first micro-batch, with `partition_by`. Rows are appended. With `key`, a row
-    replaces the row with the same key, and rows for which `delete` holds (a boolean column, which is not stored, or a
-    condition in Spark's SQL) remove it; `order_by` names the column that decides among rows of one micro-batch with the
-    same key. With the output mode `complete`, each micro-batch replaces the whole table. `evolve`: add new columns of
-    the rows to the table; otherwise they are an error. `storage_options` are those of deltalake.
+    replaces the row with the same key. `delete` is a condition in Spark's SQL, or a boolean column, which is not
+    stored: a row for which it is true removes the row with its key. `order_by` is a column: among rows of one
+    micro-batch with the same key, the one with the largest value counts. With the output mode `complete`, each
+    micro-batch replaces all rows. With `evolve`, new columns of the rows are added to the table; without it, they are
+    an error. `storage_options` are those of deltalake.
 
     As a source: the rows of the table, and in a stream the rows that are appended to it. `begin_version` is the version
     of the table after which a stream begins; without it, a stream begins with all rows.
@@ -145,7 +147,7 @@ class OpenedDelta:
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
-        transaction = Transaction(self._application, batch_id, now_ms())
+        transaction = Transaction(self._application, batch_id, SystemClock.now_ms())
         properties = CommitProperties(app_transactions=[transaction])
 
         def attempt() -> None:
@@ -161,7 +163,7 @@ class OpenedDelta:
         from deltalake.transaction import AddAction, RemoveAction
 
         names = table.metadata().partition_columns
-        time_ms = now_ms()
+        time_ms = SystemClock.now_ms()
         actions: list[AddAction | RemoveAction] = [
             AddAction(
                 path=file.path,

@@ -19,7 +19,7 @@ WIDER = {
     "int": ("bigint",),
     "float": ("double",),
 }
-"""Types to which the values of a type can be converted without a loss."""
+"""For each type, the types to which its values can be converted without a loss."""
 
 
 def stored_schema(rows: "DataFrame", sink: str) -> "pa.Schema":
@@ -50,8 +50,9 @@ def missing_columns(table: "DeltaTable", schema: "pa.Schema") -> "list[Field]":
 
 
 def widened(rows: "DataFrame", table: "DeltaTable", sink: str) -> "DataFrame":
-    """Return `rows` with the types of the table's columns. Raises PipelineError if a type differs and is not
-    narrower."""
+    """Return `rows`, with narrower types converted to those of the table. Raises PipelineError for other differences of
+    simple types. Nested types are not compared.
+    """
     types = {column.name: spark_type(column) for column in table.schema().fields}
     casts: dict[str, str] = {}
     for column in rows.schema:

@@ -1,4 +1,4 @@
-"""Commits the files of a micro-batch into a directory, once for each micro-batch, for every kind of reader.
+"""Adds the files of each micro-batch to a directory exactly once, for every reader that lists the directory.
 
 1. The executors write files into `_tidelog/staged/...`, with names that end with `.staged`: no reader takes them for
    data.
@@ -53,7 +53,7 @@ class DirectoryTarget:
         return f"{CONTROL}/staged/{self.name}-{batch_id}-{uuid.uuid4().hex[:8]}/"
 
     def finish(self, batch_id: int) -> bool:
-        """Return whether the micro-batch has been decided; if so, complete its renames first."""
+        """If the manifest of the micro-batch exists, rename the files that are still staged, and return True."""
         manifest = self._manifest(batch_id)
         try:
             files = json.loads(manifest.read_text())["files"]
@@ -79,7 +79,7 @@ class DirectoryTarget:
         return True
 
     def commit(self, batch_id: int, directory: str, files: list[WrittenFile]) -> None:
-        """Make the files, which are below `directory`, part of the data, unless the micro-batch was decided before."""
+        """Make the files, which are below `directory`, part of the data, unless the micro-batch has a manifest."""
         entries = []
         for number, file in enumerate(files):
             partition = file.path.removeprefix(directory).rpartition("/")[0]
@@ -107,7 +107,7 @@ class DirectoryTarget:
         sync_directory(self.manifests)
 
     def _remove_attempts(self, batch_id: int) -> None:
-        """Remove the staged files of micro-batches up to this one: their manifests name all files that count."""
+        """Remove the files of micro-batches up to this one that are still staged. They belong to failed attempts."""
         for attempt in (self.root / CONTROL / "staged").glob(f"{self.name}-*"):
             if int(attempt.name.split("-")[1]) <= batch_id:
                 shutil.rmtree(attempt, ignore_errors=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, option_text
 from tidelog.pipelines.sinks.directory import directory_target
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.parquet import OpenedDirectory
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SUFFIXES = {"lines": ".txt", "json": ".json", "csv": ".csv"}
-"""Formats, and the ends of the names of files."""
+"""The end of the names of written files, by format."""
 SPARK_FORMATS = {"lines": "text", "json": "json", "csv": "csv"}
+"""Spark's name of each format."""
 
 
 def file(
@@ -26,28 +27,32 @@ def file(
     schema: str | None = None,
     tail: bool = False,
     files: int | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> "File":
     """Return the files at `path`: a directory or, for a source, also a file or a pattern such as `/var/log/app/*.log`.
 
-    `format` is `lines`, `json` (one object in each line) or `csv`. `options` are those of Spark's format of this name.
+    `format` is `lines`, `json` (one object in each line) or `csv`. `options` are those of Spark's formats text, json
+    and csv.
 
-    As a sink: rows are appended in new files, as `parquet()` does it. For `lines`, the rows have one column of texts.
-    `files` is the number of files of a micro-batch; without it, each task writes its own.
+    As a sink: rows are appended in new files, in the same way as by `parquet()`. For `lines`, the rows have one column
+    of type string. `files` is the number of files that a micro-batch writes; without it, each task writes one file.
 
-    As a source: each file is read once, so it must be complete when it appears, by a rename. With `tail`, files of
-    lines are read while other programs append to them; the columns are then `value`, `path` and `position`. `schema`
-    names the columns of JSON and CSV files; without it, they are inferred from the files that exist when the pipeline
-    starts.
+    As a source: each file is read once, so it must be complete when it appears in the directory: write it elsewhere and
+    rename it. With `tail`, files of lines are read while other programs append to them. The columns are then `value`,
+    `path` and `position`, where the line begins in the file, in bytes. `schema` names the columns of JSON and CSV
+    files. Without it, they are inferred from the files that exist when the pipeline starts.
+
+    Raises PipelineError if the arguments are not consistent.
     """
     if format not in SUFFIXES:
         raise PipelineError(f"file {path}: the format {format!r} is not one of {', '.join(SUFFIXES)}")
     if tail and format != "lines":
-        raise PipelineError(f"file {path}: tail reads lines: parse the column value in the pipeline")
+        raise PipelineError(f"file {path}: tail reads only lines: parse the column value in the pipeline")
     if files is not None and files < 1:
         raise PipelineError(f"file {path}: files is {files}, and must be at least 1")
     location = path if is_url(path) else local_path(path)
-    return File(location, format, schema, tail, files, tuple(sorted((options or {}).items())))
+    texts = {name: option_text(value) for name, value in (options or {}).items()}
+    return File(location, format, schema, tail, files, tuple(sorted(texts.items())))
 
 
 @dataclass(frozen=True)
@@ -77,14 +82,14 @@ class File:
         from tidelog.pipelines.sources.files import load_files
 
         frame = load_files(context, SPARK_FORMATS[self.format], self.location, self.schema, dict(self.options))
-        if self.tail:  # a sample has the columns of the stream
+        if self.tail:  # A sample must have the columns of the stream.
             return frame.selectExpr("value", "_metadata.file_path as path", "cast(null as bigint) as position")
         return frame
 
 
 @dataclass(frozen=True)
 class OpenedFiles:
-    """Files of lines that are open for one query."""
+    """A directory of files that is open for one query."""
 
     sink: File
     directory: OpenedDirectory

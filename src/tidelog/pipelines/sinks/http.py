@@ -2,15 +2,16 @@
 
 The sink is at least once: an endpoint may have received a request whose answer was lost. Each request has the header
 `Idempotency-Key`, and a repeated micro-batch sends the same bodies with the same keys, so that an endpoint that
-remembers the keys handles each row once. The executors send, each its own part of the rows.
+remembers the keys handles each row once. Each task on the executors sends its own part of the rows.
 """
 
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
@@ -20,12 +21,32 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""Answers after which a request is repeated. With 409, some endpoints say that a request with this key still runs."""
+"""Statuses of answers after which a request is repeated. Some endpoints answer 409 while an earlier request with the
+same key still runs."""
+REDIRECT_STATUS = frozenset({301, 302, 303, 307, 308})
 ANSWER_SHOWN_MAX = 200
 """Number of bytes of an answer that an error message contains."""
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer of an endpoint that is read, in bytes."""
 BACKOFF_MAX_S = 10.0
+"""Longest pause between two attempts, in seconds."""
+
+
+class _RedirectsOfReads(urllib.request.HTTPRedirectHandler):
+    """Follows the redirect of a GET request to the same host. Any other redirect becomes an HTTPError.
+
+    urllib would turn a redirected POST into a GET without a body, so that rows are lost without an error, and would
+    send the headers, which may contain secrets, to any host.
+    """
+
+    def redirect_request(self, request: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
+        target: str = answer[-1]
+        if request.get_method() != "GET" or urlsplit(target)[:2] != urlsplit(request.full_url)[:2]:
+            return None
+        return super().redirect_request(request, *answer)
+
+
+OPENER = urllib.request.build_opener(_RedirectsOfReads)
 
 
 def http(
@@ -47,15 +68,18 @@ def http(
 ) -> "Http":
     """Return the endpoint at `url`.
 
-    As a sink: requests with `method` have a JSON array of up to `rows_per_request` rows as their body, or with 1 the
-    object of one row. A failed request is repeated up to `attempts` times with growing pauses.
+    As a sink: each request with `method` has a JSON array of up to `rows_per_request` rows as its body. With
+    `rows_per_request=1`, the body is the JSON object of one row. `requests_at_once` is the number of tasks that send
+    requests. A request is sent up to `attempts` times, with growing pauses. An attempt may take `timeout_s`.
 
     As a source of a stream: every `interval`, GET requests read pages of JSON until a page has no records. `records` is
     the field of the answer with the list of records, with dots for nested fields; without it, the answer is the list.
-    The query parameter `parameter` of a request says where the page begins: the field `cursor` of the previous answer,
-    or the field `cursor_field` of the last record, or without both the number of records so far. Pages are stored in
-    the directory `staging` before they are processed, so that a micro-batch can be repeated. `schema` names the
-    columns of the records; without it, the only column is `value`, the JSON text.
+    The query parameter named `parameter` tells the endpoint where the page begins. Its value is the field `cursor` of
+    the previous answer, or the field `cursor_field` of the last record, or, without both, the number of records so far.
+    Pages are stored in the directory `staging` before they are processed, so that a micro-batch can be repeated.
+    `schema` names the columns of the records; without it, the only column is `value`, the JSON text.
+
+    Raises PipelineError if the arguments are not consistent.
     """
     if urlsplit(url).scheme not in {"http", "https"}:
         raise PipelineError(f"http: the URL {url!r} does not begin with http:// or https://")
@@ -68,11 +92,11 @@ def http(
 
 @dataclass(frozen=True)
 class Request:
-    """How requests are sent. Headers may contain secrets and are never printed."""
+    """How requests are sent. The URL and the headers may contain secrets, so `repr` leaves them out."""
 
-    url: str
+    url: str = field(repr=False)
     method: str
-    headers: tuple[tuple[str, str], ...]
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
     attempts: int
     timeout_s: float
 
@@ -96,7 +120,7 @@ class Request:
                 url, body, dict(self.headers) | dict(headers), method=method
             )
             try:
-                with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:  # noqa: S310
+                with OPENER.open(request, timeout=self.timeout_s) as answer:
                     content: bytes = answer.read(ANSWER_BYTES_MAX + 1)
                 if len(content) > ANSWER_BYTES_MAX:
                     raise PipelineError(f"http {self.shown_url}: the answer is longer than {ANSWER_BYTES_MAX} bytes")
@@ -104,11 +128,13 @@ class Request:
             except urllib.error.HTTPError as error:
                 shown = error.read(ANSWER_SHOWN_MAX).decode("utf-8", "replace")
                 failure = f"status {error.code} {error.reason}: {shown}"
+                if error.code in REDIRECT_STATUS:
+                    failure = f"status {error.code} {error.reason}: give http() the URL to which the endpoint redirects"
                 error.close()
                 if error.code not in RETRIED_STATUS:
                     break
-            except (OSError, urllib.error.URLError) as error:
-                failure = str(getattr(error, "reason", error))
+            except (OSError, HTTPException) as error:  # HTTPException: the answer is incomplete or is not HTTP
+                failure = str(getattr(error, "reason", error)).strip() or type(error).__name__
         raise PipelineError(f"http {self.shown_url}: {method} failed after {attempt + 1} attempts: {failure}")
 
 
@@ -182,7 +208,9 @@ class OpenedHttp:
 def send_rows(
     batches: "Iterator[pa.RecordBatch]", request: Request, rows_per_request: int, key: str
 ) -> "Iterator[pa.RecordBatch]":
-    """Send the rows of one task, which are JSON texts. Request number n has the idempotency key `key`-n."""
+    """Send the rows of one task, which are JSON texts, and yield the number of requests as one row. Request number n
+    has the idempotency key `key`-n.
+    """
     import pyarrow as pa
 
     waiting: list[str] = []

@@ -2,7 +2,8 @@
 
 The executors write Parquet files. The driver adds them to the table with pyiceberg, in one commit for each micro-batch.
 The commit also sets a property of the table to the number of the micro-batch. The catalog accepts a commit only if the
-table has not changed in the meantime; then the driver loads the table again, compares the number, and repeats.
+table has not changed in the meantime. If it has, the driver loads the table again, compares the number, and repeats the
+commit.
 """
 
 import hashlib
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 QUERY_PROPERTY = "tidelog.query"
 """Property of a snapshot: identifier of the query that made it."""
 BATCH_PROPERTY = "tidelog.batch"
-"""Property of a snapshot: number of its micro-batch. Followed by a dot and the name of a query, a property of the
-table: the number of the last micro-batch of this query, which remains when snapshots expire."""
+"""Property of a snapshot: number of its micro-batch. The table has a property with this name, a dot and a hash of the
+query's identifier: the number of the query's last micro-batch. It remains when snapshots expire."""
 
 
 def iceberg(
@@ -43,7 +44,7 @@ def iceberg(
 
     As a sink: the namespace and the table are created by the first micro-batch; `partition_by` names the columns by
     whose values the table is partitioned. Rows are appended; with the output mode `complete`, each micro-batch
-    replaces all rows. `evolve`: add new columns of the rows to the table; otherwise they are an error.
+    replaces all rows. With `evolve`, new columns of the rows are added to the table; without it, they are an error.
 
     As a source: the rows of the table, and in a stream the rows that are appended to it.
     """
@@ -84,7 +85,9 @@ class Iceberg:
 
 
 def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog":
-    """Return the catalog. Raises PipelineError, without the catalog's properties, if it cannot be loaded."""
+    """Return the catalog. Raises PipelineError if it cannot be loaded. The message does not list the properties, but
+    contains the error of the catalog's library, which may name an address.
+    """
     from pyiceberg.catalog import load_catalog as load_by_name
 
     try:
@@ -160,8 +163,8 @@ class OpenedIceberg:
             table = self._catalog.load_table(self._sink.name)
         except NoSuchTableError:
             return None
-        # After a conflict, pyiceberg would add the files again without a look at the number of the micro-batch. Only
-        # this copy of the table's properties changes.
+        # By default, pyiceberg repeats a commit after a conflict without comparing the number of the micro-batch. This
+        # setting prevents it. It changes only the copy of the properties in memory.
         table.metadata.properties["commit.retry.num-retries"] = "0"
         return table
 
@@ -219,6 +222,8 @@ def partition_columns(table: "Table", user: str) -> tuple[str, ...]:
     names = []
     for field in table.spec().fields:
         if not isinstance(field.transform, IdentityTransform):
-            raise PipelineError(f"{user}: the table is partitioned by {field.transform}; only columns are supported")
+            raise PipelineError(
+                f"{user}: the table is partitioned by the transform {field.transform}; partition it by columns only"
+            )
         names.append(table.schema().find_column_name(field.source_id) or "")
     return tuple(names)

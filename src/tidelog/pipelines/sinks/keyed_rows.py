@@ -1,5 +1,6 @@
-"""Prepares a micro-batch for a sink that stores one row for each key: at most one row for each key, with a deletion
-mark."""
+"""Prepares the rows of a micro-batch for a sink that stores one row for each key. It marks the rows that delete their
+key, and with `order_by` leaves one row for each key.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,16 +29,19 @@ class KeyedRows:
     def prepare(self, batch: "DataFrame", sink: str) -> "DataFrame":
         """Return the rows to write, with the additional column DELETED.
 
-        Raises PipelineError if a column does not exist. Without `order_by`, several rows may have the same key: the
-        sink finds them when it has the rows in its memory, so that Spark does not compute them twice, and raises
-        `repeated`.
+        Raises PipelineError if a column does not exist. Without `order_by`, several rows may have the same key. The
+        sink finds them when it reads the rows, and raises the error that `repeated` returns. A check here would
+        make Spark compute the rows twice.
         """
         from pyspark.sql import Window, functions
 
         named = [*self.key, *([self.order_by] if self.order_by else [])]
         for name in named:
             if name not in batch.columns:
-                raise PipelineError(f"{sink} names the column {name}; the rows have {', '.join(batch.columns)}")
+                raise PipelineError(
+                    f"{sink}: there is no column {name}, which key or order_by names; the rows have"
+                    f" {', '.join(batch.columns)}"
+                )
         deleted = functions.lit(False)
         if self.delete is not None:
             deleted = functions.coalesce(functions.expr(self.delete).cast("boolean"), functions.lit(False))

@@ -45,13 +45,13 @@ def sql(
     `postgresql+psycopg://user:secret@host/db`, `mysql+pymysql://...` or `sqlite:////directory/file.db`.
 
     As a sink: the table is created if it does not exist. Rows are appended. With `key`, a row replaces the row with the
-    same key, and rows for which `delete` holds (a boolean column, which is not stored, or a condition in Spark's SQL)
-    remove it; `order_by` names the column that decides among rows of one micro-batch with the same key. With the output
-    mode `complete`, each micro-batch replaces all rows.
+    same key. `delete` is a condition in Spark's SQL, or a boolean column, which is not stored: a row for which it is
+    true removes the row with its key. `order_by` is a column: among rows of one micro-batch with the same key, the one
+    with the largest value counts. With the output mode `complete`, each micro-batch replaces all rows.
 
     As a source of a stream: `incrementing` names a column whose values grow with each new row, or `timestamp` a column
-    with the time of the last change of a row. Rows with a timestamp are read when they are older than `delay`.
-    `rows_per_batch` bounds a micro-batch.
+    with the time of the last change of a row. A row is read when its timestamp is older than `delay`. A micro-batch has
+    at most `rows_per_batch` rows, or more if they have the value of its last row.
 
     `options` are arguments of SQLAlchemy's `create_engine`.
     """
@@ -98,13 +98,13 @@ class Sql:
         return load_sql(self, context)
 
     def errors(self, engine: "Engine") -> "_DatabaseErrors":
-        """Return a context that turns errors of the database into PipelineError, without secrets and values of rows."""
+        """Return a context that turns errors of the database into PipelineError, without the password of the URL."""
         return _DatabaseErrors(f"{self.describe()} at {engine.url.render_as_string(hide_password=True)}")
 
     def engine(self) -> "Engine":
         """Return a new engine. Raises PipelineError if the URL is wrong or the database's driver is not installed."""
         sqlalchemy = load("sqlalchemy", "sql()", "sql")
-        # A connection for each transaction: no connection is left over in a task or after a failure.
+        # Each transaction has a connection of its own, so that none remains open in a task or after a failure.
         arguments = {"hide_parameters": True, "poolclass": sqlalchemy.pool.NullPool, **self.options}
         try:
             engine: Engine = sqlalchemy.create_engine(self.url, **arguments)
@@ -159,13 +159,13 @@ class OpenedSql:
     def _write_rows(self, connection: "Connection", table: "Table", rows: "DataFrame", batch_id: int) -> None:
         """Write the rows in the transaction of `connection`.
 
-        The first statement locks the query's line in BATCHES, so that a second driver of the same query waits, and then
-        finds the micro-batch written.
+        The first statement locks the query's row in BATCHES. A second driver of the same query waits for the lock, and
+        then finds that the micro-batch is written.
         """
         from tidelog.pipelines.sinks.sql_types import converters, delete_statement, insert_statement
 
-        line = self._batches.c
-        advance = self._batches.update().where(line.query == self._query, line.batch < batch_id)
+        columns = self._batches.c
+        advance = self._batches.update().where(columns.query == self._query, columns.batch < batch_id)
         if connection.execute(advance.values(batch=batch_id)).rowcount == 0:
             return
         if self._replaces_rows:
@@ -215,7 +215,7 @@ class OpenedSql:
             return int(connection.execute(chosen).scalar_one())
 
     def _register_query(self) -> None:
-        """Add the query's line to BATCHES, unless it exists."""
+        """Add the query's row to BATCHES, unless it exists."""
         import sqlalchemy
         from sqlalchemy.exc import IntegrityError
 
@@ -224,11 +224,11 @@ class OpenedSql:
             with self._engine.begin() as connection:
                 if connection.execute(exists).first() is None:
                     connection.execute(self._batches.insert().values(query=self._query, batch=-1))
-        except IntegrityError:  # another process has added the line
+        except IntegrityError:  # another process has added the row
             pass
 
     def _prepared(self, rows: "DataFrame") -> "Table":
-        """Return the table. Creates it, if necessary, with the columns of the rows."""
+        """Return the table. Create it with the columns of the rows if it does not exist."""
         from tidelog.pipelines.sinks.sql_types import check_table, created_table, existing_table
 
         if self._table is None:
@@ -249,9 +249,14 @@ class OpenedSql:
 
 @dataclass(frozen=True)
 class _DatabaseErrors:
-    """A context that turns errors of the database into PipelineError. Values of rows are not in the message."""
+    """A context that turns errors of the database into PipelineError.
+
+    The message is the database's own. It does not contain the statement and its parameters, but the database may name
+    the value that it refuses.
+    """
 
     place: str
+    """Sink or source, and the URL of the database."""
 
     def __enter__(self) -> None:
         pass
@@ -264,12 +269,15 @@ class _DatabaseErrors:
 
 
 def error_text(error: "SQLAlchemyError") -> str:
+    """Return the message of the database, without SQLAlchemy's text around it."""
     original = getattr(error, "orig", None)
     return str(original if original is not None else error).strip()
 
 
 def is_deadlock(error: Any) -> bool:
-    """Return whether the database ended the transaction only because of other transactions."""
+    """Return whether the database ended the transaction because of other transactions: a deadlock, a conflict of
+    serializable transactions, or a lock that was not free in time.
+    """
     original = error.orig
     state = getattr(original, "sqlstate", None)
     code = original.args[0] if getattr(original, "args", None) else None

@@ -1,4 +1,4 @@
-"""Types, tables and statements of databases for the rows of Spark."""
+"""Maps the types of Spark to types of databases, creates and checks tables, and builds statements."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 KEY_TEXT_MAX = 255
 """Longest text or binary value of a key column in MariaDB and MySQL, in characters or bytes."""
 SQLITE_DIGITS = 15
-"""Number of digits that a number of SQLite stores exactly."""
+"""Number of decimal digits that a number in SQLite stores exactly."""
 
 
-def column_type(data_type: "DataType", dialect: str, is_key: bool, collation: str) -> "TypeEngine[Any]":
-    """Return the database's type for values of `data_type`. Raises PipelineError if there is none."""
+def column_type(column: "StructField", dialect: str, is_key: bool, collation: str) -> "TypeEngine[Any]":
+    """Return the database's type for a column of Spark. Raises PipelineError if there is none.
+
+    `collation` is that of texts in MariaDB and MySQL.
+    """
     import sqlalchemy as sa
     from sqlalchemy.dialects import mysql, postgresql
 
+    data_type = column.dataType
     name = data_type.typeName()
     is_mysql = dialect in {"mysql", "mariadb"}
     if name in {"string", "char", "varchar"}:
@@ -38,7 +42,7 @@ def column_type(data_type: "DataType", dialect: str, is_key: bool, collation: st
     if name == "decimal":
         precision, scale = getattr(data_type, "precision", 10), getattr(data_type, "scale", 0)
         if dialect == "sqlite":
-            # A number of SQLite has 15 exact digits; a text has any number of them.
+            # A number in SQLite has SQLITE_DIGITS exact digits; a text has any number of them.
             return sa.Text() if precision > SQLITE_DIGITS else sa.Numeric(precision, scale)
         return sa.Numeric(precision, scale)
     if name in {"timestamp", "timestamp_ntz"}:
@@ -58,12 +62,15 @@ def column_type(data_type: "DataType", dialect: str, is_key: bool, collation: st
         "date": sa.Date(),
     }
     if name not in simple:
-        raise PipelineError(f"a column of type {data_type.simpleString()} cannot be stored: cast it to another type")
+        raise PipelineError(
+            f"column {column.name} has the type {data_type.simpleString()}, which the database cannot store: cast it to"
+            " another type"
+        )
     return simple[name]
 
 
 def created_table(engine: "Engine", name: str, columns: "StructType", key: Sequence[str]) -> None:
-    """Create the table. Another process may create it at the same time."""
+    """Create the table, unless another process creates it at the same time."""
     import sqlalchemy as sa
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
@@ -74,7 +81,7 @@ def created_table(engine: "Engine", name: str, columns: "StructType", key: Seque
     definitions: list[Any] = [
         sa.Column(
             column.name,
-            column_type(column.dataType, dialect, column.name in key, collation),
+            column_type(column, dialect, column.name in key, collation),
             primary_key=column.name in key,
             autoincrement=False,
         )
@@ -110,7 +117,7 @@ def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Se
         preparer = engine.dialect.identifier_preparer
         additions = "; ".join(
             f"ALTER TABLE {preparer.format_table(table)} ADD COLUMN {preparer.quote(column.name)} "
-            f"{column_type(column.dataType, engine.dialect.name, False, 'utf8mb4_bin').compile(engine.dialect)}"
+            f"{column_type(column, engine.dialect.name, False, 'utf8mb4_bin').compile(engine.dialect)}"
             for column in missing
         )
         names = ", ".join(column.name for column in missing)
@@ -144,7 +151,8 @@ def insert_statement(dialect: str, table: "Table", names: Sequence[str], key: Se
         insert = mysql.insert(table)
         if not key:
             return insert
-        # A row with key columns only changes nothing: the assignment of a key column to itself says so.
+        # If all columns belong to the key, there is nothing to update. MySQL needs an assignment, so the key is
+        # assigned to itself.
         return insert.on_duplicate_key_update({name: insert.inserted[name] for name in (others or key)})
     if dialect in {"postgresql", "sqlite"}:
         conflicting = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
@@ -172,7 +180,7 @@ def converters(columns: "Iterable[StructField]", table: "Table", dialect: str) -
     import sqlalchemy as sa
 
     return {
-        # The JSON of MariaDB is a text.
+        # MariaDB's type JSON is a text, so it gets a text.
         column.name: _converter(column.dataType, isinstance(table.c[column.name].type, sa.JSON), dialect)
         for column in columns
     }
@@ -183,7 +191,7 @@ def _converter(data_type: "DataType", is_json: bool, dialect: str) -> Callable[[
     if name == "binary":
         return lambda value: None if value is None else bytes(value)
     if name == "timestamp":
-        # Spark's rows have local times without a time zone.
+        # Times in PySpark's rows are local times of the driver, without a time zone. `astimezone` reads them so.
         if dialect == "postgresql":
             return lambda value: None if value is None else value.astimezone(UTC)
         return lambda value: None if value is None else value.astimezone(UTC).replace(tzinfo=None)
@@ -208,7 +216,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a value that JSON does not have as a text."""
+    """Return the text that stands in JSON for a value of a type that JSON does not have."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, date):
@@ -219,10 +227,10 @@ def _text(value: Any) -> str:
 
 
 def begin_transactions_explicitly(engine: "Engine") -> None:
-    """Make a transaction of SQLite include all its statements, also those that create tables, and wait for other
-    writers.
+    """Let a transaction of SQLite begin before its first statement, and wait up to 30 s for other writers.
 
-    Python's sqlite3 begins a transaction only before the first change.
+    Python's sqlite3 alone would begin a transaction only before the first statement that changes rows, so that reads
+    and statements that create tables were not part of it.
     """
     from sqlalchemy import event
 

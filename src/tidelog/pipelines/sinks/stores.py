@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -40,7 +40,8 @@ class DeltaStore:
     """The storage of a Delta table, through deltalake's own object store, with the same options."""
 
     url: str
-    options: tuple[tuple[str, str], ...]
+    options: tuple[tuple[str, str], ...] = field(repr=False)
+    """They may contain secrets."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:
@@ -57,7 +58,8 @@ class IcebergStore:
     """The storage of an Iceberg table, through pyiceberg's FileIO with the catalog's properties."""
 
     location: str
-    properties: tuple[tuple[str, str], ...]
+    properties: tuple[tuple[str, str], ...] = field(repr=False)
+    """They may contain secrets."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:

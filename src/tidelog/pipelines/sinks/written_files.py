@@ -1,12 +1,11 @@
 """Writes the rows of a micro-batch as files, on the executors.
 
-Each task writes its own files with names that are used only once, and returns a list of them to the driver. Files of a
-task that failed or ran twice stay unknown to the driver, so they are never committed.
+Each task writes its own files with names that are used only once, and returns a list of them to the driver. The driver
+commits only files of these lists. It gets no list of a task that failed, and one list of a task that ran twice.
 """
 
 import json
 import re
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,13 +23,14 @@ if TYPE_CHECKING:
 
 OPEN_FILES_MAX = 64
 """Upper bound on the files that a task writes at the same time. If a task has rows for more partitions of the table, it
-completes the file that has waited longest, and later begins another file for the same partition."""
+completes the file that has not received rows for the longest time. For later rows of that partition it begins another
+file."""
 ROW_GROUP_BYTES = 32 << 20
 """Size of the rows in memory at which a row group of a Parquet file is written, in bytes."""
 STATISTICS_TEXT_MAX = 64
 """Longest minimum or maximum of a text column that the statistics of a file contain, in characters."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""Directory name of a null, as Hive, Spark and Arrow write it."""
+"""Stands for a null in the name of a directory, as in Hive, Spark and Arrow."""
 RESULT = "path string, size long, rows long, partition array<string>, statistics string"
 
 
@@ -43,7 +43,7 @@ class WrittenFile(NamedTuple):
     partition: list[str | None]
     """Values of the partition columns as texts."""
     statistics: str
-    """As JSON, in Delta's format: numRecords, minValues, maxValues, nullCount. Empty for a file of lines."""
+    """JSON in Delta's format: numRecords, minValues, maxValues, nullCount. Empty for a file of lines."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Layout:
     """`parquet`, or `lines`: the texts of the only column that is not a partition column, one in each line."""
     partition_by: tuple[str, ...] = ()
     keeps_partition_columns: bool = False
-    """Whether files contain the partition columns too (Iceberg), or only the names of directories (Hive, Delta)."""
+    """Whether files contain the partition columns too (Iceberg). Otherwise only the names of directories (Hive) or the
+    table's log (Delta) contain their values."""
     has_exact_directories: bool = False
     """Whether readers take the values of the partition columns from the names of the directories (Hive). Otherwise the
     names only help people, and unusual characters are replaced."""
@@ -80,11 +81,15 @@ def check_partition_columns(batch: "DataFrame", names: tuple[str, ...]) -> None:
     types = {column.name: column.dataType.simpleString() for column in batch.schema}
     for name in names:
         if name not in types:
-            raise PipelineError(f"partition_by names {name}; the columns of the rows are {', '.join(types)}")
+            raise PipelineError(
+                f"there is no column {name}, which partition_by names; the rows have {', '.join(types)}"
+            )
         if not re.match(r"string|boolean|tinyint|smallint|int|bigint|date|timestamp|decimal", types[name]):
             raise PipelineError(f"column {name} of type {types[name]} cannot be in partition_by: cast it to a string")
     if names and len(names) == len(types):
-        raise PipelineError("all columns are in partition_by: the files would have no columns")
+        raise PipelineError(
+            "all columns are in partition_by, so the files would have no columns: leave one of them out"
+        )
 
 
 def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout) -> "Iterator[pa.RecordBatch]":
@@ -96,7 +101,7 @@ def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout
         on_error.callback(abandon, writers)
         for batch in batches:
             for partition, rows in split(pa.Table.from_batches([in_utc(batch)]), layout.partition_by):
-                # A partition that is written again moves to the end: the first one has waited longest.
+                # A partition with new rows moves to the end, so the first one has not had rows for the longest time.
                 writer = writers.pop(partition, None)
                 if writer is None:
                     if len(writers) >= OPEN_FILES_MAX:
@@ -271,8 +276,4 @@ def _statistic(value: object) -> object:
         return value if len(value) <= STATISTICS_TEXT_MAX else None
     if isinstance(value, int):
         return value
-    return None  # of decimals, and of floating-point numbers, whose NaN readers order differently
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return None  # decimals have no statistics here, nor have floating-point numbers: readers order NaN differently

@@ -1,9 +1,10 @@
-"""Reads files with Spark's own file source: each file once, in the order of their times of change."""
+"""Reads files with Spark's own file source: each file once, older files first."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.failures import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,7 +32,7 @@ def load_files(
         except AnalysisException as error:
             raise PipelineError(
                 f"{kind} {path}: there are no files yet, so the columns are unknown: name them in schema, as in "
-                'schema="id long, name string"'
+                f'schema="id long, name string" ({first_line(str(error))})'
             ) from error
         return context.spark.readStream.format(kind).options(**options).schema(columns).load(path)
     stream = context.spark.readStream.format(kind).options(**options)

@@ -1,8 +1,8 @@
 """Polls an HTTP endpoint for pages of JSON records.
 
 An endpoint cannot be asked to repeat an old answer. So each page is stored in the staging directory, together with the
-place of the next page, before it becomes part of a micro-batch. The position of a stream is the number of stored
-pages. A page is removed after the micro-batch after it was completed.
+cursor of the next page, before it becomes part of a micro-batch. The position of a stream is the number of the last
+page that was read. When a micro-batch has been committed, the pages before its last one are removed.
 """
 
 import json
@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s
 from tidelog.pipelines.sinks.http import Http, Paging, Request
 from tidelog.pipelines.sinks.stores import local_path, sync_directory
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NO_PAGE: dict[str, Any] = {"cursor": None, "known": 0, "records_before": 0, "records": []}
-"""The state before the first page. `known` is the number of records at the beginning of the page at `cursor` that were
-stored already, and `records_before` the number of records of earlier pages."""
+"""What would be stored as the page before the first one. `cursor` and `known` say where the next page begins: the page
+at `cursor` begins with `known` records that are stored already. `records_before` is the number of records of the pages
+before this one."""
 PAGES_MAX = 100
 """Upper bound on the pages of one micro-batch."""
 
@@ -36,11 +37,11 @@ PAGES_MAX = 100
 def load_http(source: Http, context: SourceContext) -> "DataFrame":
     from pyspark.sql import functions
 
-    from tidelog.pipelines.sources.sql import seconds
-
     spark = context.spark
     if context.begin not in {None, "earliest"}:
-        raise PipelineError(f"{source.describe()}: a stream begins with the first page of the endpoint")
+        raise PipelineError(
+            f"{source.describe()}: a stream begins with the first page of the endpoint: leave out --from"
+        )
     if not context.is_streaming:
         page = Endpoint(source.request, source.paging).page(None, 0)
         rows = page.records if context.rows_max is None else page.records[: context.rows_max]
@@ -56,7 +57,7 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
             "secretRequest": json.dumps(vars(source.request)),  # Spark hides the values of options with such names
             "paging": json.dumps(vars(source.paging)),
             "staging": local_path(source.staging),
-            "intervalS": str(seconds(source.interval, source.describe())),
+            "intervalS": str(interval_s(source.interval, source.describe())),
         }
         frame = spark.readStream.format(HttpDataSource.name()).options(**options).load()
     if source.schema is None:
@@ -69,7 +70,7 @@ class Page:
     records: list[str]
     """As JSON texts."""
     cursor: Any
-    """Where the next page begins; None if the answer does not say so."""
+    """The cursor of the next page; None if the answer has none."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,8 @@ class Staging:
             page: dict[str, Any] = json.loads(self._path(number).read_text())
         except FileNotFoundError:
             raise PipelineError(
-                f"{self._directory}: page {number} is missing, so the micro-batch cannot be repeated: the directory "
-                "belongs to the checkpoint of the pipeline, and both are removed together"
+                f"{self._directory}: page {number} is missing, so the micro-batch cannot be repeated. The directory "
+                "belongs to the checkpoint of the pipeline: restore it, or remove both and begin again"
             ) from None
         return page
 
@@ -228,7 +229,7 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._staging.remove_before(end["page"])
 
     def _poll(self, pages_max: int) -> int:
-        """Store up to `pages_max` new pages. Return how many were stored: fewer if the endpoint has no more records."""
+        """Store up to `pages_max` new pages and return their number. It is less if the endpoint has no more records."""
         number = self._staging.last()
         previous = self._staging.load(number) if number else NO_PAGE
         cursor, known = previous["cursor"], previous["known"]
@@ -240,7 +241,7 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_last = page.cursor is None or page.cursor == cursor
             if not records and is_last:
                 break
-            # The last page has no cursor of a next page. It is requested again, and begins with the known records.
+            # The last page has no cursor of a next page. The next poll requests it again, and skips the known records.
             known = known + len(records) if is_last and self._endpoint.paging.cursor is not None else 0
             cursor = cursor if is_last else page.cursor
             if records:

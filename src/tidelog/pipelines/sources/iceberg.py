@@ -95,7 +95,10 @@ class IcebergLog:
         found = []
         for task in self.table().scan(snapshot_id=int(snapshot)).plan_files():
             if task.delete_files:
-                raise PipelineError(f"iceberg {self.name}: the table has files of deleted rows: rewrite its data files")
+                raise PipelineError(
+                    f"iceberg {self.name}: the table has delete files, which this source cannot read: rewrite its data"
+                    " files"
+                )
             found.append(IcebergFile(task.file.file_path))
         return found
 

@@ -30,16 +30,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from sqlalchemy import Column, Connection, Engine, Table
 
     from tidelog.pipelines.sinks.sql import Sql
-
-UNITS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
-"""Units of `delay`, in seconds."""
 
 
 def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
@@ -50,7 +47,7 @@ def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
         "table": source.table,
         "column": source.incrementing or source.timestamp or "",
         "isTimestamp": str(source.timestamp is not None),
-        "delayS": str(seconds(source.delay, source.describe())),
+        "delayS": str(interval_s(source.delay, source.describe())),
         "rowsPerBatch": str(source.rows_per_batch),
         "begin": json.dumps(context.begin),
     }
@@ -68,17 +65,9 @@ def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
     return context.spark.readStream.format(SqlDataSource.name()).options(**options).load()
 
 
-def seconds(text: str, user: str) -> float:
-    """Return a duration such as `5 seconds` in seconds."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(millisecond|second|minute|hour)s?\s*", text)
-    if found is None:
-        raise PipelineError(f"{user}: {text!r} is not a duration: write it as '5 seconds' or '1 minute'")
-    return float(found[1]) * UNITS[found[2]]
-
-
 @dataclass(frozen=True)
 class ValueRange(InputPartition):
-    """The rows whose column is greater than `begin` and not greater than `end`. None has no bound."""
+    """The rows whose column is greater than `begin` and not greater than `end`. None stands for no bound."""
 
     begin: str | None
     end: str | None
@@ -295,6 +284,7 @@ OPTION_NAMES = (
 )  # fmt: skip
 """Options that the executors need."""
 MANY_ROWS = 2**62
+"""A limit of rows that no table reaches."""
 SPARK_TYPES: dict[str, DataType] = {
     "boolean": BooleanType(),
     "int": IntegerType(),

@@ -1,11 +1,12 @@
 """Reads lines of files while other programs append to them, as `tail -F` does.
 
-The position of a stream is a number of bytes for each file. A file is known by its device and inode, so it may be
-renamed (`app.log` to `app.log.1`) if its new name matches the pattern too. Only whole lines are read. A file that is
+The position of a stream is a number of bytes for each file. A file is identified by its device and inode, so it may be
+renamed (`app.log` to `app.log.1`) if the pattern also matches its new name. Only whole lines are read. A file that is
 shorter than its position was truncated, and is read from its beginning.
 """
 
 import glob
+import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BYTES_MAX = 64 << 20
-"""Upper bound on the bytes of one file that a micro-batch reads, and on the length of a line."""
+"""Upper bound on the bytes of one file that a micro-batch reads, and so on the length of a line."""
 SCHEMA = StructType().add("value", "string").add("path", "string").add("position", "long")
 BEGINNINGS = "begun"
-"""Key of an offset: where the first micro-batch begins in the files that existed."""
+"""Key in an offset of the stream: where the first micro-batch begins in each file that existed then."""
 ENDS = "ends"
-"""Key of an offset: the position in each file."""
+"""Key in an offset of the stream: where the micro-batch ends in each file."""
 
 
 def load_tail(pattern: str, context: SourceContext) -> "DataFrame":
@@ -43,6 +44,8 @@ class LineRange(InputPartition):
     """Whole lines of one file."""
 
     path: str
+    inode: int
+    """Inode of the file. Another file may have its path when a task reads it."""
     begin: int
     end: int
     """Exclusive, in bytes."""
@@ -76,7 +79,8 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._sizes = {name: path.stat().st_size for name, path in self._files().items()}
+        sizes = {name: size_of(name, path) for name, path in self._files().items()}
+        self._sizes = {name: size for name, size in sizes.items() if size is not None}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         files = self._files()
@@ -85,7 +89,10 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins = {name: end_of_lines(path, 0, path.stat().st_size, bounded=False) for name, path in files.items()}
         ends = {}
         for name, path in files.items():
-            size = path.stat().st_size
+            size = size_of(name, path)
+            if size is None:  # renamed a moment ago: the next call finds its new name
+                ends[name] = begins.get(name, 0)
+                continue
             if self._sizes is not None:
                 size = min(size, self._sizes.get(name, 0))
             begin = begins.get(name, 0)
@@ -106,21 +113,33 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = 0 if last < begin else begin
             if begin == last:
                 continue
-            if name not in files or files[name].stat().st_size < last:
+            size = size_of(name, files[name]) if name in files else None
+            if size is None or size < last:
                 raise PipelineError(
                     f"file {self._pattern}: a file whose lines up to byte {last} belong to this micro-batch was "
                     "removed, truncated or renamed to a name that the pattern does not match"
                 )
-            ranges.append(LineRange(str(files[name]), begin, last))
+            ranges.append(LineRange(str(files[name]), int(name.rpartition("-")[2]), begin, last))
         return ranges
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str, str, int]]:
         assert isinstance(partition, LineRange)
         position = partition.begin
         with open(partition.path, "rb") as stream:
+            # The device is not compared: it may have another number on the machine of an executor.
+            if os.fstat(stream.fileno()).st_ino != partition.inode:
+                raise PipelineError(
+                    f"file {partition.path}: it was renamed after this micro-batch was planned. The next attempt finds "
+                    "it under its new name, if the pattern matches that name"
+                )
             stream.seek(position)
             while position < partition.end:
                 line = stream.readline()
+                if not line:
+                    raise PipelineError(
+                        f"file {partition.path}: it was truncated at byte {position}, and lines up to byte "
+                        f"{partition.end} belong to this micro-batch"
+                    )
                 yield line.rstrip(b"\r\n").decode("utf-8", "replace"), partition.path, position
                 position += len(line)
 
@@ -135,8 +154,22 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except FileNotFoundError:  # renamed a moment ago
                 continue
             if stat.S_ISREG(found.st_mode):
-                files.setdefault(f"{found.st_dev}-{found.st_ino}", path)
+                files.setdefault(name_of(found), path)
         return files
+
+
+def name_of(found: os.stat_result) -> str:
+    """Return the name of a file in offsets: its device and inode."""
+    return f"{found.st_dev}-{found.st_ino}"
+
+
+def size_of(name: str, path: Path) -> int | None:
+    """Return the size of a file in bytes; None if its path has no file any more, or another one."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size if name_of(found) == name else None
 
 
 def end_of_lines(path: Path, begin: int, size: int, *, bounded: bool = True) -> int:

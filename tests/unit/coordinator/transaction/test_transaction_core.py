@@ -281,6 +281,8 @@ def test_epochs_that_are_used_up_give_another_producer_id(coordinator: Coordinat
     assert following == Producer(102, 0)
     (markers,) = coordinator.effects
     assert (markers.producer_id, markers.producer_epoch) == (101, EPOCH_MAX)
+    assert coordinator.add(following, T0) is ErrorCode.CONCURRENT_TRANSACTIONS, "its state has the old id until the end"
+    assert coordinator.end(following, commit=False) is ErrorCode.CONCURRENT_TRANSACTIONS
     assert coordinator.end(last, commit=True) is ErrorCode.CONCURRENT_TRANSACTIONS
     coordinator.write_markers()
     assert coordinator.end(last, commit=True) == following  # repeated
@@ -299,6 +301,31 @@ def test_initialization_with_epochs_that_are_used_up_gives_another_producer_id(c
     last = Producer(101, EPOCH_MAX - 1)
     assert coordinator.initialize(expected=last) == Producer(103, 0)
     assert coordinator.initialize(expected=last) == Producer(103, 0)
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_a_producer_with_the_last_epoch_that_timed_out_continues_with_another_producer_id(
+    coordinator: Coordinator, aborts: bool
+) -> None:
+    """It never gets the epoch of the fence: no later transaction of that epoch could be fenced."""
+    coordinator.initialize(timeout_ms=500)
+    state, _ = coordinator.core.find("p")
+    assert state is not None
+    coordinator.core.replay(TransactionRecord("p", state._replace(producer_epoch=EPOCH_MAX - 1)), 1)
+    last = Producer(101, EPOCH_MAX - 1)
+    coordinator.add(last, T0)
+    coordinator.now_ms += 501
+    for decision in coordinator.core.abort_timed_out(coordinator.core.transactional_ids(), coordinator.now):
+        coordinator.apply(decision)
+    (markers,) = coordinator.write_markers()
+    assert (markers.producer_id, markers.producer_epoch) == (101, EPOCH_MAX)
+    if aborts:
+        assert coordinator.end(last, commit=False) == Producer(102, 0)
+        coordinator.write_markers()
+        assert coordinator.end(last, commit=False) == Producer(102, 0), "repeated"
+        assert coordinator.end(last, commit=True) is ErrorCode.INVALID_TXN_STATE
+    assert coordinator.initialize(expected=last) == Producer(102, 0)
+    assert coordinator.add(Producer(102, 0), T0) is None
 
 
 def test_a_fresh_id_that_became_necessary_too_late_is_retried(coordinator: Coordinator) -> None:
