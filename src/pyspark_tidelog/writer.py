@@ -81,11 +81,11 @@ class _Writer:
         results = _task_results(messages)
         if results:
             with connect(self._options) as client:
-                commit_batch(client, results[0].identity, results)
+                commit_batch(client, results[0].identity, results, self._options.transaction_timeout_ms)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort what the tasks have written, in the driver, unless it is decided. Failures are only logged, because
-        Spark reports the error that caused the abort.
+        """Abort what the tasks have written, in the driver, or commit it if it is decided. Failures are only logged,
+        because Spark reports the error that caused the abort.
         """
         from pyspark_tidelog.exactly_once.driver import abort_batch
 
@@ -93,9 +93,9 @@ class _Writer:
         if results:
             try:
                 with connect(self._options) as client:
-                    abort_batch(client, results[0].identity, results)
+                    abort_batch(client, results[0].identity, results, self._options.transaction_timeout_ms)
             except (ApiError, ClientError, WriteError) as error:
-                logger.warning("transactions of %s remain open: %s", results[0].identity, error)
+                logger.warning("the abort of %s is not complete: %s", results[0].identity, error)
 
 
 def _task_results(messages: Sequence[WriterCommitMessage | None]) -> "list[TaskResult]":
@@ -224,11 +224,10 @@ def write_rows_once(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> 
     task = context.partitionId()
     identity = options.identity or _streaming_identity(context)
     with connect(options) as client:
-        decision = read_decision(client, identity.query)
+        decision = read_decision(client, identity)
         if decision.covers(identity.batch):
-            for _ in rows:  # Spark expects that a task reads its input
-                pass
-            return TaskResult(identity, None, is_skipped=True)
+            # Spark expects that a task reads its input, and the driver needs the number of rows.
+            return TaskResult(identity, sum(batch.num_rows for batch in rows), None, is_skipped=True)
         written_tasks = decision.written_tasks(identity.batch)
         if task in written_tasks:
             count = sum(batch.num_rows for batch in rows)
@@ -237,8 +236,8 @@ def write_rows_once(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> 
                     f"task {task} of {identity} has {count} rows now, but {written_tasks[task]} when it was written: "
                     "the query must compute the same rows again, so that only the missing rows are written"
                 )
-            return TaskResult(identity, None, is_skipped=True)
-        sender = TransactionalSender(client, options.bootstrap, identity, options.transaction_timeout_ms)
+            return TaskResult(identity, count, None, is_skipped=True)
+        sender = TransactionalSender(client, options.bootstrap, identity, decision, options.transaction_timeout_ms)
         try:
             count = _send_rows(options, client, sender, rows)
         except BaseException:
@@ -246,7 +245,7 @@ def write_rows_once(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> 
             raise
         producer = sender.transaction
         transaction = TaskTransaction(task, count, producer) if producer is not None else None
-        return TaskResult(identity, transaction, is_skipped=False)
+        return TaskResult(identity, count, transaction, is_skipped=False)
 
 
 def _streaming_identity(context: "TaskContext") -> BatchIdentity:

@@ -11,15 +11,25 @@ from exactly_once_harness.transactions import stable_ends
 from pyspark_tidelog import writer
 from pyspark_tidelog.batch_reader import RangePartition, read_range
 from pyspark_tidelog.exactly_once import task
-from pyspark_tidelog.exactly_once.decision import BatchIdentity
+from pyspark_tidelog.exactly_once.decision import BatchIdentity, Decision, decode, group_of
 from pyspark_tidelog.exactly_once.driver import abort_batch, commit_batch
 from pyspark_tidelog.exactly_once.task import TaskResult, TransactionalIds
 from pyspark_tidelog.options import WriteOptions, read_options, write_options
 from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.writer import write_rows_once
-from tidelog.client.blocking import Client, Ticket
-from tidelog.client.operations import Ask
+from tidelog.client.blocking import Client, ClientConfig, Ticket
+from tidelog.client.cluster import Address
+from tidelog.client.errors import BrokerUnreachable, ClientError
+from tidelog.client.operations import Ask, Backoff
+from tidelog.wire.errors import ErrorCode
 from tidelog.wire.message import Message
+from tidelog.wire.messages.describe_transactions import DescribeTransactionsResponse
+
+COORDINATOR_CODES = (
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+)
 
 
 class Killed(BaseException):
@@ -62,6 +72,33 @@ class MortalClient(Client):
         self._remaining -= 1
 
 
+class LoadingClient(Client):
+    """A client of a coordinator that restarts: the first `failures` requests DescribeTransactions fail, in turn because
+    the connection breaks and because the coordinator is not ready.
+    """
+
+    def __init__(self, bootstrap: str, failures: int, default_api_timeout_ms: int) -> None:
+        config = ClientConfig(backoff=Backoff(1, 2), default_api_timeout_ms=default_api_timeout_ms)
+        super().__init__(bootstrap, config)
+        self._failures = failures
+        self.described = 0
+
+    def collect(self, tickets: list[Ticket], deadline: float) -> list[Message | ClientError]:
+        return [self._changed(answer) for answer in super().collect(tickets, deadline)]
+
+    def _changed(self, answer: Message | ClientError) -> Message | ClientError:
+        if not isinstance(answer, DescribeTransactionsResponse):
+            return answer
+        self.described += 1
+        if self.described > self._failures:
+            return answer
+        if self.described % 4 == 0:
+            return BrokerUnreachable(Address("broker", 9092), "connection reset")
+        for state in answer.transaction_states:
+            state.error_code = COORDINATOR_CODES[self.described % 4 - 1]
+        return answer
+
+
 class Context:
     """The part of Spark's TaskContext that the sink uses."""
 
@@ -99,6 +136,11 @@ class Query:
             }
         )
 
+    def decision(self) -> Decision:
+        """Return the last decision, when its transaction has ended."""
+        with Client(self.bootstrap) as client:
+            return decode(self.name, client.offsets_with_metadata(group_of(self.name), require_stable=True))
+
     def new_worker(self) -> None:
         """The next tasks run in a new worker process."""
         self._monkeypatch.setattr(task, "TRANSACTIONAL_IDS", TransactionalIds())
@@ -106,11 +148,11 @@ class Query:
     def run_task(self, batch: int, number: int, values: Iterable[str], client: Client | None = None) -> TaskResult:
         """Run one task, with the rows `values`."""
         self._monkeypatch.setattr(pyspark.TaskContext, "get", lambda: Context(number))
-        rows = [pa.record_batch({"value": pa.array([value.encode()])}) for value in values]
+        rows = (pa.record_batch({"value": pa.array([value.encode()])}) for value in values)
         if client is not None:
             self._monkeypatch.setattr(writer, "connect", lambda _: client)
         try:
-            result = write_rows_once(self.options(batch), iter(rows))
+            result = write_rows_once(self.options(batch), rows)
         finally:
             self._monkeypatch.setattr(writer, "connect", lambda options: Client(options.bootstrap, options.client))
         assert isinstance(result, TaskResult)
@@ -121,15 +163,20 @@ class Query:
 
     def commit(self, batch: int, results: Sequence[TaskResult], client: Client | None = None) -> None:
         with client or Client(self.bootstrap) as driver:
-            commit_batch(driver, self.identity(batch), results)
+            commit_batch(driver, self.identity(batch), results, self.options(batch).transaction_timeout_ms)
 
     def abort(self, batch: int, results: Sequence[TaskResult]) -> None:
         with Client(self.bootstrap) as driver:
-            abort_batch(driver, self.identity(batch), results)
+            abort_batch(driver, self.identity(batch), results, self.options(batch).transaction_timeout_ms)
 
     def write(self, batch: int, tasks: Sequence[Sequence[str]]) -> None:
-        """Write a micro-batch, as a driver without failures does."""
-        self.commit(batch, self.run_tasks(batch, tasks))
+        """Write a micro-batch. If the commit fails, call abort, as Spark does, and raise the error of the commit."""
+        results = self.run_tasks(batch, tasks)
+        try:
+            self.commit(batch, results)
+        except Exception:
+            self.abort(batch, results)
+            raise
 
     def committed(self, limit_s: float = 30.0) -> list[str]:
         """Return the values that a reader with read_committed finds, sorted. Raises AssertionError if a transaction is

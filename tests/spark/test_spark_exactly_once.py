@@ -124,6 +124,10 @@ def test_a_batch_write_is_written_once_and_a_failed_one_not_at_all(spark: "Spark
     write(spark.range(100, 200).selectExpr("cast(id as string) as value"), copy, 1)
     write(first, copy, 0)
     check(read_topic(copy.target), 200)
+    write(spark.range(200, 300).selectExpr("cast(id as string) as value"), copy, 3)
+    with pytest.raises(PySparkException, match=r"batch 2 .* its 100 rows are not in the topic"):
+        write(first, copy, 2)
+    check(read_topic(copy.target), 300)
     with pytest.raises(AnalysisException, match=r"kafka.acks must be all with exactlyOnce"):
         write(first, copy, 2, kafka__acks=1)
 

@@ -4,9 +4,13 @@ The query runs on a Spark cluster of this machine: a driver, and two executors i
 records are written to the input topic, and while the query processes them, SIGKILL ends its driver, one or both of its
 executors, a Python worker, or all of them. The driver is started again when it is dead. When the query has processed
 all records, the output of the sink is compared with the input.
+
+With --results, each round is a line of JSON in the file. If the file has rounds of the sink already, the program
+continues after them, with a new query and other times of the kills, until there are as many as --rounds says.
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -28,25 +32,38 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=len(KILLS), metavar="N", help=f"default: {len(KILLS)}")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="chooses the times of the kills (default: 1)")
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="brokers to use, instead of one of this checkout")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="continue the rounds of this file")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="for logs and checkpoints (default: temporary)")
     return parser.parse_args(arguments)
+
+
+def earlier_rounds(results: Path, sink: str) -> list[dict[str, object]]:
+    """Return the rounds of the sink in a file of results; none if there is no file."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    return [entry for entry in map(json.loads, lines) if entry["sink"] == sink]
 
 
 def main(arguments: Sequence[str]) -> int:
     chosen = parsed(arguments)
     began = time.monotonic()
+    done = len(earlier_rounds(chosen.results, chosen.sink)) if chosen.results else 0
+    seed = chosen.seed + done
     with ExitStack() as stack:
         bootstrap = chosen.bootstrap or stack.enter_context(Broker(process=True)).bootstrap
         folder = chosen.directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spark-rounds-")))
         folder.mkdir(parents=True, exist_ok=True)
-        life = Life(chosen.sink, bootstrap, folder, chosen.seed)
+        life = Life(chosen.sink, bootstrap, folder, seed)
         stack.callback(life.close)
-        for number in range(1, chosen.rounds + 1):
+        for number in range(done + 1, chosen.rounds + 1):
             try:
                 result = life.run_round(number)
             except NotExactlyOnce as error:
-                print(f"round {number} failed (--seed {chosen.seed}): {error}")
+                print(f"round {number} failed (--seed {seed}): {error}")
                 return 1
+            if chosen.results:
+                entry = {"sink": chosen.sink, "seed": seed, "records": life.count, **result._asdict()}
+                with chosen.results.open("a") as file:
+                    file.write(json.dumps(entry) + "\n")
             print(
                 f"round {number}: killed {result.killed} ({result.processes} processes), {result.restarts} starts, "
                 f"{life.count} records exactly once, {result.seconds:.0f} s",

@@ -3,11 +3,14 @@
 1. A task (`task`) opens a transaction, writes its rows, and reports the transaction to the driver.
 2. The driver (`driver`) commits a decision: the list of the transactions of the micro-batch, in a transaction of its
    own. The decision is stored in the committed offsets of a group (`decision`).
-3. The driver commits every transaction of the list. After a crash, a new driver reads the decision and continues here.
+3. The driver commits every transaction of the list. After a crash, a new driver reads the decision and continues here,
+   before it decides anything else.
+4. The driver marks the decision as finished. Until then, the transactional ids of the list are not used again, so that
+   the coordinators' states tell which of its transactions are committed.
 
 A micro-batch without a decision did not happen: its transactions are aborted, and Spark runs it again. A micro-batch
-with a decision is never decided again. Its rows become visible to readers with `read_committed`, one transaction after
-the other.
+with a decision is not decided again, except for transactions that are proved to be aborted. Its rows become visible to
+readers with `read_committed`, one transaction after the other.
 
 An open transaction that no decision lists (of a failed or repeated task, or of a killed driver's task) is aborted after
 the next decision. It cannot be aborted earlier: another driver of the same query may be about to decide for it.

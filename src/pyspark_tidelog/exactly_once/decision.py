@@ -2,12 +2,16 @@
 
 The group has no members. Its offsets are stored for partitions of `__consumer_offsets`, because this topic exists in
 every cluster and cannot be deleted. Each offset is the number of the first micro-batch that is not decided. The
-metadata of the offsets contains the transactions of the last decided micro-batch, divided into chunks: partition 0 has
-the first chunk. The offsets are committed in one transaction, so the chunks always belong together.
+metadata of the offsets contains the decision, divided into chunks: partition 0 has the first chunk. The offsets are
+committed in one transaction, so the chunks always belong together.
+
+The text of a decision is `COUNT TASKS STATE FORGOTTEN_BELOW EARLIER;`, and then for each of the COUNT transactions
+`TASK,RECORDS,NAME,PRODUCER_ID,EPOCH,VERSION;`. EARLIER is `-`, or ranges of numbers such as `0-6,9-9`.
 """
 
 import re
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import NamedTuple
 
 from pyspark_tidelog.errors import WriteError
@@ -21,8 +25,11 @@ CHUNK_BYTES = 4096
 """Size of a chunk: Kafka's default of `offset.metadata.max.bytes`."""
 CHUNK_BYTES_MIN = 64
 NOTHING_DECIDED = -1
+EARLIER_RANGES_MAX = 8
+"""Upper bound on the ranges of earlier numbers that a decision contains. The lowest ranges are forgotten."""
 
-_HEADER = re.compile(r"1 (\d+);")
+_VERSION = 2
+_HEADER = re.compile(rf"{_VERSION} (\d+);")
 """Beginning of the first chunk: the version of the format, and the number of chunks."""
 
 
@@ -45,6 +52,19 @@ class TaskTransaction(NamedTuple):
     producer: TransactionalProducer
 
 
+class State(IntEnum):
+    """What is known about the transactions of a decision. The values are stored."""
+
+    DECIDED = 0
+    """They must be committed before anything else is decided. Their transactional ids must not be used again, because
+    the coordinators' states tell whether they are committed."""
+    PARTIAL = 1
+    """They are committed. Other transactions of the micro-batch were aborted: their tasks must write again, before
+    another micro-batch is decided."""
+    FINISHED = 2
+    """They are committed, and they are the whole micro-batch."""
+
+
 class Decision(NamedTuple):
     """The last decision of a query: these transactions, and no others, are the micro-batch `batch`."""
 
@@ -53,13 +73,31 @@ class Decision(NamedTuple):
     tasks: int = 0
     """Number of tasks of the micro-batch. Tasks without rows have no transaction."""
     transactions: tuple[TaskTransaction, ...] = ()
-    is_partial: bool = False
-    """Whether other transactions of the micro-batch were lost: its decision is revoked. The transactions of this list
-    are committed, so their tasks must not write again. The other tasks must."""
+    state: State = State.DECIDED
+    earlier: tuple[range, ...] = ()
+    """Numbers below `batch` that are written, as ascending ranges with gaps between them."""
+    forgotten_below: int = 0
+    """Of the numbers below this one it is not known which are written."""
 
     def covers(self, batch: int) -> bool:
         """Return whether nothing of the micro-batch may be written any more."""
-        return batch < self.batch or (batch == self.batch and not self.is_partial)
+        return batch < self.batch or (batch == self.batch and self.state is not State.PARTIAL)
+
+    def was_skipped(self, batch: int) -> bool:
+        """Return whether the micro-batch, which has a lower number, was certainly not written."""
+        return self.forgotten_below <= batch and not any(batch in numbers for numbers in self.earlier)
+
+    def next(self, batch: int, tasks: int, transactions: "tuple[TaskTransaction, ...]") -> "Decision":
+        """Return the decision about the next micro-batch, or about one that is PARTIAL, in state DECIDED."""
+        earlier, forgotten_below = list(self.earlier), self.forgotten_below
+        if NOTHING_DECIDED < self.batch < batch and self.state is not State.PARTIAL:
+            if earlier and earlier[-1].stop == self.batch:
+                earlier[-1] = range(earlier[-1].start, self.batch + 1)
+            else:
+                earlier.append(range(self.batch, self.batch + 1))
+        if len(earlier) > EARLIER_RANGES_MAX:
+            forgotten_below = earlier.pop(0).stop
+        return Decision(batch, tasks, transactions, State.DECIDED, tuple(earlier), forgotten_below)
 
     def written_tasks(self, batch: int) -> dict[int, int]:
         """Return the tasks of the micro-batch, which is not covered, that must not write again, each with the number
@@ -85,15 +123,17 @@ def is_task_id(query: str, transactional_id: str) -> bool:
 def encode(query: str, decision: Decision, chunk_bytes: int) -> dict[TopicPartition, CommittedOffset]:
     """Return the offsets that store the decision."""
     prefix_chars = len(PREFIX + query) + 1
-    body = f"{len(decision.transactions)} {decision.tasks} {int(decision.is_partial)};" + "".join(
+    earlier = ",".join(f"{numbers.start}-{numbers.stop - 1}" for numbers in decision.earlier) or "-"
+    summary = f"{len(decision.transactions)} {decision.tasks} {decision.state} {decision.forgotten_below} {earlier};"
+    body = summary + "".join(
         f"{task},{records},{each.transactional_id[prefix_chars:]},{each.producer_id},{each.producer_epoch},"
         f"{each.version};"
         for task, records, each in decision.transactions
     )
-    first_bytes = chunk_bytes - len(f"1 {len(body)};")
+    first_bytes = chunk_bytes - len(f"{_VERSION} {len(body)};")
     chunks = [body[:first_bytes], *(body[at : at + chunk_bytes] for at in range(first_bytes, len(body), chunk_bytes))]
-    chunks[0] = f"1 {len(chunks)};{chunks[0]}"
-    offset = decision.batch if decision.is_partial else decision.batch + 1
+    chunks[0] = f"{_VERSION} {len(chunks)};{chunks[0]}"
+    offset = decision.batch if decision.state is State.PARTIAL else decision.batch + 1
     return {
         TopicPartition(OFFSETS_TOPIC, number): CommittedOffset(offset, chunk) for number, chunk in enumerate(chunks)
     }
@@ -103,7 +143,7 @@ def decode(query: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> Dec
     """Return the decision that the offsets store. Raises WriteError if they are not a decision."""
     first = offsets.get(TopicPartition(OFFSETS_TOPIC, 0))
     if first is None:
-        return Decision(NOTHING_DECIDED)
+        return Decision(NOTHING_DECIDED, state=State.FINISHED)
     header = _HEADER.match(first.metadata)
     if header is None:
         raise WriteError(_malformed(query, f"the metadata of its offset begins with {first.metadata[:40]!r}"))
@@ -115,14 +155,21 @@ def decode(query: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> Dec
         text += chunk.metadata
     try:
         summary, *entries, _ = text.split(";")
-        count, tasks, is_partial = map(int, summary.split(" "))
+        *numbers, earlier_text = summary.split(" ")
+        count, tasks, state_value, forgotten_below = map(int, numbers)
+        state, earlier = State(state_value), _ranges(earlier_text)
         transactions = tuple(_transaction(query, entry) for entry in entries)
     except ValueError:
         raise WriteError(_malformed(query, f"{text[:200]!r} is not a list of transactions")) from None
     if len(transactions) != count:
         raise WriteError(_malformed(query, f"it has {len(transactions)} of {count} transactions"))
-    batch = first.offset if is_partial else first.offset - 1
-    return Decision(batch, tasks, transactions, bool(is_partial))
+    batch = first.offset if state is State.PARTIAL else first.offset - 1
+    return Decision(batch, tasks, transactions, state, earlier, forgotten_below)
+
+
+def _ranges(text: str) -> tuple[range, ...]:
+    pairs = [part.split("-") for part in text.split(",")] if text != "-" else []
+    return tuple(range(int(first), int(last) + 1) for first, last in pairs)
 
 
 def _transaction(query: str, entry: str) -> TaskTransaction:

@@ -1,7 +1,7 @@
 """The driver's part of the exactly-once sink: decide about a micro-batch, then end the transactions of its tasks."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark_tidelog.errors import WriteError
 from pyspark_tidelog.exactly_once.decision import (
@@ -10,6 +10,7 @@ from pyspark_tidelog.exactly_once.decision import (
     OFFSETS_TOPIC,
     BatchIdentity,
     Decision,
+    State,
     TaskTransaction,
     decode,
     encode,
@@ -17,6 +18,7 @@ from pyspark_tidelog.exactly_once.decision import (
     is_task_id,
 )
 from pyspark_tidelog.exactly_once.task import TaskResult
+from pyspark_tidelog.exactly_once.waiting import named_wait
 from tidelog.client.blocking import Client
 from tidelog.client.errors import ClientError
 from tidelog.client.transactional_writes import NOT_OPEN_CODES, TransactionalProducer
@@ -26,118 +28,283 @@ from tidelog.wire.errors import ApiError, ErrorCode, OffsetMetadataTooLarge, Unk
 logger = logging.getLogger("tidelog.spark")
 
 DECISION_TIMEOUT_MS = 60_000
-"""Timeout of the transaction of a decision. It is open for some milliseconds."""
+"""Timeout of the transaction of a decision, unless those of the tasks have a shorter one. It is open for some
+milliseconds."""
 ONGOING = "Ongoing"
+ABORTED = ("PrepareAbort", "CompleteAbort")
 TIMEOUT_REMEDY = (
     "raise option kafka.transaction.timeout.ms (up to the broker's transaction.max.timeout.ms), or make the "
     "micro-batches smaller; a second job with the same query id also aborts them"
 )
 
 
-def read_decision(client: Client, query: str) -> Decision:
+def read_decision(client: Client, identity: BatchIdentity) -> Decision:
     """Return the last decision of the query, for a task. If a driver decides at present, this may be the decision
     before; then the task writes, and its driver aborts what it has written. A task does not wait for the end of the
     decision, because a killed driver's decision remains open until its timeout.
 
-    Raises WriteError if the group's offsets are not a decision.
+    Raises WriteError if the group's offsets are not a decision, or cannot be read in time.
     """
-    return decode(query, client.offsets_with_metadata(group_of(query), require_stable=False))
+    with named_wait(identity, f"the last decision cannot be read from group {group_of(identity.query)!r}"):
+        return decode(identity.query, client.offsets_with_metadata(group_of(identity.query), require_stable=False))
 
 
-def _begin_to_decide(client: Client, query: str) -> tuple[TransactionalProducer, Decision]:
-    """Fence older drivers of the query, and abort their unfinished decision. Return the producer of a new decision,
-    and the last decision, which no other driver can change unless it fences this one.
-    """
-    driver = client.init_producer(group_of(query), DECISION_TIMEOUT_MS)
-    return driver, decode(query, client.offsets_with_metadata(group_of(query), require_stable=True))
+def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[TaskResult], timeout_ms: int) -> None:
+    """Decide that the transactions of these tasks are the micro-batch, and commit them. An earlier decision is finished
+    first.
 
-
-def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[TaskResult]) -> None:
-    """Decide that the transactions of these tasks are the micro-batch, and commit them.
-
-    If the micro-batch is decided already, commit the transactions of that decision, and abort those of these tasks.
-    Raises WriteError, and ProducerFenced if another driver of the query decides at the same time.
+    If the micro-batch is decided already, its transactions are those of that decision, and those of these tasks are
+    aborted. `timeout_ms` is the timeout of the tasks' transactions. Raises WriteError, and ProducerFenced if another
+    driver of the query decides at the same time.
     """
     own = _transactions(results)
-    driver, earlier = _begin_to_decide(client, identity.query)
+    deciding = _Deciding(client, identity, timeout_ms)
+    deciding.finish()
+    earlier = deciding.decision
     if earlier.covers(identity.batch):
-        _finish_earlier(client, identity, earlier, own)
+        deciding.mark_finished()
+        _abort(client, [each.producer for each in own if each not in earlier.transactions])
+        _check_left_out(identity, earlier, results)
         return
-    written = earlier.transactions if earlier.batch == identity.batch else ()
-    if written and earlier.tasks != len(results):
-        raise WriteError(
-            f"{identity} was written in part, by {earlier.tasks} tasks, and now it has {len(results)}: run the query "
-            "again with the same input and settings, so that only the missing rows are written"
-        )
+    written = earlier.transactions if earlier.state is State.PARTIAL else ()
+    if written:
+        _check_partial(identity, earlier, results)
     if sum(result.is_skipped for result in results) != len(written):
         raise WriteError(
             f"the decision about {identity} in group {group_of(identity.query)!r} changed while its tasks ran: "
             "run the query again"
         )
     if not own:
+        deciding.mark_finished()
         return
-    unlisted = _check_open(client, identity, own)
-    decision = Decision(identity.batch, len(results), (*written, *own))
-    _commit_decision(client, driver, identity.query, decision)
-    _finish(client, identity, decision)
-    _abort(client, unlisted)
+    leftovers = _check_open(client, identity, own)
+    deciding.store(earlier.next(identity.batch, len(results), (*written, *own)))
+    deciding.finish()
+    # A driver that is fenced now must abort nothing: the driver that fenced it may have decided for these transactions.
+    if deciding.mark_finished() and leftovers:
+        _abort_leftovers(client, leftovers)
 
 
-def abort_batch(client: Client, identity: BatchIdentity, results: Iterable[TaskResult]) -> None:
-    """Abort the transactions of these tasks, unless a decision lists them. In this case, commit them."""
+def abort_batch(client: Client, identity: BatchIdentity, results: Iterable[TaskResult], timeout_ms: int) -> None:
+    """Abort the transactions of these tasks, unless the last decision lists them. The last decision is finished."""
     own = _transactions(results)
     if not own:
         return
-    _, earlier = _begin_to_decide(client, identity.query)
-    if earlier.covers(identity.batch):
-        _finish_earlier(client, identity, earlier, own)
-    else:
-        _abort(client, [each.producer for each in own])
+    deciding = _Deciding(client, identity, timeout_ms)
+    _abort(client, [each.producer for each in own if each not in deciding.decision.transactions])
+    deciding.finish()
+    deciding.mark_finished()
+
+
+class _Deciding:
+    """A driver that decides about micro-batches of a query. A newer driver of the query fences it: then it cannot store
+    a decision any more.
+    """
+
+    def __init__(self, client: Client, identity: BatchIdentity, timeout_ms: int) -> None:
+        """Fence older drivers of the query, abort their unfinished decision, and read the last decision."""
+        self._client = client
+        self._identity = identity
+        """The micro-batch that this driver writes. `decision` may be about an earlier one."""
+        self._group = group_of(identity.query)
+        self._chunk_bytes = CHUNK_BYTES
+        with named_wait(identity, f"older drivers with transactional id {self._group!r} cannot be fenced"):
+            self._producer = client.init_producer(self._group, min(DECISION_TIMEOUT_MS, timeout_ms))
+        with named_wait(identity, f"the last decision cannot be read from group {self._group!r}"):
+            self.decision = decode(identity.query, client.offsets_with_metadata(self._group, require_stable=True))
+
+    def store(self, decision: Decision) -> None:
+        """Commit the decision in a transaction. Raises ProducerFenced if another driver has begun to decide."""
+        about = self._identity._replace(batch=decision.batch)
+        with named_wait(
+            self._identity, f"no broker confirms the decision about batch {decision.batch} in group {self._group!r}"
+        ):
+            self._write(decision, about)
+            ended = self._client.end_transactions([self._producer], commit=True)[self._producer]
+        if isinstance(ended, Exception):
+            raise ended
+        self._producer = ended
+        self.decision = decision
+
+    def finish(self) -> None:
+        """Commit all transactions of the last decision. Those that were committed earlier remain committed.
+
+        If some of them are proved to be aborted, make the decision PARTIAL and raise WriteError: when the micro-batch
+        runs again, the tasks of these transactions write their rows again, and the other tasks do not.
+        """
+        decision = self.decision
+        if decision.state is not State.DECIDED:
+            return
+        about = self._identity._replace(batch=decision.batch)
+        count = len(decision.transactions)
+        with named_wait(self._identity, f"the {count} transactions of {about}, which is decided, cannot be committed"):
+            results = self._client.end_transactions([each.producer for each in decision.transactions], commit=True)
+        failures: dict[TransactionalProducer, ApiError] = {}
+        for producer, result in results.items():
+            if isinstance(result, ApiError) and result.code in NOT_OPEN_CODES | {ErrorCode.INVALID_PRODUCER_ID_MAPPING}:
+                failures[producer] = result
+            elif isinstance(result, Exception):
+                raise result
+        if not failures:
+            return
+        aborted = self._proved_aborts(about, failures)
+        in_doubt = [failure for producer, failure in failures.items() if producer not in aborted]
+        if in_doubt:
+            raise WriteError(
+                f"it is unknown whether {len(in_doubt)} of the {count} transactions of {about} were committed or "
+                f"aborted: {in_doubt[0].message}; perhaps the brokers' transactional.id.expiration.ms has passed, or "
+                "another program has used the transactional id. Compare the topic with the rows of the batch. If the "
+                f"rows are missing, delete the group {self._group!r}, and the batch is written again. If they are in "
+                "the topic, delete the group and continue behind the batch: with the next number, or with a new "
+                "checkpoint that begins there"
+            ) from in_doubt[0]
+        committed = tuple(each for each in decision.transactions if each.producer not in aborted)
+        self.store(decision._replace(transactions=committed, state=State.PARTIAL))
+        raise WriteError(
+            f"{len(aborted)} of the {count} transactions of {about} were aborted after the decision to commit them, "
+            f"because no driver committed them within their timeout: {_repeat_remedy(decision.batch)}, and it writes "
+            "their rows again; to prevent this, raise option kafka.transaction.timeout.ms"
+        )
+
+    def mark_finished(self) -> bool:
+        """Store that the transactions of the decision are committed, so that nobody needs the coordinators' states of
+        them any more, which expire. Call `finish` first.
+
+        Returns False if this fails: a later driver then finishes the decision once more, which changes nothing.
+        """
+        if self.decision.state is not State.DECIDED:
+            return True
+        try:
+            self.store(self.decision._replace(state=State.FINISHED))
+        except (ApiError, ClientError, WriteError) as error:
+            logger.warning("%s is written, but not marked as finished: %s", self._identity, error)
+            return False
+        return True
+
+    def _write(self, decision: Decision, about: BatchIdentity) -> None:
+        """Write the offsets of the decision in the driver's transaction."""
+        while True:
+            offsets = encode(about.query, decision, self._chunk_bytes)
+            try:
+                self._client.commit_in_transaction(self._producer, self._group, offsets)
+                return
+            except UnknownTopicOrPartition as error:
+                raise WriteError(
+                    f"the decision about {about} needs {len(offsets)} partitions of {OFFSETS_TOPIC}, and there are "
+                    "fewer: write with fewer tasks (coalesce), or raise the broker's offset.metadata.max.bytes"
+                ) from error
+            except OffsetMetadataTooLarge as error:
+                # Of a smaller size there are more chunks. So every chunk that the broker has accepted is replaced.
+                self._chunk_bytes //= 2
+                if self._chunk_bytes < CHUNK_BYTES_MIN:
+                    raise OffsetMetadataTooLarge(
+                        f"{error.message}: raise the broker's offset.metadata.max.bytes to {CHUNK_BYTES_MIN} or more"
+                    ) from error
+
+    def _proved_aborts(
+        self, about: BatchIdentity, failures: Mapping[TransactionalProducer, ApiError]
+    ) -> set[TransactionalProducer]:
+        """Return the producers, of those whose transactions could not be committed, whose transactions are certainly
+        aborted.
+        """
+        names = [producer.transactional_id for producer in failures]
+        with named_wait(self._identity, f"the states of the transactions of {about} cannot be read"):
+            described = self._client.describe_transactions(names, until_timeout=True)
+        return {
+            producer
+            for producer, failure in failures.items()
+            if _is_aborted(described[producer.transactional_id], producer, failure)
+        }
+
+
+def _is_aborted(state: object, producer: TransactionalProducer, failure: ApiError) -> bool:
+    """Return whether the state of a transactional id proves that the producer's transaction was aborted.
+
+    No other producer begins a transaction with the id before the decision is finished. So an aborted transaction with
+    the producer's id is this one. Its epoch is the same, or one more: after a timeout, and with version 2. The error
+    INVALID_TXN_STATE says that the broker recognised the producer, also if it has a new producer id since, because its
+    epochs were used up. After an InitProducerId by somebody else, the state is Empty and proves nothing.
+    """
+    if not isinstance(state, Transaction) or state.state not in ABORTED:
+        return False
+    is_same = state.producer_id == producer.producer_id and state.producer_epoch - producer.producer_epoch in (0, 1)
+    return is_same or failure.code == ErrorCode.INVALID_TXN_STATE
 
 
 def _transactions(results: Iterable[TaskResult]) -> list[TaskTransaction]:
     return [result.transaction for result in results if result.transaction is not None]
 
 
-def _finish_earlier(
-    client: Client, identity: BatchIdentity, decision: Decision, own: Sequence[TaskTransaction]
-) -> None:
-    """Finish what an earlier driver, or an earlier attempt, has decided about the micro-batch."""
-    if decision.batch == identity.batch:
-        _finish(client, identity, decision)
-    else:
-        logger.warning(
-            "%s was written earlier, and batch %d after it: its rows are not written again", identity, decision.batch
+def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[TaskResult]) -> None:
+    """Raise WriteError if rows that were never written are left out, because a higher number was written before."""
+    rows = sum(result.rows for result in results)
+    if identity.batch == last.batch or not rows:
+        return
+    if last.was_skipped(identity.batch):
+        raise WriteError(
+            f"{identity} is not written, and its {rows} rows are not in the topic: batch {last.batch} was written "
+            f"before it, and numbers must not decrease. Write the rows with a number above {last.batch}, or with an "
+            "exactlyOnceId of their own"
         )
-    _abort(client, [each.producer for each in own if each not in decision.transactions])
+    reason = "was written earlier" if identity.batch >= last.forgotten_below else "counts as written, as it is so low"
+    logger.warning(
+        "%s %s, and batch %d after it: its %d rows are not written again", identity, reason, last.batch, rows
+    )
+
+
+def _check_partial(identity: BatchIdentity, partial: Decision, results: Sequence[TaskResult]) -> None:
+    """Raise WriteError unless these tasks can write the rows that the decision lacks."""
+    about = identity._replace(batch=partial.batch)
+    if partial.batch != identity.batch:
+        raise WriteError(
+            f"{identity} is not written, because {about} was written in part: {_repeat_remedy(partial.batch)}. If its "
+            "rows cannot be computed again, write with a new exactlyOnceId or a new checkpoint"
+        )
+    if partial.tasks != len(results):
+        raise WriteError(
+            f"{about} was written in part, by {partial.tasks} tasks, and now it has {len(results)}: run the query "
+            "again with the same input and settings, so that only the missing rows are written"
+        )
+    if not _transactions(results):
+        raise WriteError(
+            f"{about} was written in part, and now the missing rows do not exist: run the query again with the same "
+            "input and settings"
+        )
+
+
+def _repeat_remedy(batch: int) -> str:
+    return f"run the query again, or in a batch write, repeat batch {batch} with the same rows"
 
 
 def _check_open(client: Client, identity: BatchIdentity, own: Sequence[TaskTransaction]) -> list[TransactionalProducer]:
     """Raise WriteError if a transaction of the micro-batch is no longer open. Return the other open transactions of
-    the query: of failed and repeated tasks, and of drivers that were killed.
+    the query, if their coordinators name them: of failed and repeated tasks, and of drivers that were killed.
     """
-    listing = client.list_transactions(TransactionFilter(states=(ONGOING,)))
     names = {each.producer.transactional_id for each in own}
-    unlisted_names = {
-        each.transactional_id for each in listing.transactions if is_task_id(identity.query, each.transactional_id)
-    } - names
-    described = client.describe_transactions([*names, *sorted(unlisted_names)])
+    with named_wait(identity, f"it is not known whether its {len(own)} transactions are still open"):
+        listing = client.list_transactions(TransactionFilter(states=(ONGOING,)))
+        described = client.describe_transactions(sorted(names), until_timeout=True)
     lost = [each.producer for each in own if not _is_open(described[each.producer.transactional_id], each.producer)]
     if lost:
         raise WriteError(
             f"{identity} is not written: {len(lost)} of its {len(own)} transactions were aborted before the driver "
             f"could decide, the first is {lost[0].transactional_id!r}: {TIMEOUT_REMEDY}"
         )
+    others = {
+        each.transactional_id for each in listing.transactions if is_task_id(identity.query, each.transactional_id)
+    } - names
     version = own[0].producer.version
     return [
         TransactionalProducer(name, state.producer_id, state.producer_epoch, version)
-        for name in sorted(unlisted_names)
-        if isinstance(state := described[name], Transaction) and state.state == ONGOING
+        for name, state in (client.describe_transactions(sorted(others)) if others else {}).items()
+        if isinstance(state, Transaction) and state.state == ONGOING
     ]
 
 
 def _is_open(state: object, producer: TransactionalProducer) -> bool:
-    if isinstance(state, ClientError) or (isinstance(state, ApiError) and state.retriable):
+    """Return whether the producer's transaction is open. Raises the failure if the coordinator does not say it."""
+    is_unknown_id = isinstance(state, ApiError) and state.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    if isinstance(state, ApiError | ClientError) and not is_unknown_id:
         raise state
     return (
         isinstance(state, Transaction)
@@ -146,69 +313,17 @@ def _is_open(state: object, producer: TransactionalProducer) -> bool:
     )
 
 
-def _commit_decision(client: Client, driver: TransactionalProducer, query: str, decision: Decision) -> None:
-    """Commit the decision in the driver's transaction. Raises ProducerFenced if another driver has begun to decide."""
-    chunk_bytes = CHUNK_BYTES
-    while True:
-        try:
-            offsets = encode(query, decision, chunk_bytes)
-            client.commit_in_transaction(driver, group_of(query), offsets)
-            break
-        except UnknownTopicOrPartition as error:
-            raise WriteError(
-                f"the decision about batch {decision.batch} of query {query} needs {len(offsets)} partitions of "
-                f"{OFFSETS_TOPIC}, and there are fewer: write with fewer tasks (coalesce), or raise the broker's "
-                "offset.metadata.max.bytes"
-            ) from error
-        except OffsetMetadataTooLarge as error:
-            # Of a smaller size there are more chunks. So every chunk that the broker has accepted is replaced.
-            chunk_bytes //= 2
-            if chunk_bytes < CHUNK_BYTES_MIN:
-                raise OffsetMetadataTooLarge(
-                    f"{error.message}: raise the broker's offset.metadata.max.bytes to {CHUNK_BYTES_MIN} or more"
-                ) from error
-    failure = client.end_transactions([driver], commit=True)[driver]
-    if failure is not None:
-        raise failure
-
-
-def _finish(client: Client, identity: BatchIdentity, decision: Decision) -> None:
-    """Commit all transactions of the decision. Those that were committed earlier remain committed.
-
-    If the coordinator has aborted some of them after their timeout, revoke the decision and raise WriteError: when the
-    query runs again, the tasks of these transactions write their rows again, and the other tasks do not.
-    """
-    results = client.end_transactions([each.producer for each in decision.transactions], commit=True)
-    aborted = set()
-    for producer, failure in results.items():
-        if isinstance(failure, ApiError) and failure.code in NOT_OPEN_CODES:
-            aborted.add(producer)
-        elif isinstance(failure, ApiError) and failure.code == ErrorCode.INVALID_PRODUCER_ID_MAPPING:
-            raise WriteError(
-                f"the brokers no longer know the transactions of {identity} (their transactional.id.expiration.ms has "
-                "passed), so it is unknown whether the batch was written as a whole: compare the topic with the "
-                f"query's input. If rows are missing, delete the group {group_of(identity.query)!r}, and the batch is "
-                "written again. If none are missing, continue with the next batch"
-            ) from failure
-        elif failure is not None:
-            raise failure
-    if not aborted:
-        return
-    committed = tuple(each for each in decision.transactions if each.producer not in aborted)
-    driver, current = _begin_to_decide(client, identity.query)
-    if current == decision:
-        revoked = decision._replace(transactions=committed, is_partial=True)
-        _commit_decision(client, driver, identity.query, revoked)
-    raise WriteError(
-        f"{len(aborted)} of the {len(results)} transactions of {identity} were aborted after the decision to commit "
-        "them, because no driver committed them within their timeout: run the query again, and it writes their rows "
-        "again; to prevent this, raise option kafka.transaction.timeout.ms"
-    )
-
-
 def _abort(client: Client, transactions: Sequence[TransactionalProducer]) -> None:
     """Abort the transactions, so that readers need not wait for their timeouts. A failure is only logged."""
     try:
         client.end_transactions(transactions, commit=False)
+    except (ApiError, ClientError) as error:
+        logger.warning("transactions of the query remain open until their timeout: %s", error)
+
+
+def _abort_leftovers(client: Client, transactions: Sequence[TransactionalProducer]) -> None:
+    """Abort the transactions of tasks that may still run, and fence the tasks. A failure is only logged."""
+    try:
+        client.abort_leftovers(transactions)
     except (ApiError, ClientError) as error:
         logger.warning("transactions of the query remain open until their timeout: %s", error)

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from pyspark_tidelog.exactly_once.decision import BatchIdentity, TaskTransaction, task_id
+from pyspark_tidelog.exactly_once.decision import BatchIdentity, Decision, State, TaskTransaction, task_id
+from pyspark_tidelog.exactly_once.waiting import named_wait
 from tidelog.client.blocking import Client, StartedOperation
 from tidelog.client.errors import ClientError
 from tidelog.client.operations import Produced
@@ -22,8 +23,12 @@ _SEQUENCES = 1 << 31
 class TaskResult(WriterCommitMessage):
     """The result of a task, sent to the driver."""
 
-    def __init__(self, identity: BatchIdentity, transaction: TaskTransaction | None, *, is_skipped: bool) -> None:
+    def __init__(
+        self, identity: BatchIdentity, rows: int, transaction: TaskTransaction | None, *, is_skipped: bool
+    ) -> None:
         self.identity = identity
+        self.rows = rows
+        """Number of rows of the task, also if it has not written them."""
         self.transaction = transaction
         """The open transaction with the rows. None if the task has no rows, or has written none."""
         self.is_skipped = is_skipped
@@ -34,8 +39,8 @@ class TransactionalIds:
     """The transactional ids of one Python worker process. No other process ever uses them.
 
     So a repeated task, or a task of a killed driver that still runs, cannot abort the transaction of another task. An
-    id is used again only for a later micro-batch of the same query: when a micro-batch begins, all transactions of
-    the earlier ones have ended. This keeps the number of ids small.
+    id is used again only for a later micro-batch of the same query, and only if the last decision proves that no
+    transaction of the earlier micro-batch must be committed any more. This keeps the number of ids small.
     """
 
     def __init__(self) -> None:
@@ -44,13 +49,14 @@ class TransactionalIds:
         self._last_batches: dict[tuple[str, str], dict[str, int]] = {}
         """For each cluster and query: the ids, and the micro-batch in which each was used last."""
 
-    def acquire(self, bootstrap: str, identity: BatchIdentity) -> str:
-        """Return an id for one transaction of the micro-batch."""
+    def acquire(self, bootstrap: str, identity: BatchIdentity, decision: Decision) -> str:
+        """Return an id for one transaction of the micro-batch. `decision` is the last decision, or an earlier one."""
         if self._process != os.getpid():  # in a process that was forked, the ids belong to the parent
             self._process, self._worker = os.getpid(), uuid.uuid4().hex[:12]
             self._last_batches = {}
         last_batches = self._last_batches.setdefault((bootstrap, identity.query), {})
-        name = next((name for name, batch in last_batches.items() if batch < identity.batch), None)
+        ended_below = decision.batch + (decision.state is State.FINISHED)
+        name = next((name for name, batch in last_batches.items() if batch < min(ended_below, identity.batch)), None)
         name = name or task_id(identity.query, self._worker, len(last_batches))
         last_batches[name] = identity.batch
         return name
@@ -62,10 +68,14 @@ TRANSACTIONAL_IDS = TransactionalIds()
 class TransactionalSender:
     """Sends rounds of batches in one transaction, which begins with the first round. At most one round is in flight."""
 
-    def __init__(self, client: Client, bootstrap: str, identity: BatchIdentity, timeout_ms: int) -> None:
+    def __init__(
+        self, client: Client, bootstrap: str, identity: BatchIdentity, decision: Decision, timeout_ms: int
+    ) -> None:
+        """`decision` is the last decision about the query that the task has read."""
         self._client = client
         self._bootstrap = bootstrap
         self._identity = identity
+        self._decision = decision
         self._timeout_ms = timeout_ms
         self._next_sequences: dict[TopicPartition, int] = {}
         """The partitions of the transaction, each with the sequence number of its next record."""
@@ -104,10 +114,10 @@ class TransactionalSender:
                 self._client.end_transactions([self.transaction], commit=False)
 
     def _begin(self) -> TransactionalProducer:
+        name = TRANSACTIONAL_IDS.acquire(self._bootstrap, self._identity, self._decision)
         try:
-            return self._client.init_producer(
-                TRANSACTIONAL_IDS.acquire(self._bootstrap, self._identity), self._timeout_ms
-            )
+            with named_wait(self._identity, f"transactional id {name!r} is not ready for a transaction"):
+                return self._client.init_producer(name, self._timeout_ms)
         except ApiError as error:
             if error.code != ErrorCode.INVALID_TRANSACTION_TIMEOUT:
                 raise

@@ -235,8 +235,15 @@ class Client:
     def list_transactions(self, wanted: transactions.TransactionFilter) -> transactions.TransactionListing:
         return self._run(transactions.list_transactions(self.cluster, self.config.backoff, wanted))
 
-    def describe_transactions(self, transactional_ids: Sequence[str]) -> Results[str, transactions.Transaction]:
-        return self._run(transactions.describe_transactions(self.cluster, self.config.backoff, transactional_ids))
+    def describe_transactions(
+        self, transactional_ids: Sequence[str], *, until_timeout: bool = False
+    ) -> Results[str, transactions.Transaction]:
+        """Return the state of each transactional id. See `transactions.describe_transactions`."""
+        return self._run(
+            transactions.describe_transactions(
+                self.cluster, self.config.backoff, transactional_ids, until_timeout=until_timeout
+            )
+        )
 
     def describe_producers(
         self, topic_partitions: Sequence[TopicPartition], broker_id: int | None = None
@@ -282,11 +289,15 @@ class Client:
 
     def end_transactions(
         self, producers: Sequence[TransactionalProducer], *, commit: bool
-    ) -> Results[TransactionalProducer, None]:
+    ) -> Results[TransactionalProducer, TransactionalProducer]:
         """Commit or abort the transaction of each producer. See `transactional_writes.end_transactions`."""
         return self._run(
             transactional_writes.end_transactions(self.cluster, self.config.backoff, producers, commit=commit)
         )
+
+    def abort_leftovers(self, producers: Sequence[TransactionalProducer]) -> Results[TransactionalProducer, None]:
+        """Abort transactions of other processes. See `transactional_writes.abort_leftovers`."""
+        return self._run(transactional_writes.abort_leftovers(self.cluster, self.config.backoff, producers))
 
     def offsets_with_metadata(
         self, group_id: str, *, require_stable: bool

@@ -9,11 +9,11 @@ from typing import NamedTuple, TypeVar
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
-from tidelog.client.each import Results, ask_each
+from tidelog.client.each import Failure, Results, ask_each
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import ClientError, Unreachable
 from tidelog.client.operations import Ask, AskAny, Backoff, Operation, Request, Retries
-from tidelog.wire.errors import ApiError, error_for
+from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.message import Message
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 
@@ -32,6 +32,9 @@ class KeyType(NamedTuple):
 
 GROUPS = KeyType(0, "group")
 TRANSACTIONS = KeyType(1, "transactional id")
+
+CONCURRENT_BACKOFF = Backoff(5, 100)
+"""Pauses while the markers of a transactional id's last transaction are being written, which takes milliseconds."""
 
 
 class Coordinator(NamedTuple):
@@ -53,32 +56,76 @@ def find_coordinators(keys: Sequence[str], key_type: KeyType) -> Operation[Resul
     return coordinators
 
 
+def cached_coordinators(
+    cluster: Cluster, keys: Sequence[str], key_type: KeyType
+) -> Operation[dict[str, Address | Failure]]:
+    """Return the address of each key's coordinator, from the cache if possible. Raises NoBrokerReachable.
+
+    A caller removes an address from the cache (`Cluster.coordinators`) when the broker fails or is not the coordinator.
+    """
+    unknown = [key for key in keys if (key_type.code, key) not in cluster.coordinators]
+    failures: dict[str, Failure] = {}
+    if unknown:
+        coordinators = yield from find_coordinators(unknown, key_type)
+        for key in unknown:
+            coordinator = coordinators.get(key) or _not_named(key, key_type)
+            if isinstance(coordinator, Coordinator):
+                cluster.coordinators[key_type.code, key] = coordinator.address
+            else:
+                failures[key] = coordinator
+    return {key: failures.get(key) or cluster.coordinators[key_type.code, key] for key in keys}
+
+
 def ask_coordinator(
-    cluster: Cluster, backoff: Backoff, key: str, key_type: KeyType, request: Message, response_class: type[M]
+    cluster: Cluster,
+    backoff: Backoff,
+    key: str,
+    key_type: KeyType,
+    request: Message,
+    response_class: type[M],
+    codes: Callable[[M], list[tuple[str, int]]] | None = None,
+    version_max: int = NEWEST,
 ) -> Operation[M]:
     """Send the request to the coordinator of the key, until the response has no retriable error, and return it.
 
-    The response must have an `error_code`. Raises ApiError for a final error.
+    `codes` returns what the errors of a response concern, and their codes. Without it, the response must have an
+    `error_code`. The address of the coordinator is cached, because a producer sends it several requests. Raises
+    ApiError for a final error, which takes precedence over a retriable one.
     """
     retries = Retries(cluster, backoff, ())
+    concurrent_attempts = 0
     while True:
         try:
-            coordinator = (yield from find_coordinators([key], key_type))[key]
-            if isinstance(coordinator, Exception):
-                raise coordinator
-            answers = yield Ask([Request(coordinator.address, request)])
+            address = (yield from cached_coordinators(cluster, [key], key_type))[key]
+            if not isinstance(address, Address):
+                raise address
+            answers = yield Ask([Request(address, request, version_max)])
             assert isinstance(answers, list)
             (answer,) = answers
             if isinstance(answer, ClientError):
                 raise answer
             assert isinstance(answer, response_class)
-            error_code: int = answer.error_code  # type: ignore[attr-defined]  # no base class has the field
-            if error_code:
-                raise error_for(error_code, f"{key_type.noun} {key!r}: {error_name(error_code)}")
+            subjects_and_codes = codes(answer) if codes else [(f"{key_type.noun} {key!r}", _error_code(answer))]
+            errors = [error_for(code, f"{subject}: {error_name(code)}") for subject, code in subjects_and_codes if code]
+            if errors:
+                raise min(errors, key=lambda error: error.retriable)
             return answer
         except (ApiError, Unreachable) as error:
+            cluster.coordinators.pop((key_type.code, key), None)
             pause = retries.after(error)
+            if isinstance(error, ApiError) and error.code == ErrorCode.CONCURRENT_TRANSACTIONS:
+                pause = pause._replace(delay_ms=CONCURRENT_BACKOFF.delay_ms(concurrent_attempts))
+                concurrent_attempts += 1
         yield pause
+
+
+def _error_code(answer: Message) -> int:
+    code: int = answer.error_code  # type: ignore[attr-defined]  # no base class has the field
+    return code
+
+
+def _not_named(key: str, key_type: KeyType) -> ApiError:
+    return ApiError(f"no broker names the coordinator of {key_type.noun} {key!r}")
 
 
 def ask_coordinators(
@@ -102,7 +149,7 @@ def ask_coordinators(
     results: Results[str, V] = {}
     keys_by_coordinator: dict[Coordinator, list[str]] = {}
     for key in keys:
-        coordinator = coordinators.get(key) or ApiError(f"no broker names the coordinator of {key_type.noun} {key!r}")
+        coordinator = coordinators.get(key) or _not_named(key, key_type)
         if isinstance(coordinator, Coordinator):
             keys_by_coordinator.setdefault(coordinator, []).append(key)
         else:

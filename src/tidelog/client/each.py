@@ -6,6 +6,7 @@ is the base of these operations.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from typing import TypeAlias, TypeVar
 
 from tidelog.client.cluster import Address, Cluster
@@ -43,26 +44,41 @@ TEMPORARY_CODES = frozenset(
 
 
 def retry_temporary_failures(
-    backoff: Backoff, keys: Iterable[K], attempt: Callable[[list[K]], Operation[Results[K, V]]]
+    backoff: Backoff,
+    keys: Iterable[K],
+    attempt: Callable[[list[K]], Operation[Results[K, V]]],
+    *,
+    until_timeout: bool = False,
 ) -> Operation[Results[K, V]]:
     """Return the result of `attempt` for each key. A key with a temporary failure is attempted again, unless it was
     attempted ATTEMPTS_MAX times, or the call would time out. If the last attempt fails, too, the result is its failure.
+
+    With `until_timeout`, keys are attempted until no failure is temporary: every retriable error and every Unreachable
+    counts as temporary, and GaveUp is raised when the call times out.
     """
+    is_temporary = is_retriable if until_timeout else _is_temporary
     results: Results[K, V] = {}
     remaining = list(dict.fromkeys(keys))
-    for number in range(ATTEMPTS_MAX):
+    for number in count():
         results |= yield from attempt(remaining)
-        retry_keys = [key for key in remaining if _is_temporary(results.get(key))]
-        if not retry_keys or number + 1 == ATTEMPTS_MAX:
+        retry_keys = [key for key in remaining if is_temporary(results.get(key))]
+        if not retry_keys or (number + 1 == ATTEMPTS_MAX and not until_timeout):
             break
         reason = results[retry_keys[0]]
         assert isinstance(reason, Exception)
         try:
             yield Pause(backoff.delay_ms(number), reason)
         except GaveUp:
+            if until_timeout:
+                raise
             break
         remaining = retry_keys
     return results
+
+
+def is_retriable(result: object) -> bool:
+    """Return whether the result is a failure after which another attempt may succeed."""
+    return isinstance(result, Unreachable) or (isinstance(result, ApiError) and result.retriable)
 
 
 def ask_each(

@@ -12,8 +12,15 @@ from typing import NamedTuple, TypeVar
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
-from tidelog.client.coordinators import GROUPS, TRANSACTIONS, Coordinator, KeyType, find_coordinators
-from tidelog.client.each import Failure, Results
+from tidelog.client.coordinators import (
+    CONCURRENT_BACKOFF,
+    GROUPS,
+    TRANSACTIONS,
+    KeyType,
+    ask_coordinator,
+    cached_coordinators,
+)
+from tidelog.client.each import Results
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import ClientError, Unreachable
 from tidelog.client.operations import (
@@ -27,7 +34,7 @@ from tidelog.client.operations import (
     Retries,
     produce,
 )
-from tidelog.client.transactions import fence
+from tidelog.client.transactions import FencedProducer, fence
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.message import Message
@@ -59,11 +66,11 @@ END_TXN_MAX = {1: 4, 2: 5}
 broker handle the transaction as one of the later transaction version."""
 OFFSET_FETCH_BY_NAME = 9
 
+FENCE_TIMEOUT_MS = 60_000
+"""The transaction timeout of a producer that is created only to fence another one. It begins no transaction."""
 END_REQUESTS_MAX = 500
 """Upper bound on the EndTxn requests that are sent before the first response is read, so that the requests and the
 responses fit into the buffers of the connections."""
-CONCURRENT_BACKOFF = Backoff(5, 100)
-"""Pauses while the markers of a transactional id's last transaction are being written, which takes milliseconds."""
 
 FENCING_CODES = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
 NOT_OPEN_CODES = FENCING_CODES | {ErrorCode.INVALID_TXN_STATE}
@@ -114,7 +121,7 @@ def init_producer(
     The coordinator aborts a transaction that is open for longer than `timeout_ms`. Raises ApiError.
     """
     version = yield from transaction_version(cluster, backoff)
-    fenced = yield from fence(cluster, CONCURRENT_BACKOFF, transactional_id, timeout_ms)
+    fenced = yield from fence(cluster, backoff, transactional_id, timeout_ms)
     return TransactionalProducer(transactional_id, fenced.producer_id, fenced.producer_epoch, version)
 
 
@@ -142,11 +149,12 @@ def add_partitions(
     yield from _ask_coordinator(
         cluster,
         backoff,
+        producer,
         (TRANSACTIONS, producer.transactional_id),
-        Request(_NO_ADDRESS, request, ADD_PARTITIONS_MAX),
+        request,
         AddPartitionsToTxnResponse,
         codes,
-        producer,
+        ADD_PARTITIONS_MAX,
     )
 
 
@@ -192,16 +200,12 @@ def commit_offsets(
         yield from _ask_coordinator(
             cluster,
             backoff,
+            producer,
             (TRANSACTIONS, producer.transactional_id),
-            Request(
-                _NO_ADDRESS,
-                AddOffsetsToTxnRequest(
-                    producer.transactional_id, producer.producer_id, producer.producer_epoch, group_id
-                ),
-            ),
+            AddOffsetsToTxnRequest(producer.transactional_id, producer.producer_id, producer.producer_epoch, group_id),
             AddOffsetsToTxnResponse,
             lambda answer: [(f"group {group_id!r}", answer.error_code)],
-            producer,
+            NEWEST,
         )
     topics: dict[str, TxnOffsetCommitRequestTopic] = {}
     for tp, committed in offsets.items():
@@ -226,35 +230,36 @@ def commit_offsets(
     yield from _ask_coordinator(
         cluster,
         backoff,
+        producer,
         (GROUPS, group_id),
-        Request(_NO_ADDRESS, request, TXN_OFFSET_COMMIT_MAX[producer.version]),
+        request,
         TxnOffsetCommitResponse,
         codes,
-        producer,
+        TXN_OFFSET_COMMIT_MAX[producer.version],
     )
 
 
 def end_transactions(
     cluster: Cluster, backoff: Backoff, producers: Sequence[TransactionalProducer], *, commit: bool
-) -> Operation[Results[TransactionalProducer, None]]:
-    """Commit or abort the transaction of each producer. Return None for each that has ended as requested, now or
-    earlier, and the final error of each other producer.
+) -> Operation[Results[TransactionalProducer, TransactionalProducer]]:
+    """Commit or abort the transaction of each producer. For each that has ended as requested, now or earlier, return
+    the producer with which its next transaction begins. For each other producer, return its final error.
 
     Temporary failures are retried until the call times out. Then GaveUp is raised, and some transactions may be open.
     """
-    results: Results[TransactionalProducer, None] = {}
+    results: Results[TransactionalProducer, TransactionalProducer] = {}
     remaining = list(dict.fromkeys(producers))
     retries = Retries(cluster, CONCURRENT_BACKOFF, ())
     while remaining:
         failures: list[ApiError | Unreachable] = []
         for first in range(0, len(remaining), END_REQUESTS_MAX):
             some = remaining[first : first + END_REQUESTS_MAX]
-            for producer, failure in (yield from _end_each(cluster, some, commit=commit)).items():
-                if isinstance(failure, Unreachable) or (isinstance(failure, ApiError) and failure.retriable):
-                    failures.append(failure)
+            for producer, result in (yield from _end_each(cluster, some, commit=commit)).items():
+                if isinstance(result, Unreachable) or (isinstance(result, ApiError) and result.retriable):
+                    failures.append(result)
                     cluster.coordinators.pop((TRANSACTIONS.code, producer.transactional_id), None)
                 else:
-                    results[producer] = failure
+                    results[producer] = result
         remaining = [producer for producer in remaining if producer not in results]
         if failures:
             yield retries.after(failures[0])
@@ -263,11 +268,11 @@ def end_transactions(
 
 def _end_each(
     cluster: Cluster, producers: Sequence[TransactionalProducer], *, commit: bool
-) -> Operation[Results[TransactionalProducer, None]]:
+) -> Operation[Results[TransactionalProducer, TransactionalProducer]]:
     """Send each coordinator its EndTxn requests, once."""
-    results: Results[TransactionalProducer, None] = {}
+    results: Results[TransactionalProducer, TransactionalProducer] = {}
     try:
-        addresses = yield from _coordinators(cluster, [p.transactional_id for p in producers], TRANSACTIONS)
+        addresses = yield from cached_coordinators(cluster, [p.transactional_id for p in producers], TRANSACTIONS)
     except Unreachable as error:
         return dict.fromkeys(producers, error)
     requests: dict[TransactionalProducer, Request] = {}
@@ -291,8 +296,34 @@ def _end_each(
         elif answer.error_code:
             text = f"transactional id {producer.transactional_id!r}: {error_name(answer.error_code)}"
             results[producer] = _explained(error_for(answer.error_code, text), producer)
+        elif producer.version == 1:
+            results[producer] = producer
         else:
-            results[producer] = None
+            results[producer] = producer._replace(producer_id=answer.producer_id, producer_epoch=answer.producer_epoch)
+    return results
+
+
+def abort_leftovers(
+    cluster: Cluster, backoff: Backoff, producers: Sequence[TransactionalProducer]
+) -> Operation[Results[TransactionalProducer, None]]:
+    """Abort the open transactions of other processes, and fence the processes, so that they cannot begin again.
+
+    A transactional id whose producer id or epoch has changed is left alone: a newer run uses it. Return None for each
+    producer that was fenced, and the final error of each other producer. Raises GaveUp when the call times out.
+
+    With version 2, EndTxn raises the epoch. With version 1 it does not: a process that does not know of the abort could
+    add partitions, and so begin a transaction that nobody ends. Therefore InitProducerId raises the epoch then. It
+    cannot do it alone, because it aborts an open transaction without a comparison of the epoch.
+    """
+    results: Results[TransactionalProducer, None] = {}
+    for producer, ended in (yield from end_transactions(cluster, backoff, producers, commit=False)).items():
+        results[producer] = None if isinstance(ended, TransactionalProducer) else ended
+        if producer.version == 1 and results[producer] is None:
+            expected = FencedProducer(producer.producer_id, producer.producer_epoch)
+            try:
+                yield from fence(cluster, backoff, producer.transactional_id, FENCE_TIMEOUT_MS, expected)
+            except ApiError as error:
+                results[producer] = _explained(error, producer)
     return results
 
 
@@ -314,13 +345,15 @@ def offsets_with_metadata(
         ]
 
     try:
-        answer = yield from _ask_coordinator(
+        answer = yield from ask_coordinator(
             cluster,
             backoff,
-            (GROUPS, group_id),
-            Request(_NO_ADDRESS, request, OFFSET_FETCH_BY_NAME),
+            group_id,
+            GROUPS,
+            request,
             OffsetFetchResponse,
-            codes,
+            codes=codes,
+            version_max=OFFSET_FETCH_BY_NAME,
         )
     except ApiError as error:
         if error.code == ErrorCode.GROUP_ID_NOT_FOUND:
@@ -335,66 +368,26 @@ def offsets_with_metadata(
     }
 
 
-_NO_ADDRESS = Address("", 0)
-"""Address of a request that `_ask_coordinator` sends to the coordinator."""
-
-
 def _ask_coordinator(
     cluster: Cluster,
     backoff: Backoff,
+    producer: TransactionalProducer,
     key: tuple[KeyType, str],
-    request: Request,
+    request: Message,
     response_class: type[M],
     codes: Callable[[M], list[tuple[str, int]]],
-    producer: TransactionalProducer | None = None,
+    version_max: int,
 ) -> Operation[M]:
-    """Send the request to the coordinator until the response has no retriable error, and return the response.
-
-    `codes` returns what the errors of a response concern, and their codes. The address of the coordinator is cached,
-    because a producer sends it several requests. Raises ApiError for a final error, and ProducerFenced.
-    """
+    """Send a producer's request with `ask_coordinator`. Raises ProducerFenced for the errors that mean this."""
     key_type, name = key
-    retries = Retries(cluster, backoff, ())
-    concurrent_attempts = 0
-    while True:
-        try:
-            address = (yield from _coordinators(cluster, [name], key_type))[name]
-            if not isinstance(address, Address):
-                raise address
-            answers = yield Ask([request._replace(address=address)])
-            assert isinstance(answers, list)
-            (answer,) = answers
-            if isinstance(answer, ClientError):
-                raise answer
-            assert isinstance(answer, response_class)
-            errors = [error_for(code, f"{subject}: {error_name(code)}") for subject, code in codes(answer) if code]
-            if errors:
-                raise min(errors, key=lambda error: error.retriable)
-            return answer
-        except (ApiError, Unreachable) as error:
-            cluster.coordinators.pop((key_type.code, name), None)
-            if producer is not None and isinstance(error, ApiError) and not error.retriable:
-                raise _explained(error, producer) from error
-            pause = retries.after(error)
-            if isinstance(error, ApiError) and error.code == ErrorCode.CONCURRENT_TRANSACTIONS:
-                pause = pause._replace(delay_ms=CONCURRENT_BACKOFF.delay_ms(concurrent_attempts))
-                concurrent_attempts += 1
-        yield pause
-
-
-def _coordinators(cluster: Cluster, names: Sequence[str], key_type: KeyType) -> Operation[dict[str, Address | Failure]]:
-    """Return the address of each key's coordinator, from the cache if possible. Raises NoBrokerReachable."""
-    unknown = [name for name in names if (key_type.code, name) not in cluster.coordinators]
-    failures: dict[str, Failure] = {}
-    if unknown:
-        coordinators = yield from find_coordinators(unknown, key_type)
-        for name in unknown:
-            coordinator = coordinators.get(name) or ApiError(f"no broker names the coordinator of {name!r}")
-            if isinstance(coordinator, Coordinator):
-                cluster.coordinators[key_type.code, name] = coordinator.address
-            else:
-                failures[name] = coordinator
-    return {name: failures.get(name) or cluster.coordinators[key_type.code, name] for name in names}
+    try:
+        return (
+            yield from ask_coordinator(
+                cluster, backoff, name, key_type, request, response_class, codes=codes, version_max=version_max
+            )
+        )
+    except ApiError as error:
+        raise _explained(error, producer) from error
 
 
 def _explained(error: ApiError, producer: TransactionalProducer) -> ApiError:

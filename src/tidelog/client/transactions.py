@@ -100,6 +100,9 @@ class FencedProducer(NamedTuple):
     producer_epoch: int
 
 
+NO_PRODUCER = FencedProducer(-1, -1)
+
+
 def list_transactions(cluster: Cluster, backoff: Backoff, wanted: TransactionFilter) -> Operation[TransactionListing]:
     """Return the transactional ids that every broker coordinates, sorted. Raises GaveUp when no broker answers in
     time.
@@ -138,9 +141,12 @@ def _listed(answer: ListTransactionsResponse | ClientError) -> ListTransactionsR
 
 
 def describe_transactions(
-    cluster: Cluster, backoff: Backoff, transactional_ids: Iterable[str]
+    cluster: Cluster, backoff: Backoff, transactional_ids: Iterable[str], *, until_timeout: bool = False
 ) -> Operation[Results[str, Transaction]]:
-    """Return the state of each transactional id. An unknown id fails with TRANSACTIONAL_ID_NOT_FOUND."""
+    """Return the state of each transactional id. An unknown id fails with TRANSACTIONAL_ID_NOT_FOUND.
+
+    `until_timeout` is for callers that cannot do without the states: see `each.retry_temporary_failures`.
+    """
 
     def attempt(names: list[str]) -> Operation[Results[str, Transaction]]:
         return (
@@ -153,7 +159,7 @@ def describe_transactions(
             )
         )
 
-    return (yield from retry_temporary_failures(backoff, transactional_ids, attempt))
+    return (yield from retry_temporary_failures(backoff, transactional_ids, attempt, until_timeout=until_timeout))
 
 
 def _described(answer: DescribeTransactionsResponse, coordinator: int) -> Results[str, Transaction]:
@@ -264,14 +270,29 @@ def abort_in_partition(
         yield pause
 
 
-def fence(cluster: Cluster, backoff: Backoff, transactional_id: str, timeout_ms: int) -> Operation[FencedProducer]:
+def fence(
+    cluster: Cluster,
+    backoff: Backoff,
+    transactional_id: str,
+    timeout_ms: int,
+    expected: FencedProducer = NO_PRODUCER,
+) -> Operation[FencedProducer]:
     """Fence the producers of a transactional id, and abort its open transaction, as a new producer does when it begins
     (InitProducerId).
 
     Returns when all markers are written. Until then, the coordinator answers CONCURRENT_TRANSACTIONS, and the request
-    is sent again. Raises ApiError.
+    is sent again.
+
+    With `expected`, raises ApiError PRODUCER_FENCED if the transactional id has another producer id, or has no open
+    transaction and another epoch (KIP-360). An open transaction is aborted even if its epoch is another one.
+    Raises ApiError.
     """
-    request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=timeout_ms)
+    request = InitProducerIdRequest(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=expected.producer_id,
+        producer_epoch=expected.producer_epoch,
+    )
     answer = yield from ask_coordinator(
         cluster, backoff, transactional_id, TRANSACTIONS, request, InitProducerIdResponse
     )

@@ -13,6 +13,7 @@ from tidelog.client.transactional_writes import (
     CommittedOffset,
     ProducerFenced,
     TransactionalProducer,
+    abort_leftovers,
     add_partitions,
     commit_offsets,
     end_transactions,
@@ -218,14 +219,15 @@ def test_requests_have_the_versions_of_the_transaction_version(
     brokers = Brokers(
         AddOffsetsToTxn=AddOffsetsToTxnResponse(),
         TxnOffsetCommit=committed(0),
-        EndTxn=ended(),
+        EndTxn=EndTxnResponse(producer_id=9, producer_epoch=0),
         Produce=ProduceResponse(responses=[produced]),
     )
     offsets = {ORDERS_0: CommittedOffset(8, "text")}
     result = brokers.run(produce_in_transaction(brokers.cluster, BACKOFF, producer, {ORDERS_0: b"batch"}, 9))
     assert result[ORDERS_0].base_offset == 4
     brokers.run(commit_offsets(brokers.cluster, BACKOFF, producer, "g", offsets))
-    assert brokers.run(end_transactions(brokers.cluster, BACKOFF, [producer], commit=True)) == {producer: None}
+    following = {FIRST: FIRST, SECOND: SECOND._replace(producer_id=9, producer_epoch=0)}[producer]
+    assert brokers.run(end_transactions(brokers.cluster, BACKOFF, [producer], commit=True)) == {producer: following}
     versions = [
         [version_max for _, version_max in brokers.requests(kind)]
         for kind in (ProduceRequest, TxnOffsetCommitRequest, EndTxnRequest)
@@ -259,7 +261,10 @@ def test_transactions_end_independently_and_only_temporary_failures_are_repeated
         )
     )
     results = brokers.run(end_transactions(brokers.cluster, BACKOFF, [FIRST, SECOND, third, FIRST], commit=False))
-    assert {producer: result for producer, result in results.items() if result is None} == {FIRST: None, third: None}
+    assert [producer for producer, result in results.items() if isinstance(result, TransactionalProducer)] == [
+        FIRST,
+        third,
+    ]
     failure = results[SECOND]
     assert isinstance(failure, ApiError)
     assert failure.code == ErrorCode.INVALID_TXN_STATE
@@ -275,6 +280,32 @@ def test_transactions_that_cannot_end_in_time_are_an_error() -> None:
     with pytest.raises(GaveUp):
         brokers.run(end_transactions(brokers.cluster, BACKOFF, [FIRST], commit=True))
     assert brokers.run(end_transactions(brokers.cluster, BACKOFF, [], commit=True)) == {}
+
+
+def test_a_leftover_is_fenced_by_its_epoch_also_with_version_1() -> None:
+    """Version 2 raises the epoch when the transaction ends. InitProducerId alone would abort a newer transaction."""
+    third = TransactionalProducer("c", 7, 3, 1)
+    brokers = Brokers(
+        EndTxn=(ended(), ended(), ended(ErrorCode.PRODUCER_FENCED)),
+        InitProducerId=InitProducerIdResponse(producer_id=5, producer_epoch=2),
+    )
+    results = brokers.run(abort_leftovers(brokers.cluster, BACKOFF, [FIRST, SECOND, third]))
+    assert [results[FIRST], results[SECOND]] == [None, None]
+    assert isinstance(results[third], ProducerFenced)
+    [(request, _)] = brokers.requests(InitProducerIdRequest)
+    assert isinstance(request, InitProducerIdRequest)
+    assert (request.transactional_id, request.producer_id, request.producer_epoch) == ("a", 5, 1)
+    assert [m.committed for m, _ in brokers.requests(EndTxnRequest) if isinstance(m, EndTxnRequest)] == [False] * 3
+    brokers = Brokers(EndTxn=ended(), InitProducerId=InitProducerIdResponse(error_code=ErrorCode.PRODUCER_FENCED))
+    [failure] = brokers.run(abort_leftovers(brokers.cluster, BACKOFF, [FIRST])).values()
+    assert isinstance(failure, ProducerFenced)
+
+
+def test_markers_are_awaited_with_short_pauses_and_other_errors_with_the_usual_ones() -> None:
+    codes = [ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 2
+    brokers = Brokers(TxnOffsetCommit=[*map(committed, codes), committed(0)])
+    brokers.run(commit_offsets(brokers.cluster, BACKOFF, SECOND, "g", {ORDERS_0: CommittedOffset(1, "")}))
+    assert [pause.delay_ms for pause in brokers.pauses] == [5, 200, 10, 300]
 
 
 def offsets(code: int, *parts: OffsetFetchResponsePartitions) -> OffsetFetchResponse:
