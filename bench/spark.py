@@ -1,42 +1,54 @@
 #!/usr/bin/env python3
 """Compares format("tidelog") with Spark's own JVM Kafka connector in one Spark, against the same broker.
 
-    bench/spark.py [--bootstrap HOST:PORT] [--records N] [--partitions N] [--cores N] [--rounds N] [--rows LIST]
+    bench/spark.py [--bootstrap HOST:PORT] [--records N] [--partitions N] [--cores N] [--warm-ups N] [--rounds N]
+                   [--fetch-wait-ms N] [--unix-sockets] [--rows LIST]
 
 Without --bootstrap it starts a broker of this checkout, with its log on /dev/shm; pass the address of Apache Kafka to
 compare with it as the broker. A row of the table is an action and a kind of value. Actions:
 
     read     a batch read of the whole topic with an aggregate
     write    a batch write into a new topic
-    stream   a streaming query without a checkpoint of its own, from the beginning to the end, in four micro-batches
+    stream   a streaming query with a new checkpoint, from the beginning to the end, in four micro-batches
 
 Values are 100 bytes, 1 KB (a fifth of the records), or JSON of 5 fields (half of the records), which reads and streams
-parse by from_json, and which writes make by to_json. The two formats alternate, in rounds after one that is not
-counted. The table shows the rows per second of the best round of each format. `cpu` is the CPU time of that round in
-Spark and its Python workers, without that of the broker: it varies least on a machine that does other work. The exit
-code is 1 if a rate is below twice that of the connector.
+parse by from_json, and which writes make by to_json. The two formats take turns, in rounds after --warm-ups that are
+not counted: the JVM still compiles in them. The table shows medians of the rounds: rows per second, and `cpu`, the CPU
+seconds of Spark and its Python workers, without that of the broker. `rate` and `cpu ratio` say how many times better
+format("tidelog") is. On a machine that does other work the CPU time varies least. The exit code is 1 if a rate is below
+twice that of the connector.
 
---rows chooses rows, for example `read-100,write-json`. The connector's jars come from script/spark-kafka. This script's
-Python needs tidelog[spark]. Java 17 or newer runs Spark.
+The connector waits at the end of each partition: it asks for the partition's end on the connection on which its fetch
+of the next records already waits, for up to fetch.max.wait.ms. With 12 partitions, 2 cores and the default of 500 ms
+these are 3 s for each query, however many rows it reads. Such a constant would hide the rates, so both formats read
+with --fetch-wait-ms (10 by default). With 500 the table shows what a user sees without this setting.
+
+With --unix-sockets, Spark talks to its Python workers through Unix domain sockets instead of TCP (Spark's setting
+spark.python.unix.domain.socket.enabled). This concerns only format("tidelog"): the connector has no Python workers.
+
+Times are from the start of the query to its end, with the start of Python processes, which takes a streaming query
+0.3 s of CPU time or more. --rows chooses rows, for example `read-100,write-json`. The connector's jars come from
+script/spark-kafka. This script's Python needs tidelog[spark]. Java 17 or newer runs Spark.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from compare import cpu
+from compare import TICK, process_tree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BAR = 2.0
@@ -54,10 +66,13 @@ class Round(NamedTuple):
 
 
 class Bench:
-    def __init__(self, spark: SparkSession, bootstrap: str, partitions: int, broker_pid: int | None) -> None:
+    def __init__(
+        self, spark: SparkSession, bootstrap: str, partitions: int, wait_ms: int, broker_pid: int | None
+    ) -> None:
         self.spark = spark
         self.bootstrap = bootstrap
         self.partitions = partitions
+        self.wait_ms = wait_ms
         self.broker_pid = broker_pid
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
         self.filled: dict[str, str] = {}
@@ -90,17 +105,23 @@ class Bench:
             self.write("tidelog", kind, count, self.filled[kind])
         return self.filled[kind]
 
+    def source_options(self) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self.bootstrap, "kafka.fetch.max.wait.ms": str(self.wait_ms)}
+
     def read(self, form: str, kind: str, count: int) -> None:
-        frame = self.spark.read.format(form).option("kafka.bootstrap.servers", self.bootstrap)
+        frame = self.spark.read.format(form).options(**self.source_options())
         frame = values_of(frame.option("subscribe", self.topic_with(kind, count)).load(), kind)
         [row] = frame.selectExpr("count(checked)", "sum(checked)").collect()
         if row[0] != count:
             raise SystemExit(f"format {form} read {row[0]} rows, not {count}")
 
     def stream(self, form: str, kind: str, count: int) -> None:
-        reader = self.spark.readStream.format(form).option("kafka.bootstrap.servers", self.bootstrap)
+        reader = self.spark.readStream.format(form).options(**self.source_options())
         reader = reader.option("subscribe", self.topic_with(kind, count)).option("startingOffsets", "earliest")
-        frame = values_of(reader.option("maxOffsetsPerTrigger", -(-count // MICRO_BATCHES)).load(), kind)
+        # Each partition's share of the limit is rounded down. Without the additional offset of each partition, a fifth
+        # micro-batch would read the rest.
+        limit = -(-count // MICRO_BATCHES) + self.partitions
+        frame = values_of(reader.option("maxOffsetsPerTrigger", limit).load(), kind)
         with tempfile.TemporaryDirectory() as checkpoint:
             writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
             query = writer.trigger(availableNow=True).start()
@@ -111,20 +132,30 @@ class Bench:
 
     def run(self, action: str, form: str, kind: str, count: int) -> Round:
         topic = self.new_topic() if action == "write" else self.topic_with(kind, count)
-        before, began = self._cpu_s(), time.perf_counter()
+        before, began = self._cpu_s_by_pid(), time.perf_counter()
         if action == "write":
             self.write(form, kind, count, topic)
         elif action == "read":
             self.read(form, kind, count)
         else:
             self.stream(form, kind, count)
-        result = Round(time.perf_counter() - began, self._cpu_s() - before)
+        seconds = time.perf_counter() - began
+        result = Round(seconds, sum(cpu_s - before.get(pid, 0.0) for pid, cpu_s in self._cpu_s_by_pid().items()))
         if action == "write":
             self.admin.delete_topics([topic])[topic].result(30)
         return result
 
-    def _cpu_s(self) -> float:
-        return cpu(os.getpid()) - (cpu(self.broker_pid) if self.broker_pid else 0)
+    def _cpu_s_by_pid(self) -> dict[int, float]:
+        """Return the CPU seconds of Spark's processes that run now, with those of their children that have ended, such
+        as the Python process of a streaming query. Processes that are idle for a minute end in between, so the sum of
+        all processes could become smaller.
+        """
+        seconds = {}
+        for pid in set(process_tree(os.getpid())) - set(process_tree(self.broker_pid) if self.broker_pid else ()):
+            with contextlib.suppress(OSError):
+                fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+                seconds[pid] = sum(map(int, fields[11:15])) / TICK
+        return seconds
 
 
 def values_of(frame: DataFrame, kind: str) -> DataFrame:
@@ -135,7 +166,7 @@ def values_of(frame: DataFrame, kind: str) -> DataFrame:
     return parsed.selectExpr("r.id + length(r.product) + r.quantity + r.price + unix_millis(r.at) as checked")
 
 
-@contextmanager
+@contextlib.contextmanager
 def broker(bootstrap: str | None) -> Iterator[tuple[str, int | None]]:
     if bootstrap:
         yield bootstrap, None
@@ -154,31 +185,35 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--partitions", type=int, default=12)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm-ups", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fetch-wait-ms", type=int, default=10)
+    parser.add_argument("--unix-sockets", action="store_true")
     parser.add_argument("--rows", default=",".join(f"{action}-{kind}" for kind in KINDS for action in ACTIONS))
     chosen = parser.parse_args()
     from pyspark_tidelog.session import local_session
 
     jars = subprocess.run([ROOT / "script/spark-kafka"], check=True, capture_output=True, text=True).stdout.strip()
     settings = {"spark.jars": jars, "spark.driver.memory": "1g"}
+    settings["spark.python.unix.domain.socket.enabled"] = str(chosen.unix_sockets).lower()
     spark = local_session("bench", cores=chosen.cores, settings=settings)
     spark.sparkContext.setLogLevel("ERROR")
     is_below = False
-    print(f"| Spark {spark.version} | tidelog rows/s | cpu s | connector rows/s | cpu s | rate | cpu |")
+    print(f"| Spark {spark.version} | tidelog rows/s | cpu s | connector rows/s | cpu s | rate | cpu ratio |")
     print("|---|---|---|---|---|---|---|")
     with broker(chosen.bootstrap) as (bootstrap, pid):
-        bench = Bench(spark, bootstrap, chosen.partitions, pid)
+        bench = Bench(spark, bootstrap, chosen.partitions, chosen.fetch_wait_ms, pid)
         for name in chosen.rows.split(","):
             action, kind = name.split("-")
             count = int(chosen.records * KINDS[kind])
-            best: dict[str, Round] = {}
-            for number in range(1 + chosen.rounds):
+            rounds: dict[str, list[Round]] = {form: [] for form in FORMATS}
+            for number in range(chosen.warm_ups + chosen.rounds):
                 for form in FORMATS:
                     done = bench.run(action, form, kind, count)
                     print(f"{name} {form}: {done.seconds:.2f} s, cpu {done.cpu_s:.1f} s", file=sys.stderr, flush=True)
-                    if number and (form not in best or done.seconds < best[form].seconds):
-                        best[form] = done
-            ours, theirs = (best[form] for form in FORMATS)
+                    if number >= chosen.warm_ups:
+                        rounds[form].append(done)
+            ours, theirs = (Round(*map(statistics.median, zip(*rounds[form], strict=True))) for form in FORMATS)
             rate = theirs.seconds / ours.seconds
             is_below |= rate < BAR
             print(

@@ -7,6 +7,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.filters import Comparison, comparison_of, narrowed
+from pyspark_tidelog.garbage import exempt_imported_objects
 from pyspark_tidelog.lookup import Lookup, loss_reporter, refuse_backward_ranges, without_lost
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange, split
@@ -83,3 +84,4 @@ def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputP
         options = options._replace(client=options.client._replace(default_api_timeout_ms=options.poll_timeout_ms))
         with connect(options) as client:
             yield from RangeReader(client, options, partition.value, columns).arrow_batches()
+        exempt_imported_objects("read")

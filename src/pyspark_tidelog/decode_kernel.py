@@ -105,17 +105,22 @@ def _size(data: Any, at: int, end: int) -> tuple[int, int]:
 
 
 @compile_inline
-def _append(column: Any, row: int, filled: int, data: Any, at: int, size: int, copied: bool) -> int:
-    """Set value `row` of a column whose data has `filled` bytes, and return the new number of bytes. If `copied` is
-    false, no bytes are copied: the value is null or empty.
+def _copy(data: Any, at: int, size: int, target: Any, filled: int) -> int:
+    """Copy `size` bytes to `target`, which has `filled` bytes, and return its new number of bytes. A negative size
+    means that there are none.
     """
-    if copied and size > 0:
-        # The index is unsigned. A signed index may be negative, and the check for a negative index would prevent the
-        # compiler from turning the loop into a block copy.
-        source, target = np.uint64(at), np.uint64(filled)
-        for i in range(np.uint64(size)):
-            column.data[target + i] = data[source + i]
-        filled += size
+    # The index is unsigned. A signed index may be negative, and the check for a negative index would prevent the
+    # compiler from turning the loop into a block copy.
+    source, destination = np.uint64(at), np.uint64(filled)
+    for i in range(np.uint64(max(size, 0))):
+        target[destination + i] = data[source + i]
+    return filled + max(size, 0)
+
+
+@compile_inline
+def _append(column: Any, row: int, filled: int, data: Any, at: int, size: int) -> int:
+    """Set value `row` of a column whose data has `filled` bytes, and return the new number of bytes."""
+    filled = _copy(data, at, size, column.data, filled)
     column.valid[row] = size >= 0
     column.ends[row + 1] = filled
     return filled
@@ -142,11 +147,11 @@ def _append_headers(data: Any, at: int, end: int, remaining: int, rows: Any, end
             at = -1
         if at >= 0:
             if selected:
-                key_bytes = _append(rows.header_keys, header, key_bytes, data, at, size, True)
+                key_bytes = _append(rows.header_keys, header, key_bytes, data, at, size)
             size, at = _size(data, at + size, end)
         if at >= 0:
             if selected:
-                value_bytes = _append(rows.header_values, header, value_bytes, data, at, size, True)
+                value_bytes = _append(rows.header_values, header, value_bytes, data, at, size)
                 header += 1
             at += max(size, 0)
     return (header, key_bytes, value_bytes), at
@@ -160,7 +165,11 @@ def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: R
     is a sum of WANT_*. Keys or values that are not wanted are not copied: they are null or empty in `rows`. If
     headers are not wanted, the header columns of `rows` do not change.
     """
-    filled = rows.filled
+    # The arrays are unpacked here. Otherwise the compiled code would count references to them for each record, which
+    # takes several times as long as decoding a small record.
+    offsets, timestamps_us, timestamp_types, keys, values, _, _, _, filled = rows
+    key_ends, key_valid, key_data = keys
+    value_ends, value_valid, value_data = values
     row, key_bytes, value_bytes = filled[ROWS], filled[KEY_BYTES], filled[VALUE_BYTES]
     ends = (filled[HEADERS], filled[HEADER_KEY_BYTES], filled[HEADER_VALUE_BYTES])
     for batch in range(batches.shape[0]):
@@ -186,12 +195,14 @@ def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: R
             if at < 0:
                 return MALFORMED
             if selected:
-                key_bytes = _append(rows.keys, row, key_bytes, data, at, size, wanted & WANT_KEY != 0)
+                key_bytes = _copy(data, at, size if wanted & WANT_KEY else 0, key_data, key_bytes)
+                key_valid[row], key_ends[row + 1] = size >= 0, key_bytes
             size, at = _size(data, at + max(size, 0), end)
             if at < 0:
                 return MALFORMED
             if selected:
-                value_bytes = _append(rows.values, row, value_bytes, data, at, size, wanted & WANT_VALUE != 0)
+                value_bytes = _copy(data, at, size if wanted & WANT_VALUE else 0, value_data, value_bytes)
+                value_valid[row], value_ends[row + 1] = size >= 0, value_bytes
             header_count, at = _varint(data, at + max(size, 0), end)
             headers_selected = selected and wanted & WANT_HEADERS != 0
             if header_count > 0:
@@ -200,12 +211,12 @@ def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: R
                 return MALFORMED
 
             if selected:
-                rows.offsets[row] = offset
+                offsets[row] = offset
                 if append_time == CREATE_TIME:
-                    rows.timestamps_us[row] = _microseconds(batches[batch, BASE_TIMESTAMP] + timestamp_delta)
+                    timestamps_us[row] = _microseconds(batches[batch, BASE_TIMESTAMP] + timestamp_delta)
                 else:
-                    rows.timestamps_us[row] = _microseconds(append_time)
-                rows.timestamp_types[row] = append_time != CREATE_TIME
+                    timestamps_us[row] = _microseconds(append_time)
+                timestamp_types[row] = append_time != CREATE_TIME
                 row += 1
                 if headers_selected:
                     rows.header_ends[row] = ends[0]

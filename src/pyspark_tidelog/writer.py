@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.errors import OptionError, SchemaError, WriteError
 from pyspark_tidelog.exactly_once.decision import BatchIdentity
+from pyspark_tidelog.garbage import exempt_imported_objects
 from pyspark_tidelog.options import WriteOptions
 from tidelog.client.blocking import Client, StartedOperation
 from tidelog.client.errors import ClientError
@@ -72,7 +73,9 @@ class _Writer:
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
         write = write_rows_once if self._options.exactly_once else write_rows
-        return write(self._options, iterator)
+        result = write(self._options, iterator)
+        exempt_imported_objects("write")
+        return result
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit what the tasks have written, in the driver."""
