@@ -402,7 +402,7 @@ def test_records_of_a_lost_query_are_reported(copier: Copier, monkeypatch: pytes
             write_batch(opened, 0)
     opened.close()
     other = writer(copier, query="other")
-    with pytest.raises(PipelineError, match=r"may have records of micro-batch 0 of an earlier run \(query\)"):
+    with pytest.raises(PipelineError, match=r"may have records of micro-batch 0 of an earlier query \(query\)"):
         write_batch(other, 0)
     other.close()
 
