@@ -12,6 +12,7 @@ from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.queries import RunContext, RunningQuery, StopRequested, start_queries
 from tidelog.pipelines.session import pipeline_session, start_session
+from tidelog.pipelines.starting import Start
 from tidelog.pipelines.state import DEFAULT_STATE, PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, PipelineStatus
 from tidelog.pipelines.stopping import STOP_MAX_S, NotStopped, call_all
@@ -28,6 +29,9 @@ PAUSE_MAX_S = 60.0
 micro-batch has succeeded."""
 POLL_S = 0.1
 """Pause between two looks at the queries in `run` and `Run.stop`, in seconds."""
+RUN_STOP_MAX_S = 90.0
+"""Upper bound on the end of all pipelines, in seconds: more than a start and the end of its queries may take, each
+STOP_MAX_S."""
 ONCE_RESTARTS_MAX = 3
 """Upper bound on the restarts of a pipeline in a run with `once`. Such a run does not restart a pipeline after a
 failure that another attempt would repeat (see `failures.is_permanent`)."""
@@ -43,37 +47,48 @@ class RunningPipeline:
         self._run = run
         self._state = state
         self._queries: list[RunningQuery] = []
+        self._starting: Start | None = None
         self._failures_in_a_row = 0
         self._restart_at_s = 0.0
         self._stopping = False
 
-    def start(self, now_s: float) -> None:
+    def start(self) -> None:
+        """Begin to start the queries, in another thread. `step` finds out when they run."""
         self.status.state = STARTING
         self.status.restart_in_s = None
         identity = self._state.identity()
         assert identity is not None, "a Run creates the identity, with its checkpoints, when it locks the state"
-        try:
+
+        def start() -> list[RunningQuery]:
             session = pipeline_session(self._spark, self.pipeline, self._run.settings)
-            self._queries = start_queries(self.pipeline, session, self._run, self._state, identity)
+            return start_queries(self.pipeline, session, self._run, self._state, identity)
+
+        self._starting = Start(start)
+
+    def _finish_start(self, starting: Start, now_s: float) -> None:
+        self._starting = None
+        try:
+            self._queries = starting.result()
         except Exception as error:
             self._fail(error, now_s)
             return
         previous = {query.sink: query for query in self.status.queries}
         for query in self._queries:
             query.status = previous.get(query.status.sink, query.status)
+            if self._stopping:
+                query.request_stop()
         self.status.queries = [query.status for query in self._queries]
         self.status.state = RUNNING
 
     def step(self, now_s: float) -> None:
-        """Update the figures and the state. Restart the pipeline when its pause after a failure is over.
-
-        A restart waits until the queries have started, and the other pipelines of the run wait with it.
-        """
+        """Update the figures and the state. Restart the pipeline when its pause after a failure is over."""
+        if self._starting is not None and self._starting.has_ended:
+            self._finish_start(self._starting, now_s)
         if self.status.state == WAITING:
             self.status.restart_in_s = max(self._restart_at_s - now_s, 0.0)
             if now_s >= self._restart_at_s:
                 self.status.restarts += 1
-                self.start(now_s)
+                self.start()
             return
         if self.status.state != RUNNING:
             return
@@ -124,6 +139,13 @@ class RunningPipeline:
     def stop_now(self) -> None:
         """Interrupt the queries, and wait up to STOP_MAX_S. What has not ended then is an error of the status."""
         self._stopping = True
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            started = starting.abandon(STOP_MAX_S)
+            self._queries = started or []
+            if started is None:
+                self.status.error = f"pipeline {self.pipeline.name}: its start has not ended within {STOP_MAX_S:g} s"
+                logger.warning("pipeline_not_stopped %s", self.status.error)
         self._close_queries()
         if self.status.state in (RUNNING, STARTING, WAITING):
             self.status.state = STOPPED
@@ -203,7 +225,7 @@ class Run:
 
     def start(self) -> None:
         for each in self.pipelines:
-            each.start(time.monotonic())
+            each.start()
 
     def step(self) -> None:
         for each in self.pipelines:
@@ -223,7 +245,7 @@ class Run:
 
     def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
         """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches, and wait for
-        them up to `stopping.STOP_MAX_S` more. The statuses then name queries that have not ended.
+        them up to `stopping.STOP_MAX_S` more, and as long for a start. The statuses then name what has not ended.
         """
         for each in self.pipelines:
             each.request_stop()
@@ -238,7 +260,7 @@ class Run:
 
     def _stop_now(self) -> None:
         """Interrupt all queries of all pipelines at the same time."""
-        for error in call_all([each.stop_now for each in self.pipelines], 2 * STOP_MAX_S):
+        for error in call_all([each.stop_now for each in self.pipelines], RUN_STOP_MAX_S):
             raise error
 
 

@@ -133,7 +133,15 @@ def pipeline_session(
 ) -> "SparkSession":
     """Return a session with the pipeline's own settings of Spark's SQL: `spark` itself if it has them, otherwise a new
     session of the same application. `overrides`, the settings of the run, replace settings of the pipeline.
+    The session becomes the active one of this thread.
     """
+    session = _session_with(spark, pipeline, overrides)
+    # Spark keeps the active session by thread. Functions of Spark that get no session use the active one.
+    session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    return session
+
+
+def _session_with(spark: "SparkSession", pipeline: Pipeline, overrides: Mapping[str, str]) -> "SparkSession":
     defaults = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
     wanted = {
         key: value

@@ -1,20 +1,23 @@
 """Restarts with pauses, and the end of a run, with queries that a test ends as it likes."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tidelog.pipelines import running
-from tidelog.pipelines.declarations import PipelineError, TemporaryError, pipeline
+from tidelog.pipelines.declarations import Pipeline, PipelineError, TemporaryError, pipeline
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.queries import RunContext
 from tidelog.pipelines.running import ONCE_RESTARTS_MAX, PAUSE_MAX_S, Run, RunningPipeline
 from tidelog.pipelines.state import PipelineState
-from tidelog.pipelines.status import DONE, FAILED, RUNNING, STOPPED, WAITING, QueryStatus
+from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, QueryStatus
 from tidelog.pipelines.stopping import NotStopped
 from tidelog.pipelines.topics import topic
+
+WAIT_S = 20
 
 
 @pipeline(source=topic("a"), sink=topic("b"))
@@ -73,6 +76,20 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     return script
 
 
+def start(each: RunningPipeline, now_s: float) -> None:
+    """Start the pipeline, and wait until `step` knows the result."""
+    each.start()
+    step_until_started(each, now_s)
+
+
+def step_until_started(each: RunningPipeline, now_s: float) -> None:
+    each.step(now_s)
+    if each._starting is not None:
+        each._starting._thread.join(WAIT_S)
+        each.step(now_s)
+    assert each.status.state != STARTING
+
+
 def running_pipeline(tmp_path: Path, *, once: bool = False) -> RunningPipeline:
     spark: Any = None
     run, state = RunContext("127.0.0.1:9092", once), PipelineState(tmp_path, "copy")
@@ -82,7 +99,7 @@ def running_pipeline(tmp_path: Path, *, once: bool = False) -> RunningPipeline:
 
 def test_pauses_double_and_a_success_ends_the_series(script: Script, tmp_path: Path) -> None:
     each, now_s = running_pipeline(tmp_path), 0.0
-    each.start(now_s)
+    start(each, now_s)
     pauses = []
     for _ in range(8):
         script.queries[-1].fail(RuntimeError("no answer"))
@@ -93,7 +110,7 @@ def test_pauses_double_and_a_success_ends_the_series(script: Script, tmp_path: P
         each.step(now_s + pauses[-1] - 0.01)
         assert each.status.state == WAITING
         now_s += pauses[-1]
-        each.step(now_s)
+        step_until_started(each, now_s)
         assert each.status.state == RUNNING
     assert pauses == [1, 2, 4, 8, 16, 32, PAUSE_MAX_S, PAUSE_MAX_S]
     assert each.status.restarts == 8
@@ -134,28 +151,28 @@ def test_a_run_whose_end_fails_leaves_no_lock(script: Script, tmp_path: Path, mo
 def test_a_start_that_fails_is_tried_again(script: Script, tmp_path: Path) -> None:
     each = running_pipeline(tmp_path)
     script.start_error = PipelineError("topic b does not exist")
-    each.start(0)
+    start(each, 0)
     assert (each.status.state, each.status.error) == (WAITING, "topic b does not exist")
     script.start_error = None
-    each.step(1)
+    step_until_started(each, 1)
     assert each.status.state == RUNNING
 
 
 def test_once_tries_only_temporary_failures_again(script: Script, tmp_path: Path) -> None:
     each = running_pipeline(tmp_path, once=True)
-    each.start(0)
+    start(each, 0)
     for now_s in range(0, 1000, 100):
         script.queries[-1].fail(RuntimeError("no answer"))
         each.step(now_s)
-        each.step(now_s + PAUSE_MAX_S)
+        step_until_started(each, now_s + PAUSE_MAX_S)
     assert (each.status.state, each.status.restarts, each.has_ended) == (FAILED, ONCE_RESTARTS_MAX, True)
     other = running_pipeline(tmp_path, once=True)
-    other.start(0)
+    start(other, 0)
     script.queries[-1].fail(PipelineError("the key column is missing"))
     other.step(0)
     assert (other.status.state, other.status.restarts) == (FAILED, 0)
     third = running_pipeline(tmp_path, once=True)
-    third.start(0)
+    start(third, 0)
     script.queries[-1].stop()
     third.step(0)
     assert third.status.state == DONE
@@ -167,6 +184,7 @@ def test_a_stop_lets_a_micro_batch_end_and_ignores_its_refusal_to_go_on(
     spark: Any = None
     with Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path) as started:
         started.start()
+        step_until_started(started.pipelines[0], 0)
         query = script.queries[0]
         query.in_batch = True
         calls = []
@@ -185,7 +203,7 @@ def test_a_stop_lets_a_micro_batch_end_and_ignores_its_refusal_to_go_on(
 
 def test_a_failure_during_a_stop_is_shown(script: Script, tmp_path: Path) -> None:
     each = running_pipeline(tmp_path)
-    each.start(0)
+    start(each, 0)
     each.request_stop()
     script.queries[0].fail(RuntimeError("no space left"))
     each.step(0)
@@ -210,7 +228,7 @@ def test_another_beginning_is_accepted_until_something_is_written(script: Script
 def test_once_tries_an_outage_again(script: Script, tmp_path: Path) -> None:
     each = running_pipeline(tmp_path, once=True)
     script.start_error = TemporaryError("no answer from the cluster")
-    each.start(0)
+    start(each, 0)
     assert each.status.state == WAITING
 
 
@@ -221,6 +239,7 @@ def test_a_second_run_with_the_same_state_is_refused_and_leaves_the_first_one_al
     declared = declared_pipeline(copy)
     with Run([declared], spark, bootstrap="127.0.0.1:9092", state=tmp_path, begin="latest") as first:
         first.start()
+        step_until_started(first.pipelines[0], 0)
         with pytest.raises(PipelineError, match="pipeline copy is running already"):
             Run([declared], spark, bootstrap="127.0.0.1:9092", state=tmp_path).__enter__()
         assert first.statuses[0].state == RUNNING
@@ -236,7 +255,7 @@ def test_a_start_makes_no_identity_because_it_would_have_no_checkpoints(script: 
     spark: Any = None
     run, state = RunContext("127.0.0.1:9092", False, "s3://bucket/checkpoints"), PipelineState(tmp_path, "copy")
     with pytest.raises(AssertionError):
-        RunningPipeline(declared_pipeline(copy), spark, run, state).start(0)
+        RunningPipeline(declared_pipeline(copy), spark, run, state).start()
     assert state.identity() is None
 
 
@@ -263,6 +282,7 @@ def test_the_end_of_a_run_is_bounded_and_names_what_has_not_ended(
     try:
         with Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path) as started:
             started.start()
+            step_until_started(started.pipelines[0], 0)
             started.stop(0)
         assert len(stops) == 1, "the end of the block does not wait again"
         assert not other.is_active
@@ -272,3 +292,53 @@ def test_the_end_of_a_run_is_bounded_and_names_what_has_not_ended(
     assert status is not None
     assert status["state"] == STOPPED
     assert status["error"].startswith("pipeline copy: sink b: the query has not ended; 1 of 3 queries")
+
+
+def test_a_slow_start_does_not_hold_up_the_other_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: Any = None
+    slow_begun, may_end, script = threading.Event(), threading.Event(), Script()
+
+    def queries_of(pipeline: Pipeline, *_: object) -> list[ScriptedQuery]:
+        if pipeline.name == "slow":
+            slow_begun.set()
+            assert may_end.wait(WAIT_S)
+        return script()
+
+    monkeypatch.setattr(running, "start_queries", queries_of)
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: spark)
+    declared = declared_pipeline(copy)
+    with Run([declared, replace(declared, name="slow")], spark, bootstrap="127.0.0.1:9092", state=tmp_path) as started:
+        each, slow = started.pipelines
+        each.start()
+        step_until_started(each, 0)
+        slow.start()
+        assert slow_begun.wait(WAIT_S)
+        script.queries[0].stop()
+        started.step()
+        assert [status.state for status in started.statuses] == [DONE, STARTING]
+        slow.request_stop()
+        may_end.set()
+        step_until_started(slow, 0)
+        assert script.queries[1].stops_requested == 1, "a stop during the start reaches the queries"
+
+
+def test_a_start_that_the_end_of_a_run_does_not_wait_for_stops_its_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark: Any = None
+    may_end, stopped, query = threading.Event(), threading.Event(), ScriptedQuery()
+
+    def queries_of(*_: object) -> list[ScriptedQuery]:
+        assert may_end.wait(WAIT_S)
+        return [query]
+
+    monkeypatch.setattr(query, "stop", stopped.set)
+    monkeypatch.setattr(running, "start_queries", queries_of)
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: spark)
+    monkeypatch.setattr(running, "STOP_MAX_S", 0.01)
+    with Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path) as started:
+        started.start()
+    [status] = started.statuses
+    assert (status.state, status.error) == (STOPPED, "pipeline copy: its start has not ended within 0.01 s")
+    may_end.set()
+    assert stopped.wait(WAIT_S)
