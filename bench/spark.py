@@ -18,10 +18,10 @@ seconds of Spark and its Python workers, without that of the broker. `rate` and 
 format("tidelog") is. On a machine that does other work the CPU time varies least. The exit code is 1 if a rate is below
 twice that of the connector.
 
-The connector waits at the end of each partition: it asks for the partition's end on the connection on which its fetch
-of the next records already waits, for up to fetch.max.wait.ms. With 12 partitions, 2 cores and the default of 500 ms
-these are 3 s for each query, however many rows it reads. Such a constant would hide the rates, so both formats read
-with --fetch-wait-ms (10 by default). With 500 the table shows what a user sees without this setting.
+The connector waits at the end of each partition, apparently because it asks for the partition's end on the connection
+on which its fetch of the next records already waits, for up to fetch.max.wait.ms. With 12 partitions, 2 cores and the
+default of 500 ms these are 3 s for each query, however many rows it reads. Such a constant would hide the rates, so
+both formats read with --fetch-wait-ms (10 by default). With 500 the table shows what a user sees without this setting.
 
 With --unix-sockets, Spark talks to its Python workers through Unix domain sockets instead of TCP (Spark's setting
 spark.python.unix.domain.socket.enabled). This concerns only format("tidelog"): the connector has no Python workers.
