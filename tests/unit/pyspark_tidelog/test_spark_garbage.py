@@ -3,6 +3,16 @@
 import gc
 import subprocess
 import sys
+from contextlib import nullcontext
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from pyspark_tidelog import batch_reader, reading, writer
+from pyspark_tidelog.options import read_options, write_options
+from pyspark_tidelog.plan import OffsetRange
 
 SCRIPT = """
 import gc
@@ -45,3 +55,29 @@ def test_nothing_is_exempt_outside_a_task() -> None:
 
 def test_other_tests_run_without_exempt_objects() -> None:
     assert gc.get_freeze_count() == 0
+
+
+def test_each_task_that_reads_or_writes_makes_the_exemption_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class NoRows:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def arrow_batches(self) -> list[pa.RecordBatch]:
+            events.append("rows")
+            return []
+
+    for module in (batch_reader, writer):
+        monkeypatch.setattr(module, "exempt_imported_objects", events.append)
+    monkeypatch.setattr(batch_reader, "connect", lambda _: nullcontext())
+    monkeypatch.setattr(reading, "RangeReader", NoRows)
+    monkeypatch.setattr(writer, "write_rows", lambda *_: events.append("rows") or writer.WriteResult(0))
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1"}
+    source = read_options({**options, "subscribe": "t"}, streaming=False)
+    assert (
+        list(batch_reader.read_range(source, ("value",), batch_reader.RangePartition(OffsetRange("t", 0, 0, 1)))) == []
+    )
+    schema = StructType([StructField("value", BinaryType())])
+    writer._Writer(write_options({**options, "topic": "t"}), schema).write(iter([]))
+    assert events == ["rows", "read", "rows", "write"]
