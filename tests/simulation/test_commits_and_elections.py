@@ -58,6 +58,7 @@ class Life:
     async def use(self, history: History, until_s: float) -> None:
         client = self.stage.cluster.client(f"client-{history.group}")
         while self.stage.world.loop.time() < until_s:
+            client.cluster.coordinators.clear()  # so that it asks a new coordinator as soon as there is one
             offset = None if self.rng.random() < 0.2 else len(history.sent)
             history.sent.append(offset)
             try:

@@ -119,7 +119,7 @@ def test_full_disks_of_all_brokers_leave_enough_replicas_in_sync() -> None:
         for _ in range(10):
             assert (await stage.produce(b"refused", acks=1)).error_code
             await asyncio.sleep(1)
-        assert len(stage.state().isr) == 2
+        assert len(stage.state().isr) >= 2, "a replica that has everything may return, even if its disk is full"
         for node in stage.cluster.nodes:
             node.host.disk.repair()
         await stage.until_isr(1, 2, 3)

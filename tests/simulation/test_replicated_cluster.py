@@ -230,7 +230,11 @@ LOSSES = (
         (keep_the_isr_of_a_lost_answer, only("isolated broker", "pause"), "IsrByController"),
         (return_with_a_lost_disk, only("power cut behind records"), LOSSES),
         (forget_producers_on_followers, only("kill before an acknowledgement"), "InOrderOnce|NoFinalError"),
-        (commit_offsets_on_the_leader_alone, only("isolated broker"), "CommitsStay|OldMembersAreFenced"),
+        (
+            commit_offsets_on_the_leader_alone,  # generations of the group are records of the same log
+            only("isolated broker"),
+            "CommitsStay|OldMembersAreFenced|GenerationsIncrease",
+        ),
         (
             coordinate_in_an_old_epoch,
             only("lost session"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.image import MetadataImage
-from tidelog.metadata.link import FORWARD_TIMEOUT_MS, CatchUp
+from tidelog.metadata.link import CatchUp
 from tidelog.metadata.reassignment import list_reassignments
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
@@ -38,13 +38,13 @@ def handle(
                 numbers[number] = None
                 yield
             yield
-    return _list_when_caught_up(services, requested, request.timeout_ms)
+    return _list_when_caught_up(services, requested)
 
 
 async def _list_when_caught_up(
-    services: Services, requested: dict[str, dict[int, None]] | None, timeout_ms: int
+    services: Services, requested: dict[str, dict[int, None]] | None
 ) -> "Outcome[ListPartitionReassignmentsResponse]":
-    answer = await services.controller.catch_up(CatchUp(min(timeout_ms, FORWARD_TIMEOUT_MS)))
+    answer = await services.controller.catch_up(CatchUp())  # Kafka, too, ignores the request's timeout
     if answer.error is not ErrorCode.NONE:
         return ListPartitionReassignmentsResponse(error_code=answer.error, error_message=answer.message or None)
     return _list(services.metadata.image, requested)
