@@ -27,6 +27,8 @@ INPUT, OUTPUT, GROUP = "orders", "invoices", "billing"
 PROGRESS = 20
 """Records that the chain must process after each change of the cluster."""
 STEP_S = 90.0
+CALL_S = 20.0
+"""Time after which the chain gives up a call of librdkafka that ignores its timeout, and begins another producer."""
 LOG = logging.getLogger("librdkafka.transactions")
 
 
@@ -125,6 +127,28 @@ def retried(call: Callable[[], Any]) -> None:
                 raise
 
 
+def bounded(call: Callable[[], Any]) -> None:
+    """Make the call in a thread of its own. Raises KafkaException if it has not ended after CALL_S: when the group's
+    coordinator is killed, `send_offsets_to_transaction` of librdkafka may wait for ever (GAPS.md). The thread keeps
+    the producer, because its destructor would wait, too.
+    """
+    errors: list[KafkaException] = []
+
+    def make() -> None:
+        try:
+            call()
+        except KafkaException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    thread.join(CALL_S)
+    if thread.is_alive():
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the call does not end"))
+    if errors:
+        raise errors[0]
+
+
 class Source(Worker):
     """Writes orders in transactions. Every fifth transaction is aborted."""
 
@@ -192,7 +216,7 @@ class Chain(Worker):
         offsets = self.consumer.position(self.partitions)
         metadata = self.consumer.consumer_group_metadata()
         known = [partition for partition in offsets if partition.offset >= 0]
-        retried(lambda: producer.send_offsets_to_transaction(known, metadata, 10))
+        bounded(lambda: retried(lambda: producer.send_offsets_to_transaction(known, metadata, 10)))
         retried(lambda: producer.commit_transaction(10))
         self.processed += len(messages)
 
