@@ -58,22 +58,17 @@ def encoder() -> BatchEncoder:
 
 def payloads(rows: pa.RecordBatch) -> list[Payload]:
     """Return the batches of the rows as a fetched response has them."""
-    fetched, headers = bytearray(), []
+    fetched, positions, next_offset = bytearray(), [], 0
     (batches,) = encoder().batches(rows).values()
-    next_offset = 0
     for batch in batches:
         struct.pack_into(">q", batch, 0, next_offset)
-        headers.append(BatchHeader(batch, 0))
-        next_offset += headers[-1].count
-    positions = np.cumsum([0, *(len(batch) for batch in batches)])
-    for batch in batches:
+        next_offset += BatchHeader(batch, 0).count
+        positions.append(len(fetched))
         fetched += batch
     data = np.frombuffer(fetched, np.uint8)
     data.flags.writeable = False
-    return [
-        Payload(BatchHeader(memoryview(fetched), int(at)), data, int(at) + HEADER_BYTES, int(at) + len(batch))
-        for at, batch in zip(positions, batches, strict=False)
-    ]
+    headers = [BatchHeader(memoryview(fetched), position) for position in positions]
+    return [Payload(header, data, header.position + HEADER_BYTES, header.position + header.size) for header in headers]
 
 
 def figures_of(size: int) -> dict[str, float]:

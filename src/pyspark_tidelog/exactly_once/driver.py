@@ -1,7 +1,8 @@
 """The driver's part of the exactly-once sink: decide about a micro-batch, then end the transactions of its tasks."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from pyspark_tidelog.errors import WriteError
 from pyspark_tidelog.exactly_once.decision import (
@@ -63,7 +64,8 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
     earlier = deciding.decision
     if earlier.covers(identity.batch):
         deciding.mark_finished()
-        _abort(client, [each.producer for each in own if each not in earlier.transactions])
+        with _failed_abort_logged():
+            client.end_transactions([each.producer for each in own if each not in earlier.transactions], commit=False)
         _check_left_out(identity, earlier, results)
         return
     written = earlier.transactions if earlier.state is State.PARTIAL else ()
@@ -82,7 +84,8 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
     deciding.finish()
     # A driver that is fenced now must abort nothing: the driver that fenced it may have decided for these transactions.
     if deciding.mark_finished() and leftovers:
-        _abort_leftovers(client, leftovers)
+        with _failed_abort_logged():
+            client.abort_leftovers(leftovers)
 
 
 def abort_batch(client: Client, identity: BatchIdentity, results: Iterable[TaskResult], timeout_ms: int) -> None:
@@ -91,7 +94,9 @@ def abort_batch(client: Client, identity: BatchIdentity, results: Iterable[TaskR
     if not own:
         return
     deciding = _Deciding(client, identity, timeout_ms)
-    _abort(client, [each.producer for each in own if each not in deciding.decision.transactions])
+    undecided = [each.producer for each in own if each not in deciding.decision.transactions]
+    with _failed_abort_logged():
+        client.end_transactions(undecided, commit=False)
     deciding.finish()
     deciding.mark_finished()
 
@@ -313,17 +318,10 @@ def _is_open(state: object, producer: TransactionalProducer) -> bool:
     )
 
 
-def _abort(client: Client, transactions: Sequence[TransactionalProducer]) -> None:
-    """Abort the transactions, so that readers need not wait for their timeouts. A failure is only logged."""
+@contextmanager
+def _failed_abort_logged() -> Iterator[None]:
+    """Only log a failure of an abort. It is made so that readers need not wait for the timeouts of transactions."""
     try:
-        client.end_transactions(transactions, commit=False)
-    except (ApiError, ClientError) as error:
-        logger.warning("transactions of the query remain open until their timeout: %s", error)
-
-
-def _abort_leftovers(client: Client, transactions: Sequence[TransactionalProducer]) -> None:
-    """Abort the transactions of tasks that may still run, and fence the tasks. A failure is only logged."""
-    try:
-        client.abort_leftovers(transactions)
+        yield
     except (ApiError, ClientError) as error:
         logger.warning("transactions of the query remain open until their timeout: %s", error)

@@ -7,7 +7,7 @@ is the base of these operations.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeGuard, TypeVar
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.errors import BrokerUnreachable, ClientError, GaveUp, Unreachable
@@ -76,7 +76,7 @@ def retry_temporary_failures(
     return results
 
 
-def is_retriable(result: object) -> bool:
+def is_retriable(result: object) -> TypeGuard[ApiError | Unreachable]:
     """Return whether the result is a failure after which another attempt may succeed."""
     return isinstance(result, Unreachable) or (isinstance(result, ApiError) and result.retriable)
 

@@ -7,7 +7,7 @@ A partition that fails does not stop the other partitions. The caller supplies t
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
-from tidelog.client.each import Failure, Results
+from tidelog.client.each import Failure, Results, is_retriable
 from tidelog.client.errors import Unreachable
 from tidelog.client.operations import (
     EARLIEST,
@@ -178,12 +178,11 @@ class Reader:
         partition.
         """
         attempts = self._attempts[tp] = self._attempts.get(tp, 0) + 1
-        is_retriable = isinstance(failure, Unreachable) or (isinstance(failure, ApiError) and failure.retriable)
         is_unknown = isinstance(failure, ApiError) and failure.code in (
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             ErrorCode.UNKNOWN_TOPIC_ID,
         )
-        if not is_retriable or (is_unknown and attempts >= UNKNOWN_TOPIC_ATTEMPTS):
+        if not is_retriable(failure) or (is_unknown and attempts >= UNKNOWN_TOPIC_ATTEMPTS):
             return [self._stop(tp, failure)]
         self.failures[tp] = failure
         self._not_before_s[tp] = now_s + self._backoff.delay_ms(attempts - 1) / 1000

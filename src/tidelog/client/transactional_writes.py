@@ -20,7 +20,7 @@ from tidelog.client.coordinators import (
     ask_coordinator,
     cached_coordinators,
 )
-from tidelog.client.each import Results
+from tidelog.client.each import Results, is_retriable
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import ClientError, Unreachable
 from tidelog.client.operations import (
@@ -255,7 +255,7 @@ def end_transactions(
         for first in range(0, len(remaining), END_REQUESTS_MAX):
             some = remaining[first : first + END_REQUESTS_MAX]
             for producer, result in (yield from _end_each(cluster, some, commit=commit)).items():
-                if isinstance(result, Unreachable) or (isinstance(result, ApiError) and result.retriable):
+                if is_retriable(result):
                     failures.append(result)
                     cluster.coordinators.pop((TRANSACTIONS.code, producer.transactional_id), None)
                 else:
