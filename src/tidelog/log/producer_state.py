@@ -242,12 +242,15 @@ class ProducerState:
         self._replicating.append(completed)
         return completed
 
-    def aborted(self, completed: CompletedTransaction) -> AbortedTransaction:
-        """Return the entry for the transaction index. `completed` is a transaction that was just aborted."""
-        last_stable_offset = next(iter(self.open_transactions), completed.last_offset + 1)
-        return AbortedTransaction(
-            completed.producer_id, completed.first_offset, completed.last_offset, last_stable_offset
-        )
+    def aborted_by_marker(self, producer_id: int, offset: int) -> AbortedTransaction | None:
+        """Return the entry for the transaction index that an abort marker at `offset` needs. Call it before
+        `marker_appended`. Returns None if the producer has no open transaction.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.transaction_start < 0:
+            return None
+        other_starts = (start for start in self.open_transactions if start != entry.transaction_start)
+        return AbortedTransaction(producer_id, entry.transaction_start, offset, next(other_starts, offset + 1))
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset of the oldest transaction that is open, or whose marker is not below the high

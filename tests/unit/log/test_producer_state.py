@@ -40,9 +40,10 @@ class Appending:
         return base
 
     def mark(self, kind: int, *, producer_id: int = 7, epoch: int = 0) -> AbortedTransaction | None:
-        done = self.state.marker_appended(producer_id, epoch, 0, self.offset, NOW_MS, kind)
+        aborted = self.state.aborted_by_marker(producer_id, self.offset) if kind == ABORT else None
+        self.state.marker_appended(producer_id, epoch, 0, self.offset, NOW_MS, kind)
         self.offset += 1
-        return self.state.aborted(done) if done and done.aborted else None
+        return aborted
 
 
 def test_an_unknown_producer_begins_anywhere_and_goes_on_in_order() -> None:
