@@ -521,7 +521,7 @@ class PartitionLog:
         were silent for `producer.id.expiration.ms`. Segments that end above the high watermark (None: the log's end)
         are kept. The files are removed later, by `removal`. Raises StorageError.
         """
-        self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
+        self.producers.expire(now_ms, self.config.producer_id_expiration_ms, self.log_end_offset)
         limit = self.log_end_offset if high_watermark is None else high_watermark
         return self.look_up(lambda: self._retire(now_ms, limit))
 
