@@ -51,10 +51,12 @@ class InitCall(NamedTuple):
 class _Entry:
     """One transactional id."""
 
-    __slots__ = ("next_offset", "state", "unwritten")
+    __slots__ = ("next_offset", "open_since_ms", "state", "unwritten")
 
     def __init__(self, state: Transaction, next_offset: int) -> None:
         self.state = state
+        self.open_since_ms: int | None = None
+        """Monotonic time at which a sweep first found the transaction open; None if no sweep has found it so far."""
         self.next_offset = next_offset
         """Exclusive end of the log that `state` reflects."""
         self.unwritten: set[Partition] = set()
@@ -93,6 +95,8 @@ class TransactionCore:
             self._bytes -= size_of(record.transactional_id, entry.state)
         self._bytes += size_of(record.transactional_id, state)
         entry.state, entry.next_offset = state, next_offset
+        if state.status is not Status.ONGOING:
+            entry.open_since_ms = None
         entry.unwritten = set(state.partitions) if state.status.is_prepared else set()
 
     def replay_pending(
@@ -278,19 +282,26 @@ class TransactionCore:
     def abort_timed_out(self, transactional_ids: Iterable[str], now: Moment) -> Iterator[Decision]:
         """For each of these ids whose transaction is open for longer than its transaction.timeout.ms, yield the
         decision to abort it.
+
+        The age follows from the wall clock. If this clock was set back, a transaction would be open for that much
+        longer, and so would its consumers wait. So the time since an earlier sweep counts, too.
         """
         for transactional_id in transactional_ids:
-            state = self._state(transactional_id)
-            if state is None:
+            entry = self._entries.get(transactional_id)
+            if entry is None or entry.state.status is not Status.ONGOING:
                 continue
-            if state.status is Status.ONGOING and now.wall_ms - state.started_ms > state.timeout_ms:
+            state = entry.state
+            if entry.open_since_ms is None:
+                entry.open_since_ms = now.monotonic_ms
+            age_ms = max(now.wall_ms - state.started_ms, now.monotonic_ms - entry.open_since_ms)
+            if age_ms > state.timeout_ms:
                 out = Decision()
                 self._fence(transactional_id, state, out, now)
                 out.log(
                     "transaction timed out and is aborted transactional_id=%s producer_id=%d age_ms=%d timeout_ms=%d",
                     transactional_id,
                     state.producer_id,
-                    now.wall_ms - state.started_ms,
+                    age_ms,
                     state.timeout_ms,
                 )
                 yield out

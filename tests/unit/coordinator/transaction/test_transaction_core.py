@@ -23,6 +23,7 @@ class Coordinator:
     def __init__(self, level: int = 2) -> None:
         self.level = level
         self.now_ms = 1_000
+        self.wall_ahead_ms = 0
         self.log: list[tuple[bytes, bytes | None]] = []
         self.effects: list[MarkersToWrite] = []
         self.next_id = 100
@@ -30,7 +31,15 @@ class Coordinator:
 
     @property
     def now(self) -> Moment:
-        return Moment(self.now_ms, self.now_ms)
+        return Moment(self.now_ms + self.wall_ahead_ms, self.now_ms)
+
+    def sweep(self) -> list[Decision]:
+        """Abort the transactions that are too old, and return the decisions."""
+        decisions = []
+        for decision in self.core.abort_timed_out(self.core.transactional_ids(), self.now):
+            self.apply(decision)
+            decisions.append(decision)
+        return decisions
 
     def apply(self, decision: Decision) -> None:
         for record in decision.records:
@@ -185,6 +194,24 @@ def test_a_producer_continues_after_its_transaction_timed_out(coordinator: Coord
     assert coordinator.initialize(expected=producer) == Producer(101, 1)
     assert coordinator.initialize(expected=Producer(101, 1)) == Producer(101, 2)
     assert coordinator.initialize(expected=producer) is ErrorCode.PRODUCER_FENCED
+
+
+def test_a_transaction_times_out_although_the_wall_clock_was_set_back(coordinator: Coordinator) -> None:
+    """Otherwise its consumers would wait until the clock has reached its old time again."""
+    producer = coordinator.initialize(timeout_ms=500)
+    for _ in range(2):
+        coordinator.wall_ahead_ms = 1_000_000
+        coordinator.add(producer, T0)
+        coordinator.wall_ahead_ms = 0
+        assert not coordinator.sweep()
+        coordinator.now_ms += 500
+        assert not coordinator.sweep()
+        coordinator.now_ms += 1
+        (decision,) = coordinator.sweep()
+        assert "age_ms" in decision.lines[0].text
+        assert 501 in decision.lines[0].arguments
+        coordinator.write_markers()
+        producer = coordinator.initialize(timeout_ms=500)
 
 
 def test_only_transactions_older_than_their_timeout_are_aborted(coordinator: Coordinator) -> None:
