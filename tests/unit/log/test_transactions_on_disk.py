@@ -218,3 +218,23 @@ def test_an_abort_on_a_full_disk_is_completed_when_there_is_space() -> None:
         assert await stage.end_offset(committed=True) == 2
 
     run(scenario)
+
+
+def test_markers_are_repeated_less_and_less_while_the_coordinators_disk_is_full() -> None:
+    """The completion of a transaction cannot be appended, and each load of the coordinator writes its markers again."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"a") == 0
+        stage.host.disk.fail("write", "*/__transaction_state-*.log", errno.ENOSPC, skip=1, times=100_000)
+        assert (await stage.end(producer, commit=True)).error_code == 0
+        await asyncio.sleep(60)
+        assert 5 <= stage.partition().log.log_end_offset <= 20
+        stage.host.disk.repair()
+        await stage.until_state("CompleteCommit", seconds=12)
+        assert await stage.values() == [b"a"]
+        producer = await stage.producer()
+        await write(stage, producer, b"b", commit=True)
+        assert await stage.values() == [b"a", b"b"]
+
+    run(scenario)
