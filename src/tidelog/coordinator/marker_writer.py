@@ -213,7 +213,7 @@ def _leader(image: "MetadataImage", partition: "Partition") -> int | None:
     """
     name, index = partition
     topic = image.topics.get(name)
-    if topic is None or index >= len(topic.partitions):
+    if topic is None or not 0 <= index < len(topic.partitions):
         return None
     leader = topic.partitions[index].leader
     broker = image.brokers.get(leader)

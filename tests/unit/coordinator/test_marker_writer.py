@@ -132,3 +132,14 @@ def test_a_broken_write_or_refusals_do_not_flood_the_log(caplog: pytest.LogCaptu
         "markers not written": 1,
         "markers refused": 1,
     }
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_a_partition_that_does_not_exist_needs_no_marker(index: int) -> None:
+    """Not even if the record of another program names it."""
+    stage = Stage()
+    markers = MARKERS._replace(partitions=(("orders", index),))
+    stage.loop.call_soon(stage.writer.begin, stage.coordinator, markers)
+    stage.run(1)
+    assert stage.requests == 0
+    assert stage.coordinator.core.written == [("orders", index)]
