@@ -19,7 +19,13 @@ from tidelog.coordinator.transaction.records import (
     decode_record,
     size_of,
 )
-from tidelog.coordinator.transaction.settings import BYTES_MAX, TRANSACTIONAL_IDS_MAX, TransactionSettings
+from tidelog.coordinator.transaction.settings import (
+    BROKER_BYTES_MAX,
+    BYTES_MAX,
+    TRANSACTIONAL_IDS_MAX,
+    TransactionMemory,
+    TransactionSettings,
+)
 from tidelog.coordinator.transaction.transitions import (
     Producer,
     add_partitions,
@@ -64,15 +70,22 @@ class _Entry:
 
 
 class TransactionCore:
-    """The transactions of one partition. `level_now` returns the finalized level of transaction.version."""
+    """The transactions of one partition. `level_now` returns the finalized level of transaction.version. `memory` is
+    shared by all cores of a broker.
+    """
 
-    def __init__(self, settings: TransactionSettings, level_now: Callable[[], int]) -> None:
+    def __init__(
+        self, settings: TransactionSettings, level_now: Callable[[], int], memory: TransactionMemory | None = None
+    ) -> None:
         self._settings = settings
         self._level_now = level_now
         self._entries: dict[str, _Entry] = {}
         self._last_removal_offset = 0
         self._bytes = 0
         """Sum of `size_of` all entries."""
+        self._memory = memory or TransactionMemory()
+        self._is_in_use = False
+        """Whether `_memory` includes this core: from the end of its load until it is dropped."""
 
     # Durable state
 
@@ -86,14 +99,14 @@ class TransactionCore:
             removed = self._entries.pop(record.transactional_id, None)
             if removed is not None:
                 self._last_removal_offset = next_offset
-                self._bytes -= size_of(record.transactional_id, removed.state)
+                self._grow(-size_of(record.transactional_id, removed.state))
             return
         entry = self._entries.get(record.transactional_id)
         if entry is None:
             entry = self._entries[record.transactional_id] = _Entry(state, next_offset)
         else:
-            self._bytes -= size_of(record.transactional_id, entry.state)
-        self._bytes += size_of(record.transactional_id, state)
+            self._grow(-size_of(record.transactional_id, entry.state))
+        self._grow(size_of(record.transactional_id, state))
         entry.state, entry.next_offset = state, next_offset
         if state.status is not Status.ONGOING:
             entry.open_since_ms = None
@@ -109,6 +122,8 @@ class TransactionCore:
 
     def loaded(self, now: Moment) -> Decision:
         """Continue the transactions whose end was decided before the load."""
+        self._is_in_use = True
+        self._memory.size_bytes += self._bytes
         out = Decision()
         out.effects += [
             _markers(transactional_id, entry.state)
@@ -119,6 +134,9 @@ class TransactionCore:
 
     def abandon(self) -> list[Reply]:
         """Return the replies of requests that wait for a later decision: there are none."""
+        if self._is_in_use:
+            self._is_in_use = False
+            self._memory.size_bytes -= self._bytes
         return []
 
     # Requests. An error that depends on the state is a reply like any other: it is sent when the state is committed.
@@ -333,6 +351,13 @@ class TransactionCore:
     def _check_memory(self) -> None:
         if self._bytes >= BYTES_MAX:
             raise CoordinatorNotAvailable(f"the transactions of this coordinator have {BYTES_MAX} bytes already")
+        if self._memory.size_bytes >= BROKER_BYTES_MAX:
+            raise CoordinatorNotAvailable(f"the transactions of this broker have {BROKER_BYTES_MAX} bytes already")
+
+    def _grow(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        if self._is_in_use:
+            self._memory.size_bytes += size_bytes
 
     def _change(self, transactional_id: str, after: Transaction, out: Decision) -> None:
         out.records.append(TransactionRecord(transactional_id, after, self._level_now()))
