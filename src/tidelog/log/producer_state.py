@@ -194,6 +194,22 @@ class ProducerState:
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
             )
 
+    def check_coordinator_epoch(self, producer_id: int, coordinator_epoch: int, epoch_max: int) -> None:
+        """Raise INVALID_REQUEST if a marker states a coordinator epoch that no coordinator has had.
+
+        `epoch_max` is the highest epoch of a coordinator that this broker knows; an earlier marker of the producer may
+        state a higher one. If an invented epoch was accepted, the partition would refuse the markers of the real
+        coordinator for ever, and the producer's transactions would stay open in it. A coordinator whose epoch this broker
+        does not know yet tries again.
+        """
+        entry = self.entries.get(producer_id)
+        if coordinator_epoch > max(epoch_max, -1 if entry is None else entry.coordinator_epoch):
+            raise ApiError(
+                f"a marker for producer {producer_id} has coordinator epoch {coordinator_epoch}, but no coordinator has "
+                f"a higher epoch than {epoch_max}",
+                ErrorCode.INVALID_REQUEST,
+            )
+
     def check_epoch_of_v2_marker(self, producer_id: int, producer_epoch: int) -> None:
         """Raise InvalidProducerEpoch if a marker of transaction version 2 does not have a higher epoch than the records
         of the open transaction.
