@@ -238,3 +238,21 @@ def test_markers_are_repeated_less_and_less_while_the_coordinators_disk_is_full(
         assert await stage.values() == [b"a", b"b"]
 
     run(scenario)
+
+
+def test_the_index_entry_of_a_marker_that_a_failing_disk_refuses_is_removed_at_the_next_start() -> None:
+    """Otherwise the transaction, which is then committed, would count as aborted."""
+    on = LogOnDisk()
+    on.append_unchecked(records_of(7, 0))
+    on.append_unchecked(records_of(8, 1))
+    on.append_unchecked(marker_of(8, 2))
+    on.restart()
+    on.disk.fail("write", "*.log", errno.EIO)
+    with pytest.raises(StorageError, match="offline"):
+        on.append_unchecked(marker_of(7, 3))
+    on.restart()
+    assert on.log.last_stable_offset == 0
+    on.append_unchecked(marker_of(7, 3, is_commit=True))
+    for _ in range(2):
+        assert [aborted.producer_id for aborted in on.log.aborted_transactions(0, 10)] == [8]
+        on.restart()
