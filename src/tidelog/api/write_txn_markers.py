@@ -11,7 +11,7 @@ from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.decision import Producer
 from tidelog.coordinator.transaction.records import V2, Partition
-from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.metadata.image import CONSUMER_OFFSETS, TRANSACTION_STATE
 from tidelog.model.steps import Steps
 from tidelog.wire.control_batches import marker_batch
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -41,6 +41,7 @@ def write_markers(
     partition more than once, the partition gets the marker once.
     """
     answers: Gathering[_Codes] = Gathering(partial(_response, request.markers))
+    epoch_max = _coordinator_epoch_max(services)
     for marker in request.markers:
         partitions: dict[Partition, None] = {}
         codes: Gathering[ErrorCode] = Gathering(partial(_by_partition, partitions))
@@ -48,7 +49,7 @@ def write_markers(
             for position, index in enumerate(topic.partition_indexes):
                 if (topic.name, index) not in partitions:
                     partitions[topic.name, index] = None
-                    _write(services, marker, topic.name, index, codes.reply())
+                    _write(services, marker, epoch_max, topic.name, index, codes.reply())
                 if not position % PARTITIONS_PER_STEP:
                     yield
         answers.add(codes.finish())
@@ -77,8 +78,19 @@ def _response(markers: list[WritableTxnMarker], codes: list[_Codes]) -> Steps[Wr
     return WriteTxnMarkersResponse(markers=results)
 
 
+def _coordinator_epoch_max(services: Services) -> int:
+    """Return the highest leader epoch of all transaction coordinators."""
+    topic = services.metadata.image.topics.get(TRANSACTION_STATE)
+    return 0 if topic is None else max(partition.leader_epoch for partition in topic.partitions)
+
+
 def _write(
-    services: Services, marker: WritableTxnMarker, topic: str, index: int, reply: Callable[[ErrorCode], None]
+    services: Services,
+    marker: WritableTxnMarker,
+    epoch_max: int,
+    topic: str,
+    index: int,
+    reply: Callable[[ErrorCode], None],
 ) -> None:
     """Append the marker to one partition. `reply` is called with the error code when the marker is committed or
     refused.
@@ -93,6 +105,7 @@ def _write(
         partition = services.partitions.get(topic, index)
         partition.check_writable(-1)
         producers = partition.log.producers
+        producers.check_coordinator_epoch(marker.producer_id, marker.coordinator_epoch, epoch_max)
         if marker.transaction_version >= V2:
             producers.check_epoch_of_v2_marker(marker.producer_id, marker.producer_epoch)
         else:
