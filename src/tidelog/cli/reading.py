@@ -8,7 +8,7 @@ fetch records.
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.cli import cluster, offline
@@ -16,6 +16,7 @@ from tidelog.cli.connection import NO_BROKER, ConnectionOptions, client_error, k
 from tidelog.cli.errors import CommandError
 from tidelog.cli.interrupts import Interrupts
 from tidelog.cli.records import IncomingRecord
+from tidelog.cli.tables import name_text, print_notes, ranges
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, TopicPartition
@@ -72,6 +73,9 @@ class TopicReader:
         self.until_end = until_end
         self.pending_ends: dict[int, int] = {}
         """End offset (exclusive) of each partition that has not been read to its end. Only used with `until_end`."""
+        self.waiting_from: dict[int, int] = {}
+        """The last stable offset of each partition with an open transaction whose records, and all records after them,
+        are not printed. Only used with `until_end`."""
         self.committed_only = connection.settings.get("isolation.level", "read_committed") == "read_committed"
         limits = FetchLimits(
             round(FETCH_WAIT_S * 1000),
@@ -123,8 +127,48 @@ class TopicReader:
             self.step(interrupted, time.monotonic() - started_s)
         if self.until_end and self.offline_by_topic and self.remaining_records != 0:
             self.failures.append(f"{offline.partitions_text(self.offline_by_topic)} could not be read to the end")
+        if self.remaining_records != 0:
+            print_notes(self.open_transaction_notes(self.waiting_from))
         if self.failures:
             raise CommandError("; ".join(self.failures))
+
+    def end_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Return the offset after the last record of each partition that has a leader, with the records of open
+        transactions. Partitions whose offset cannot be listed are omitted.
+        """
+        from tidelog.client.operations import LATEST
+
+        ends, _ = cluster.list_offsets(self.client, {(self.topic, number): LATEST for number in partitions})
+        return {number: end for (_, number), end in ends.items()}
+
+    def record_open_transactions(self, all_ends: Mapping[int, int], stable_ends: Mapping[int, int]) -> None:
+        """Remember the partitions in which a transaction is open, for a note at the end.
+
+        `all_ends` must be listed before `stable_ends`, the last stable offsets: then a larger offset in `all_ends` is
+        always due to an open transaction, and never to records that were written between the two requests.
+        """
+        self.waiting_from |= {
+            number: stable_ends[number]
+            for number, end in all_ends.items()
+            if number in stable_ends and stable_ends[number] < end
+        }
+
+    def open_transaction_notes(self, waiting_from: Mapping[int, int]) -> list[str]:
+        """Return a note that says why the last records of these partitions are not printed; none if there are no
+        partitions.
+        """
+        if not waiting_from:
+            return []
+        numbers = ranges(list(waiting_from))
+        if len(waiting_from) == 1:
+            hidden = f"offset {next(iter(waiting_from.values()))} and later offsets of partition {numbers} are"
+        else:
+            hidden = f"the last offsets of partitions {numbers} are"
+        return [
+            f"{hidden} not shown, because a transaction is open there. tidelog transaction describe-producers --topic"
+            f" {name_text(self.topic)}:{numbers} --open shows its producer; with -X isolation.level=read_uncommitted,"
+            " consume shows the records."
+        ]
 
     def is_finished(self) -> bool:
         if self.remaining_records == 0:
@@ -237,6 +281,26 @@ class TopicReader:
         elif not self.hint_shown and seconds > HINT_AFTER_S:
             self.hint_shown = True
             print(self.hint, file=sys.stderr)
+            if self.committed_only and not self.reader.unreachable():
+                self.report_open_transactions()
+
+    def report_open_transactions(self) -> None:
+        """Print a note if the command has reached an open transaction, and waits for its end."""
+        from tidelog.client.operations import LATEST
+
+        positions = {tp.partition: position for tp, position in self.reader.positions.items()}
+        try:
+            with one_line_errors():
+                all_ends = self.end_offsets(positions)
+                behind = {(self.topic, number): LATEST for number, end in all_ends.items() if positions[number] < end}
+                stable_ends, _ = cluster.list_offsets(self.client, behind, committed=True)
+        except CommandError:
+            return  # `report_outage` reports brokers that cannot be reached, and reading continues
+        print_notes(
+            self.open_transaction_notes(
+                {number: end for (_, number), end in stable_ends.items() if end <= positions[number] < all_ends[number]}
+            )
+        )
 
     def follow_assignment(self, member: "GroupMember") -> None:
         """Read exactly the partitions that the group has assigned to this member."""
@@ -258,10 +322,12 @@ class TopicReader:
         if self.until_end:
             from tidelog.client.operations import LATEST
 
+            all_ends = self.end_offsets([tp.partition for tp in new]) if self.committed_only else {}
             keys = [(tp.topic, tp.partition) for tp in new]
             ends, failures = cluster.list_offsets(
                 self.client, dict.fromkeys(keys, LATEST), committed=self.committed_only
             )
+            self.record_open_transactions(all_ends, {number: end for (_, number), end in ends.items()})
             for (_, number), end in ends.items():
                 if (
                     number not in self.offline_by_topic.get(self.topic, ())

@@ -56,6 +56,23 @@ def test_new_records_are_waited_for(environment: dict[str, str]) -> None:
         stop(reader)
 
 
+def test_the_end_of_a_transaction_is_waited_for() -> None:
+    with Broker() as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "shop"})
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce("orders", "first")
+        assert producer.flush(20) == 0
+        with on_a_terminal([*CONSUME, "-B"], os.environ | {"TIDELOG_BOOTSTRAP": broker.bootstrap}) as reader:
+            reader.expect("Waiting for new records in orders; Ctrl-C stops.\n")
+            reader.expect(
+                "Note: offset 0 and later offsets of partition 0 are not shown, because a transaction is open"
+            )
+            producer.commit_transaction(20)
+            reader.expect("first\n")
+            stop(reader)
+
+
 def test_a_broker_that_goes_away_is_told_of_once() -> None:
     with Broker() as broker:
         producer = Producer({"bootstrap.servers": broker.bootstrap})
