@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, TopicPartition
 
     from tidelog.client.blocking import Client
+    from tidelog.client.each import Failure, Results
     from tidelog.client.reader import Chunk, Skipped, Stopped
 
 FETCH_WAIT_S = 0.1
@@ -35,6 +36,8 @@ offline."""
 JOINING_NOTICE_S = 0.5
 """After this many seconds without an assignment from the group, a message on the terminal says that the command waits
 for it."""
+UNSTABLE_RETRY_S = 0.5
+"""Pause, in seconds, before the committed offsets are requested again that an open transaction may change."""
 FETCH_BYTES_MAX = 16 << 20
 """Upper bound on the bytes of records in a fetch response."""
 PARTITION_BYTES_MAX = 1 << 20
@@ -104,7 +107,9 @@ class TopicReader:
         if coordinator_failure := offline.coordinator_failure(self.client, group):
             raise coordinator_failure
         self.report_offline(offline_partitions.get(self.topic, []))
-        self.member = GroupMember(self.connection, self.client, group, self.topic, reset)
+        self.member = GroupMember(
+            self.connection, self.client, group, self.topic, reset, committed_only=self.committed_only
+        )
 
     def report_offline(self, offline_partitions: Sequence[int]) -> None:
         """Warn once about each offline partition, and no longer wait until it is read to its end."""
@@ -174,6 +179,8 @@ class TopicReader:
         if self.remaining_records == 0:
             return True
         if self.member is not None:
+            if self.member.unresolved:
+                return False
             all_stopped = bool(self.member.seen) and not self.reader.positions
             return all_stopped or (self.until_end and self.member.assigned and not self.pending_ends)
         return not self.reader.positions or (self.until_end and not self.pending_ends)
@@ -313,7 +320,7 @@ class TopicReader:
             self.pending_ends.pop(tp.partition, None)
         new = [tp for tp in assigned if tp not in self.reader.positions and tp.partition not in member.seen]
         if not new:
-            if member.assigned and not member.starts and self.member is not None:
+            if member.assigned and not member.starts and not member.unresolved:
                 self.hint = f"Group {member.group} has a member for every partition; waiting for one to leave."
             return
         for tp in new:
@@ -347,7 +354,17 @@ class GroupMember:
     process reads, and commits the offsets.
     """
 
-    def __init__(self, connection: ConnectionOptions, client: "Client", group: str, topic: str, reset: str) -> None:
+    def __init__(
+        self,
+        connection: ConnectionOptions,
+        client: "Client",
+        group: str,
+        topic: str,
+        reset: str,
+        *,
+        committed_only: bool,
+    ) -> None:
+        """`committed_only` says whether an open transaction with offsets of the group is waited for."""
         self.client = client
         self.group = group
         self.topic = topic
@@ -356,6 +373,11 @@ class GroupMember:
         """Whether the group has sent an assignment, even an empty assignment."""
         self.starts: dict[int, int] = {}
         """The offset where reading starts, by assigned partition."""
+        self.unresolved: list[int] = []
+        """Assigned partitions whose start is not known yet."""
+        self._committed_only = committed_only
+        self._resolve_at_s = 0.0
+        self._transaction_reported = False
         self.seen: set[int] = set()
         """Assigned partitions that are being read, or were read until they failed."""
         self._joining_reported = not sys.stderr.isatty()
@@ -379,42 +401,69 @@ class GroupMember:
         if error is not None and not error.retriable() and error.code() not in temporary_codes:
             topic_is_unknown = error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
             raise kafka_error(error, f"topic {self.topic}" if topic_is_unknown else f"group {self.group}")
+        if self.unresolved and time.monotonic() >= self._resolve_at_s:
+            self._resolve()
+            self._resolve_at_s = time.monotonic() + UNSTABLE_RETRY_S
 
     def _on_assign(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
         self.assigned = True
-        self.starts |= self._starts([part.partition for part in partitions if part.topic == self.topic])
+        self.unresolved += [part.partition for part in partitions if part.topic == self.topic]
+        self._resolve_at_s = 0.0
 
     def _on_revoke(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
         for part in partitions:
             self.starts.pop(part.partition, None)
             self.seen.discard(part.partition)
+            if part.topic == self.topic and part.partition in self.unresolved:
+                self.unresolved.remove(part.partition)
 
-    def _starts(self, partitions: list[int]) -> dict[int, int]:
-        """Return the offset where reading begins in each partition.
+    def _resolve(self) -> None:
+        """Find the offset where reading begins, for each partition in `unresolved`.
 
-        This is the committed offset. If no offset is committed, or if it cannot be read, the reset policy selects
-        the earliest or the latest offset. Partitions whose offsets cannot be listed are reported and omitted.
+        This is the committed offset. If no offset is committed, the reset policy selects the earliest or the latest
+        offset. Partitions whose offsets cannot be listed are reported and omitted. A partition stays in `unresolved`
+        while a transaction with its offset is open: when this transaction is committed, its offset is the committed
+        one. Raises CommandError if a committed offset cannot be read for another reason.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition
+        from tidelog.wire.errors import ApiError, ErrorCode
 
-        if not partitions:
-            return {}
         with one_line_errors():
-            committed = self.client.committed_offsets([self.group])[self.group]
+            committed: Results[TopicPartition, int] | Failure
+            if self._committed_only:
+                committed = self.client.stable_offsets(self.group, self.topic, self.unresolved)
+            else:
+                committed = self.client.committed_offsets([self.group])[self.group]
             if isinstance(committed, Exception):
                 raise client_error(committed, f"group {self.group}")
-            committed_offsets: dict[int, int] = {}
-            for partition in partitions:
-                offset = committed.get(TopicPartition(self.topic, partition))
-                if isinstance(offset, int):
-                    committed_offsets[partition] = offset
-            uncommitted = [(self.topic, partition) for partition in partitions if partition not in committed_offsets]
+            unstable: list[int] = []
+            uncommitted: list[tuple[str, int]] = []
+            for number in self.unresolved:
+                offset = committed.get(TopicPartition(self.topic, number))
+                if offset is None:
+                    uncommitted.append((self.topic, number))
+                elif isinstance(offset, int):
+                    self.starts[number] = offset
+                elif isinstance(offset, ApiError) and offset.code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                    unstable.append(number)
+                else:
+                    raise client_error(offset, f"group {self.group}, topic {self.topic}, partition {number}")
             timestamp = EARLIEST if self.reset in ("earliest", "smallest", "beginning") else LATEST
             offsets, failures = cluster.list_offsets(self.client, dict.fromkeys(uncommitted, timestamp))
-        for failure in failures.values():
-            print(f"Note: {failure}", file=sys.stderr)
-        return committed_offsets | {partition: offset for (_, partition), offset in offsets.items()}
+        print_notes([str(failure) for failure in failures.values()])
+        self.starts |= {number: offset for (_, number), offset in offsets.items()}
+        self.unresolved = unstable
+        if unstable and not self._transaction_reported:
+            self._transaction_reported = True
+            partitions = "partition" if len(unstable) == 1 else "partitions"
+            print_notes(
+                [
+                    f"waiting for the end of a transaction with the offset of {partitions} {ranges(unstable)} in group"
+                    f" {name_text(self.group)}. tidelog transaction list --state ongoing shows open transactions;"
+                    " tidelog transaction abort ends one."
+                ]
+            )
 
     def store(self, partition: int, offset: int) -> None:
         """Mark the offsets before `offset` as printed, so that librdkafka commits them."""
