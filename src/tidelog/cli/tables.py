@@ -3,7 +3,9 @@
 import base64
 import json
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import zip_longest
@@ -222,15 +224,42 @@ def rich_table(table: Table, width: int) -> "Group":
 
 
 def print_heading(line: str, *details: str) -> None:
-    """Print a name, and details about it on the same line."""
+    """Print a name, and details about it on the same line. At a terminal, details that do not fit into the line follow
+    on indented lines; a detail is not broken.
+    """
     if sys.stdout.isatty():
         from rich.text import Text
 
+        screen = console()
+        first, *more = heading_lines(printable(line), list(map(printable, details)), screen.width)
         text = Text(printable(line), style="bold")
-        text.append("  " + "  ".join(map(printable, details)), style="not bold dim")
-        console().print(text, soft_wrap=True)
+        text.append(first[len(printable(line)) :], style="not bold dim")
+        for each in more:
+            text.append(f"\n{each}", style="not bold dim")
+        screen.print(text, soft_wrap=True)
     else:
         print("  ".join(map(printable, (line, *details))))
+
+
+def heading_lines(name: str, details: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a heading. They are at most `width` cells wide, except those with one word that is wider."""
+    from rich.cells import cell_len
+
+    lines = [name]
+    for detail in details:
+        if cell_len(lines[-1]) + len("  ") + cell_len(detail) <= width:
+            lines[-1] += f"  {detail}"
+        else:
+            lines.append(f"  {detail}")
+    return lines
+
+
+def paragraph(text: str) -> str:
+    """Return a text for stderr: at a terminal broken between words into lines that fit, otherwise unchanged."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:
