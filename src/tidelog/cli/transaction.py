@@ -228,8 +228,9 @@ def describe_producers(
     """
     wanted = topics_and_partitions(topic)
     with connect(bootstrap, client).open() as cluster_client:
-        partitions = partitions_of_topics(cluster_client, wanted, broker)
-        producers, failures = producers_of(cluster_client, partitions, broker)
+        partitions, not_found = partitions_of_topics(cluster_client, wanted, broker)
+        producers, unread = producers_of(cluster_client, partitions, broker)
+    failures = [*not_found, *unread.values()]
     rows = [
         (tp, each)
         for tp, own in sorted(producers.items())
@@ -245,7 +246,7 @@ def describe_producers(
         place = f" on broker {broker}" if broker is not None else ""
         print(f"{kind} in {', '.join(wanted)}{place}.", file=sys.stderr)
     sys.stdout.flush()
-    raise_together(failures.values())
+    raise_together(failures)
 
 
 def producers_table(rows: "Sequence[tuple[TopicPartition, ActiveProducer]]") -> Table:
