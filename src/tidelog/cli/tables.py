@@ -123,7 +123,14 @@ def is_utf8(text: str) -> bool:
 
 
 def base64_text(text: str) -> str:
-    return base64.b64encode(text.encode("utf-8", "surrogateescape")).decode()
+    """Return the text's bytes as base64. Lone surrogates that represent no byte (half of a pair, in a message of a
+    program) are encoded as if they were characters.
+    """
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        data = text.encode("utf-8", "surrogatepass")
+    return base64.b64encode(data).decode()
 
 
 def print_table(table: Table) -> None:
