@@ -15,6 +15,7 @@ import pytest
 from interop_harness.suite import NewTopicNamed, Unique
 from process_harness.raw import RawConnection, response_class
 from tidelog.api.registry import TABLE
+from tidelog.testing import Cluster
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.frames import decode_response_header
@@ -305,15 +306,18 @@ def client(address: tuple[str, int]) -> Iterator[HalfClosing]:
 
 @pytest.fixture
 def stage(address: tuple[str, int], new_topic: NewTopicNamed, unique: Unique) -> Stage:
+    return stage_with(address, new_topic("half-closed", partitions=2), unique("half-closed"), unique("unused"))
+
+
+def stage_with(address: tuple[str, int], topic: str, group: str, unused: str) -> Stage:
     """A topic of two partitions, with a record in the first; a group with a coordinator that has begun."""
-    topic, group = new_topic("half-closed", partitions=2), unique("half-closed")
     with RawConnection(address) as other:
         asked = metadata.MetadataRequest(topics=[metadata.MetadataRequestTopic(name=topic)])
         described = cast("metadata.MetadataResponse", other.ask(asked, 12))
         assert other.produce(topic, 0, [b"first", b"second"]).error_code == ErrorCode.NONE
         until_coordinated(other, group)
     (found,) = described.topics
-    return Stage(topic, found.topic_id, group, unique("unused"), found.partitions[0].leader_id)
+    return Stage(topic, found.topic_id, group, unused, found.partitions[0].leader_id)
 
 
 def until_coordinated(other: RawConnection, group: str) -> None:
@@ -576,6 +580,46 @@ def until_initialized(address: tuple[str, int], transactional_id: str) -> "init_
         if answer.error_code == ErrorCode.NONE:
             return cast("init_producer_id.InitProducerIdResponse", answer)
         assert time.monotonic() < deadline, answer
+        time.sleep(0.05)
+
+
+@pytest.mark.tidelog_only("starts brokers of its own")
+def test_every_api_answers_at_every_broker_of_a_cluster() -> None:
+    """Also where the controller, a leader, a coordinator or followers are other brokers, which are asked first."""
+    with Cluster(3, settings={"offsets.topic.num.partitions": 12}) as cluster:
+        cluster.wait_until_in_sync()
+        for number in cluster.numbers:
+            host, _, port = cluster.address(number).rpartition(":")
+            address = (host, int(port))
+            topic = f"half-closed-{number}"
+            with RawConnection(address) as other:
+                group = group_coordinated_by(other, number)
+                others = [n for n in cluster.numbers if n != number]
+                partitions = [
+                    create_topics.CreatableReplicaAssignment(0, [number, *others]),
+                    create_topics.CreatableReplicaAssignment(1, [*others, number]),
+                ]
+                created = create_topics.CreatableTopic(topic, -1, -1, assignments=partitions)
+                other.ask(create_topics.CreateTopicsRequest([created], timeout_ms=30_000), 7)
+            stage = stage_with(address, topic, group, f"unused-{number}")
+            for api_key in TABLE:
+                if APIS[api_key].name == "UnregisterBroker":
+                    continue  # its default names no broker, and is refused at once
+                with HalfClosing(address) as one:
+                    one.send((request_of(api_key, stage), TABLE[api_key].max_version))
+                    one.answers()
+
+
+def group_coordinated_by(other: RawConnection, number: int) -> str:
+    names = [f"group-{i}" for i in range(100)]
+    deadline = time.monotonic() + 30
+    while True:
+        asked = find_coordinator.FindCoordinatorRequest(coordinator_keys=names)
+        found = cast("find_coordinator.FindCoordinatorResponse", other.ask(asked, 6))
+        for coordinator in found.coordinators:
+            if not coordinator.error_code and coordinator.node_id == number:
+                return coordinator.key
+        assert time.monotonic() < deadline, found
         time.sleep(0.05)
 
 
