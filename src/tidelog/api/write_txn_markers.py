@@ -62,19 +62,29 @@ def _by_partition(partitions: dict[Partition, None], codes: list[ErrorCode]) -> 
 
 
 def _response(markers: list[WritableTxnMarker], codes: list[_Codes]) -> Steps[WriteTxnMarkersResponse]:
-    """Build the response. `codes` has the error codes of each marker."""
-    results = []
+    """Build the response. `codes` has the error codes of each marker.
+
+    As in Kafka, there is one result for each producer, with one entry for each topic and partition. If several markers
+    of a producer name a partition, the entry has the error code of the last one. A marker without partitions has no
+    result.
+    """
+    producers: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     for marker, code_by_partition in zip(markers, codes, strict=True):
+        for position, ((name, index), code) in enumerate(code_by_partition.items()):
+            producers.setdefault(marker.producer_id, {}).setdefault(name, {})[index] = code
+            if not position % PARTITIONS_PER_STEP:
+                yield
+    results = []
+    for producer_id, code_by_topic in producers.items():
         topics = []
-        for topic in marker.topics:
+        for name, code_by_index in code_by_topic.items():
             partitions = []
-            for position, index in enumerate(topic.partition_indexes):
-                partitions.append(WritableTxnMarkerPartitionResult(index, code_by_partition[topic.name, index]))
+            for position, (index, code) in enumerate(code_by_index.items()):
+                partitions.append(WritableTxnMarkerPartitionResult(index, code))
                 if not position % PARTITIONS_PER_STEP:
                     yield
-            topics.append(WritableTxnMarkerTopicResult(topic.name, partitions))
-            yield
-        results.append(WritableTxnMarkerResult(marker.producer_id, topics))
+            topics.append(WritableTxnMarkerTopicResult(name, partitions))
+        results.append(WritableTxnMarkerResult(producer_id, topics))
     return WriteTxnMarkersResponse(markers=results)
 
 

@@ -150,7 +150,36 @@ def test_a_partition_that_is_named_twice_gets_one_marker() -> None:
     async def scenario(stage: Stage) -> None:
         producer = await stage.producer()
         assert await stage.produce(producer, b"v") == 0
-        assert await stage.mark(producer, 0, 7, 0, 7) == [0, 3, 0, 3]
+        assert await stage.mark(producer, 0, 7, 0, 7) == [0, 3]
+        assert stage.partition().log.log_end_offset == 2
+
+    run(scenario)
+
+
+def test_the_markers_of_a_producer_have_one_result() -> None:
+    """For a partition that several markers name, it is the last one's. A marker without partitions has no result."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        own, foreign = producer.producer_id, 99_999
+        markers = [
+            WritableTxnMarker(own, 3, True, [WritableTxnMarkerTopic("t", [0]), WritableTxnMarkerTopic("none", [0])], 0),
+            WritableTxnMarker(foreign, 0, True, [WritableTxnMarkerTopic("t", [0])], 0),
+            WritableTxnMarker(424_242, 0, True, [WritableTxnMarkerTopic("t", [])], 0),
+            WritableTxnMarker(
+                own, 2, False, [WritableTxnMarkerTopic("t", [0, 1]), WritableTxnMarkerTopic("t", [1])], 0
+            ),
+        ]
+        response = await stage.call("WriteTxnMarkers", 2, markers=markers)
+        assert [
+            (result.producer_id, topic.name, [(p.partition_index, p.error_code) for p in topic.partitions])
+            for result in response.markers
+            for topic in result.topics
+        ] == [
+            (own, "t", [(0, ErrorCode.INVALID_PRODUCER_EPOCH), (1, ErrorCode.NONE)]),
+            (own, "none", [(0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]),
+            (foreign, "t", [(0, ErrorCode.NONE)]),
+        ]
         assert stage.partition().log.log_end_offset == 2
 
     run(scenario)
