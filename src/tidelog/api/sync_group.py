@@ -8,15 +8,16 @@ from tidelog.api.services import RequestContext, Services
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
-PROTOCOL_REQUIRED_VERSION = 5
+PROTOCOL_REQUIRED_SINCE = 5
 ASSIGNMENTS_MAX = 50_000
-"""Upper bound on the assignments of one request. A group's record has space for far fewer members."""
+"""Upper bound on the assignments of one request, one for each member of the group. A group with so many members is not
+possible: its record, which contains all members, would be too large."""
 
 
 def handle(
     services: Services, context: RequestContext, request: SyncGroupRequest
 ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
-    if context.api_version >= PROTOCOL_REQUIRED_VERSION and (
+    if context.api_version >= PROTOCOL_REQUIRED_SINCE and (
         request.protocol_type is None or request.protocol_name is None
     ):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)

@@ -292,7 +292,7 @@ class PartitionLog:
         return self.log_end_offset
 
     def _append_assigned(self, batch: memoryview, fields: "Fields") -> None:
-        now_ms = max(fields[MAX_TIMESTAMP], 0)
+        now_ms = max(fields[MAX_TIMESTAMP], 0)  # the batches, and not this broker's clock, decide when to roll
         next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
         segment = self._prepare(len(batch), fields[MAX_TIMESTAMP], next_offset, now_ms)
         if fields[LEADER_EPOCH] > self.epochs.latest:

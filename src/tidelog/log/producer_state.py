@@ -117,8 +117,9 @@ class ProducerState:
     def begin_verification(self, producer_id: int, epoch: int) -> object:
         """Return a new object that stands for a question to the coordinator of the producer's transaction (KIP-890).
 
-        It becomes invalid when a marker ends the transaction: then the answer may be about a transaction that has
-        ended. Raises InvalidProducerEpoch if the log has a higher epoch of the producer: then nobody needs to be asked.
+        The object becomes invalid when a marker ends the transaction, since the coordinator's answer may then be about
+        a transaction that has ended. Raises InvalidProducerEpoch if the log has a higher epoch of the producer: then
+        the batch is refused without a question.
         """
         entry = self.entries.get(producer_id)
         if entry is not None and epoch < entry.epoch:

@@ -241,7 +241,7 @@ def _checked_batches(
     file = disk.open(f"{directory}/{file_name(base_offset, '.log')}")
     try:
         for position, batch, fields in batches(file, 0, size, base_offset):
-            if crc32c(batch[21:]) != fields[CRC]:
+            if crc32c(batch[21:]) != fields[CRC]:  # the CRC covers all bytes after its own field
                 raise CorruptLog(file.path, position, f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}")
             yield file.path, position, batch, fields
     finally:
