@@ -24,6 +24,13 @@ from tidelog.wire.messages.write_txn_markers import (
 )
 
 PARTITIONS_PER_STEP = 50
+GROUP_COORDINATOR_CODES = (
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+)
+"""Errors of the coordinator of a partition of `__consumer_offsets`. The sender of a marker gets NOT_LEADER_OR_FOLLOWER
+instead, as in Kafka: after this error, administrators' clients send the marker again."""
 _Codes = dict[Partition, ErrorCode]
 
 
@@ -84,7 +91,8 @@ def _write(
     """
 
     def settle(error: ApiError | None) -> None:
-        reply(ErrorCode.NONE if error is None else error.code)
+        code = ErrorCode.NONE if error is None else error.code
+        reply(ErrorCode.NOT_LEADER_OR_FOLLOWER if code in GROUP_COORDINATOR_CODES else code)
 
     try:
         if marker.producer_epoch < 0:
@@ -94,11 +102,6 @@ def _write(
         producers = partition.log.producers
         if marker.transaction_version >= V2:
             producers.check_epoch_of_v2_marker(marker.producer_id, marker.producer_epoch)
-        else:
-            # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. With
-            # version 2, no verification may be invalidated: the marker's epoch is the epoch of the next transaction,
-            # whose first batches may wait for verification now.
-            producers.invalidate_verifications(marker.producer_id, marker.producer_epoch + 1)
         batch = marker_batch(
             marker.producer_id,
             marker.producer_epoch,
@@ -110,8 +113,13 @@ def _write(
             services.groups.end_transaction(
                 index, batch, marker.producer_id, is_commit=marker.transaction_result, reply=settle
             )
-            return
-        appended = partition.append_batch(batch)
-        partition.when_committed(appended.next_offset, settle)
+        else:
+            appended = partition.append_batch(batch)
+            partition.when_committed(appended.next_offset, settle)
+        if marker.transaction_version < V2:
+            # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. Those with a
+            # lower one were invalidated by the append. With version 2, these are all: the marker's epoch is the epoch
+            # of the next transaction, whose first batches may wait for verification now.
+            producers.invalidate_verifications(marker.producer_id, marker.producer_epoch + 1)
     except ApiError as error:
         settle(error)
