@@ -94,8 +94,8 @@ class ProducerState:
         self.open_transactions: dict[int, int] = {}
         """Producer ids of open transactions by first offset, ascending."""
         self._replicating: deque[CompletedTransaction] = deque()
-        """Completed transactions whose marker is possibly not below the high watermark yet, in the order of the markers.
-        See `forget_replicated`."""
+        """Completed transactions whose marker is possibly not below the high watermark yet, in the order of their
+        markers. See `forget_replicated`."""
         self.producers_max = producers_max
         self._verifications: dict[int, dict[object, int]] = {}
         """The verifications that are running for each producer id, with their epochs."""

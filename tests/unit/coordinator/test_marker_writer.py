@@ -69,7 +69,10 @@ class Stage:
                     [
                         WritableTxnMarkerTopicResult(
                             topic.name,
-                            [WritableTxnMarkerPartitionResult(index, self._code(index)) for index in topic.partition_indexes],
+                            [
+                                WritableTxnMarkerPartitionResult(index, self._code(index))
+                                for index in topic.partition_indexes
+                            ],
                         )
                         for topic in marker.topics
                     ],

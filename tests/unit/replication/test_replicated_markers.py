@@ -25,9 +25,7 @@ def partition_of(disk: LogOnDisk) -> Partition:
 
 def transaction(number: int) -> tuple[bytearray, bytearray]:
     """Return the records and the marker of a transaction."""
-    records = make_batch(
-        b"v", producer_id=PRODUCER_ID, producer_epoch=0, base_sequence=number, is_transactional=True
-    )
+    records = make_batch(b"v", producer_id=PRODUCER_ID, producer_epoch=0, base_sequence=number, is_transactional=True)
     return records, marker_batch(PRODUCER_ID, 0, 0, is_commit=number % 2 == 0, timestamp=1)
 
 
