@@ -69,7 +69,7 @@ class _Entry:
     ) -> None:
         self.batch = batch
         self.verification = verification
-        """None for a batch without a transaction. If a marker ends the transaction while the batch waits, the batch must
+        """None for a batch without a transaction. If a marker ends the transaction meanwhile, the batch must
         not be appended: with version 1 it would begin a transaction that nobody ends."""
         self.size = len(batch)
         self.done = done
