@@ -9,7 +9,7 @@ from functools import partial
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
-from tidelog.coordinator.transaction.records import V2, Partition
+from tidelog.coordinator.transaction.records import NO_PRODUCER_ID, V2, Partition
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.steps import Steps
 from tidelog.wire.control_batches import marker_batch
@@ -95,8 +95,9 @@ def _write(
         reply(ErrorCode.NOT_LEADER_OR_FOLLOWER if code in GROUP_COORDINATOR_CODES else code)
 
     try:
-        if marker.producer_epoch < 0:
-            raise ApiError(f"a marker has the producer epoch {marker.producer_epoch}", ErrorCode.UNKNOWN_SERVER_ERROR)
+        if marker.producer_epoch < 0 or marker.producer_id == NO_PRODUCER_ID:
+            text = f"a marker has the producer id {marker.producer_id} and the epoch {marker.producer_epoch}"
+            raise ApiError(text, ErrorCode.UNKNOWN_SERVER_ERROR)
         partition = services.partitions.get(topic, index)
         partition.check_writable(-1)
         producers = partition.log.producers

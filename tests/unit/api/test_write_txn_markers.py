@@ -45,6 +45,7 @@ def test_markers_that_are_refused(version: int) -> None:
         for asked, codes in (
             (stage.mark(producer, 0, version=version), [ErrorCode.INVALID_PRODUCER_EPOCH]),
             (stage.mark(producer._replace(epoch=-1), 0, version=version), [ErrorCode.UNKNOWN_SERVER_ERROR]),
+            (stage.mark(Producer(-1, 0), 0, version=version), [ErrorCode.UNKNOWN_SERVER_ERROR]),
             (
                 stage.mark(producer._replace(epoch=6), 0, coordinator_epoch=2, version=version),
                 [ErrorCode.TRANSACTION_COORDINATOR_FENCED],
