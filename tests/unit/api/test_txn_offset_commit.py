@@ -81,6 +81,37 @@ def test_commits_that_are_refused(version: int) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_another_epoch_than_that_of_the_member_of_a_consumer_group(version: int) -> None:
+    """Kafka answers TxnOffsetCommit with ILLEGAL_GENERATION: a producer gives up for ever after STALE_MEMBER_EPOCH."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        await stage.commit_offset(producer, 1)
+        member = await stage.call(
+            "ConsumerGroupHeartbeat",
+            1,
+            group_id="g",
+            member_id="member",
+            member_epoch=0,
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=["t"],
+            topic_partitions=[],
+        )
+        assert (member.error_code, member.member_epoch > 0) == (0, True), member
+        for epoch, code in (
+            (member.member_epoch + 1, ErrorCode.ILLEGAL_GENERATION),
+            (member.member_epoch - 1, ErrorCode.ILLEGAL_GENERATION),
+            (member.member_epoch, ErrorCode.NONE),
+        ):
+            answer = await stage.commit_offset(producer, 9, version=version, generation=epoch, member="member")
+            assert answer == code, epoch
+        await stage.finish(producer, commit=True)
+        assert await stage.offset() == 9
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("ends_well", [True, False])
 def test_the_later_record_of_an_offset_counts(*, ends_well: bool) -> None:
     async def scenario(stage: Stage) -> None:

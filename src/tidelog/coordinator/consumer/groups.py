@@ -155,11 +155,11 @@ class ConsumerGroups:
         if commit.generation == member.epoch:
             return
         if commit.generation > member.epoch:
-            raise _stale_epoch_error(member)
+            raise _stale_epoch_error(member, is_transactional=commit.is_transactional)
         for offset in commit.offsets:
             epoch = member.assignment_epoch(offset.topic_id, offset.partition)
             if epoch is None or commit.generation < epoch:
-                raise _stale_epoch_error(member)
+                raise _stale_epoch_error(member, is_transactional=commit.is_transactional)
 
     def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
         """Raise ApiError unless the sender may fetch offsets. A client that is not a member sends neither a member id
@@ -174,7 +174,12 @@ class ConsumerGroups:
             raise _stale_epoch_error(member)
 
 
-def _stale_epoch_error(member: Member) -> ApiError:
-    if member.classic is not None:
+def _stale_epoch_error(member: Member, *, is_transactional: bool = False) -> ApiError:
+    """Return the error for a request with another epoch than the member's.
+
+    Members of the classic protocol and transactional producers do not know STALE_MEMBER_EPOCH. After ILLEGAL_GENERATION
+    a producer aborts its transaction and continues.
+    """
+    if member.classic is not None or is_transactional:
         return IllegalGeneration()
     return ApiError(f"the member's epoch is {member.epoch}", ErrorCode.STALE_MEMBER_EPOCH)
