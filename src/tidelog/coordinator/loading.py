@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.errors import CorruptLog
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import COMMIT, BatchHeader
 from tidelog.wire.errors import CorruptMessage
 from tidelog.wire.messages.control_records import ControlRecordTypeSchema
 from tidelog.wire.primitives import MalformedMessage
@@ -48,8 +48,6 @@ READ_BYTES_MAX = 1 << 20
 """Upper bound on the size of one read, in bytes. A batch that is larger is still read as a whole."""
 RECORDS_PER_TURN = 200
 """Number of records after which the loader yields to the event loop."""
-COMMIT_MARKER = 1
-"""The type of a control record that commits a transaction. The other type aborts the transaction."""
 
 
 class Loader:
@@ -148,7 +146,7 @@ class Loader:
     def _end_transaction(self, producer_id: int, marker: Record) -> None:
         producer_records = self._open_transactions.pop(producer_id, [])
         kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
-        if kind.type == COMMIT_MARKER:
+        if kind.type == COMMIT:
             for stored in producer_records:
                 latest = self._latest_beside_open.get(stored.key)
                 if latest is None or latest.offset < stored.offset:

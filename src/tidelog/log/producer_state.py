@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.transaction_index import AbortedTransaction
-from tidelog.wire.batches import CONTROL_BIT, TRANSACTIONAL_BIT
+from tidelog.wire.batches import ABORT, CONTROL_BIT, TRANSACTIONAL_BIT
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidProducerEpoch, OutOfOrderSequenceNumber
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ time are forgotten, except those with an open transaction."""
 FORGOTTEN_DIVISOR = 10
 """If the limit is reached, PRODUCERS_MAX / FORGOTTEN_DIVISOR producers are forgotten at once. Therefore the search for
 the producers that were silent for the longest time is rare."""
-
-ABORT = 0
-COMMIT = 1
 
 
 class ProducedBatch(NamedTuple):

@@ -1,6 +1,6 @@
 """InitProducerId without a transactional id. The expectations are Kafka 4.3.1's answers.
 
-tests/unit/api/transactions has the tests with a transactional id.
+`test_transaction_requests.py` has the tests with a transactional id.
 """
 
 from typing import Any
