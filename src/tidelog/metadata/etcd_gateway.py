@@ -71,8 +71,10 @@ class EtcdGateway:
         return self._exchange(path, body)
 
     def watch(self, key: bytes, revision: int, timeout_s: float) -> bool:
-        """Wait until the key is changed at `revision` or later, for at most about `timeout_s` seconds. Return False if
-        the server could not be reached or closed the connection; the caller should then pause before it calls again.
+        """Wait until the key is changed at `revision` or later, for at most about `timeout_s` seconds.
+
+        Return False if the server could not be reached or closed the connection; the caller should then pause before it
+        calls again. Otherwise return True, also if the time is over.
         """
         body = {"create_request": {"key": to_text(key), "start_revision": str(revision)}}
         try:
@@ -81,6 +83,7 @@ class EtcdGateway:
             self._connection.sock.settimeout(timeout_s)
             while line := response.readline(1 << 20):
                 result = json.loads(line).get("result", {})
+                # etcd cancels the watch if the history from `revision` on was compacted, so the key may have changed.
                 if result.get("events") or result.get("canceled"):
                     return True
         except TimeoutError:

@@ -36,7 +36,7 @@ from tidelog.quotas.entities import Entity
 NO_LEADER: Final = -1
 METADATA_FEATURE: Final = "tidelog.metadata.version"
 """The feature whose level says which kinds of journal records all brokers can read. With level 1 they can read all
-kinds."""
+kinds. With level 0 the journal must not contain the kinds that only clusters use."""
 ELR_FEATURE: Final = "eligible.leader.replicas.version"
 """Kafka's feature for eligible leader replicas (KIP-966)."""
 TRANSACTION_FEATURE: Final = "transaction.version"
@@ -181,11 +181,11 @@ class MetadataImage:
         return broker is not None and not broker.fenced
 
     @property
-    def has_fencing(self) -> bool:
-        """Whether the level of METADATA_FEATURE is 1 or higher. If so, brokers are fenced when they register, and the
-        journal may contain the kinds of records that only clusters use.
+    def metadata_level(self) -> int:
+        """The level of METADATA_FEATURE. With level 1 or higher, brokers are fenced when they register, and the journal
+        may contain the kinds of records that only clusters use.
         """
-        return self.feature_levels.get(METADATA_FEATURE, 0) > 0
+        return self.feature_levels.get(METADATA_FEATURE, 0)
 
     def feature_level(self, feature: str) -> int:
         """Return the finalized level of a feature."""
@@ -207,8 +207,10 @@ EMPTY_IMAGE: Final = MetadataImage()
 
 
 class ImageBuilder:
-    """Applies records to an image. The image itself is not changed: a mapping is copied before a record changes it. The
-    mappings of topics and quotas, and a topic's tuple of partitions, are copied only before the first change.
+    """Applies records to an image. The image itself is not changed: a mapping is copied before a record changes it.
+
+    Most mappings are small and are copied again for each such record. The mappings of topics and quotas, and a topic's
+    tuple of partitions, may be large, so they are copied only before the first change.
     """
 
     def __init__(self, image: MetadataImage) -> None:
@@ -371,7 +373,7 @@ class ImageBuilder:
             values.pop(record.key, None)
         else:
             values[record.key] = record.value
-        if values:
+        if values:  # an entity without quotas is not listed
             self._copied_quotas[record.entity] = values
 
     def _client_metrics_config_changed(self, record: ClientMetricsConfigChanged) -> None:

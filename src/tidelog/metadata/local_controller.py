@@ -126,15 +126,15 @@ class LocalController:
         """Execute one request. A change that has begun is completed even if the caller is cancelled."""
         if self._waits_for_lease:
             await self._wait_for_lease()
-        is_lease_valid = False
+        other_run_has_lease = False
         if isinstance(request, link.RegisterBroker) and self._shared_store is not None:
             try:
-                is_lease_valid = await _has_another_run(self._shared_store, request)
+                other_run_has_lease = await _other_run_has_lease(self._shared_store, request)
             except (StoreUnavailable, StoreFailed) as error:
                 return Answer(None, ErrorCode.NOT_CONTROLLER, f"the leases of the brokers cannot be read: {error}")
         budget = _PartitionBudget(getattr(request, "requester", None), self.mutation_quota, self._now_ms)
         answer = await self._commit(
-            self._decision(request, budget.reserve, is_lease_valid), getattr(request, "timeout_ms", None)
+            self._decision(request, budget.reserve, other_run_has_lease), getattr(request, "timeout_ms", None)
         )
         if self._shared_store is not None and _may_allow_elections(request) and not answer.error:
             await self.decide(lambda image: elect_leaderless(image, self._config))
@@ -147,13 +147,14 @@ class LocalController:
 
     async def _wait_for_lease(self) -> None:
         if self._lease is not None:
+            # The term of the lease is over. As soon as the lease counts as lost, this broker acquires a new one.
             self._lease.lose(NOT_RENEWED)
-        ends_s = self._runtime.clock.monotonic() + LEASE_WAIT_S
-        while self._waits_for_lease and self._runtime.clock.monotonic() < ends_s:
+        deadline_s = self._runtime.clock.monotonic() + LEASE_WAIT_S
+        while self._waits_for_lease and self._runtime.clock.monotonic() < deadline_s:
             await self._runtime.tasks.sleep(RETRY_S / 2)
 
     def _decision(
-        self, request: ControllerRequest, reserve: controller.ReservePartitions, is_lease_valid: bool
+        self, request: ControllerRequest, reserve: controller.ReservePartitions, other_run_has_lease: bool
     ) -> Decide[Any]:
         """Return the function that decides the request."""
         config, new_id = self._config, self._new_topic_id
@@ -179,7 +180,7 @@ class LocalController:
             case link.AllocateProducerIds(node_id):
                 return lambda image: _allocate_producer_ids(image, node_id)
             case link.RegisterBroker():
-                return lambda image: _register(image, request, config, is_lease_valid=is_lease_valid)
+                return lambda image: _register(image, request, config, other_run_has_lease=other_run_has_lease)
             case link.BrokerHeartbeat(heartbeat):
                 return lambda image: self._heartbeats.decide(image, heartbeat)
             case link.AlterPartition(broker_id, broker_epoch, proposals):
@@ -387,16 +388,16 @@ def _may_allow_elections(request: ControllerRequest) -> bool:
     )
 
 
-async def _has_another_run(store: Store, request: link.RegisterBroker) -> bool:
+async def _other_run_has_lease(store: Store, request: link.RegisterBroker) -> bool:
     """Return whether another process has the lease of the broker that the request registers."""
     lease = await find_lease(store, broker_lease(request.registration.broker_id))
     return lease is not None and lease.holder != request.registration.incarnation
 
 
 def _register(
-    image: MetadataImage, request: link.RegisterBroker, config: BrokerConfig, *, is_lease_valid: bool
+    image: MetadataImage, request: link.RegisterBroker, config: BrokerConfig, *, other_run_has_lease: bool
 ) -> Steps[JournalDecision[int]]:
-    decision = yield from register_broker(image, request.registration, config, is_lease_valid=is_lease_valid)
-    if request.renew_leaderships and not image.has_fencing:
+    decision = yield from register_broker(image, request.registration, config, other_run_has_lease=other_run_has_lease)
+    if request.renew_leaderships and image.metadata_level == 0:
         decision.records.extend(controller.renew_leadership(image, request.registration.broker_id))
     return decision

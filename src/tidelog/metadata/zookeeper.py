@@ -132,7 +132,7 @@ class ZooKeeperStore(RemoteStore):
             assert position == end, "an append must not leave a gap"
             transaction = self._session.client.transaction()
             transaction.check(self._path("epochs", _escaped(lease.name)), epoch_version)
-            transaction.check(self._path("leases", _escaped(lease.name)), -1)
+            transaction.check(self._path("leases", _escaped(lease.name)), -1)  # the node must exist, in any version
             if position % BUCKET_ENTRIES == 0:
                 transaction.create(self._path("journal", _bucket(position)))
             transaction.create(self._entry_path(position), value)
@@ -232,9 +232,9 @@ class ZooKeeperStore(RemoteStore):
         for i, part in enumerate(parts):
             self._create(self._path("snapshots", parts_id, str(i)), part)
         if self._point_to(SnapshotPointer.of(snapshot, parts_id, len(parts))):
-            earliest = parts_prefix(snapshot.position)
+            own_prefix = parts_prefix(snapshot.position)  # the ids of the parts of earlier snapshots are less
             names = self._session.answer(self._session.client.get_children_async(self._path("snapshots")))
-            self._delete_parts([name for name in sorted(names) if name < earliest])
+            self._delete_parts([name for name in sorted(names) if name < own_prefix])
             self._trim(snapshot.position)
         else:
             self._delete_parts([parts_id])
@@ -339,6 +339,8 @@ class ZooKeeperStore(RemoteStore):
         self._check_lease(lease)
         sent_s = self._clock.monotonic()
         value, stat = self._get_with_stat("leases", _escaped(lease.name))
+        # The node of a lease that expires belongs to a session. If that session is an earlier one of this process, the
+        # servers delete the node soon, so the lease cannot be renewed. The owner of all other nodes is 0.
         is_own = value is not None and decode_lease(lease.name, value) == lease
         if is_own and stat.ephemeralOwner in (0, self._session.session_id):
             path = self._path("leases", _escaped(lease.name))
@@ -398,10 +400,10 @@ class ZooKeeperStore(RemoteStore):
         ttl_ms = lease_ttl_ms(value)
         if ttl_ms is None:
             return False
-        lease_id, now_s = (stat.czxid, stat.version), self._clock.monotonic()
-        seen_id, since_s = self._unchanged_since.get(name, (None, now_s))
-        if seen_id != lease_id:
-            self._unchanged_since[name] = lease_id, now_s
+        node_state, now_s = (stat.czxid, stat.version), self._clock.monotonic()
+        seen_state, since_s = self._unchanged_since.get(name, (None, now_s))
+        if seen_state != node_state:
+            self._unchanged_since[name] = node_state, now_s
             return False
         return now_s >= since_s + (ttl_ms + LEASE_MARGIN_MS) / 1000
 
