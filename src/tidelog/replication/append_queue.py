@@ -36,8 +36,8 @@ QUEUED_BYTES_MAX = 64 << 20
 """Maximum total size, in bytes, of all waiting batches of the broker. If batches wait, a batch that would exceed the
 maximum is refused with a retriable error."""
 
-Outcome = Callable[["Appended | ApiError"], None]
-"""Called once, in a later turn of the loop, with the result of the append."""
+OutcomeListener = Callable[["Appended | ApiError"], None]
+"""Called once, in a later turn of the loop, with the outcome of the append: its result or its error."""
 
 
 class QueuedBytes:
@@ -63,13 +63,18 @@ class _Entry:
 
     __slots__ = ("batch", "done", "examined", "failure", "ready", "size")
 
-    def __init__(self, batch: bytes | bytearray, done: Outcome, *, ready: bool) -> None:
+    def __init__(self, batch: bytes | bytearray, done: OutcomeListener, *, ready: bool) -> None:
         self.batch = batch
+        """The bytes to append. Recompression replaces them."""
         self.size = len(batch)
+        """The size that is reserved in `QueuedBytes`."""
         self.done = done
+        """Called with the outcome."""
         self.ready = ready
         self.failure: ApiError | None = None
+        """The error of the work on the batch. A batch with an error is not appended."""
         self.examined: ExaminationResult | None = None
+        """The result of the examination by a thread."""
 
 
 class AppendQueue:
@@ -101,14 +106,14 @@ class AppendQueue:
             self._finish_entry(self._entries[0], error)
         self._partition.update_appends_directly()
 
-    def append(self, batch: memoryview, header: "BatchHeader", done: Outcome) -> "Appended | None":
+    def append(self, batch: memoryview, header: "BatchHeader", done: OutcomeListener) -> "Appended | None":
         """Append a client's checked batch after the batches that are already queued. Returns None if the batch has to
         wait; in this case `done` is called later.
 
         `batch` is not used after the call. Raises the exceptions of `Partition.append`, and RequestTimedOut if too
         many bytes wait already.
         """
-        target = self._partition.recompression
+        target = self._partition.recompression  # None if the batch keeps its codec
         if target is not None:
             if header.codec == target.codec:
                 target = None
@@ -130,13 +135,15 @@ class AppendQueue:
             work.add_done_callback(partial(self._finish_recompression, entry))
         return None
 
-    def examine(self, batch: memoryview, done: Outcome) -> None:
-        """Queue a batch for which `Partition.append` raised NotInline."""
+    def examine(self, batch: memoryview, done: OutcomeListener) -> None:
+        """Queue a batch for which `Partition.append` raised NotInline. A thread examines its records. Raises
+        RequestTimedOut if too many bytes wait already.
+        """
         self._add(batch, done, ready=True)
         if len(self._entries) == 1:
             self._tasks.call_soon(self._append_ready_soon)  # later, since `done` must be called in a later turn
 
-    def _add(self, batch: memoryview, done: Outcome, *, ready: bool) -> _Entry:
+    def _add(self, batch: memoryview, done: OutcomeListener, *, ready: bool) -> _Entry:
         if self._closed:
             raise NotLeaderOrFollower("the broker stops")
         self._bytes.reserve(len(batch))

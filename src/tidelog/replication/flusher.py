@@ -63,7 +63,9 @@ class Flusher:
         self._retry_timer: TimerHandle | None = None
         self._sync_all_scheduled = False
         self._running = False
-        self._checkpoint_failed = False  # whether the next interval writes checkpoints in any case
+        self._checkpoint_is_due = False
+        """Whether the next interval flush writes checkpoints even if no partition is dirty. Reset by a successful
+        write."""
         self._stopped = False
         self._warned_unwritten = False
         self._timer: TimerHandle | None = None
@@ -101,7 +103,7 @@ class Flusher:
         """Write the checkpoints at the next interval flush, and retry at each following one until the write
         succeeds.
         """
-        self._checkpoint_failed = True
+        self._checkpoint_is_due = True
 
     async def wait_for_flushes(self) -> None:
         """Wait until no flush uses files of partitions that were marked deleted before the call.
@@ -144,15 +146,15 @@ class Flusher:
             dirty = [] if self._stopped else list(self.dirty)
             for partition, end_offset in [(p, p.log.log_end_offset) for p in dirty if _is_due(p)]:
                 await self.flush_to(partition, end_offset)
-            if dirty or self._checkpoint_failed:
-                self._checkpoint_failed = True
+            if dirty or self._checkpoint_is_due:
+                self._checkpoint_is_due = True
                 write = self._checkpoint(dirty)
                 for partition in dirty:
                     if not partition.log.unflushed or not _may_sync(partition):
                         partition.in_dirty_set = False
                         self.dirty.pop(partition, None)
                 await self._tasks.run_blocking(write, lane=CHECKPOINTS_LANE)
-                self._checkpoint_failed = self._warned_unwritten = False
+                self._checkpoint_is_due = self._warned_unwritten = False
         except OSError as error:
             # No record is lost: a missing checkpoint only makes the scan after a crash take longer. The next interval
             # retries.

@@ -80,7 +80,9 @@ class PartitionFollowers:
                 return low_watermark
             remaining_s = deadline_s - self._monotonic()
             if remaining_s <= 0:
-                raise RequestTimedOut(f"a follower of {partition.topic}-{partition.index} begins at {low_watermark}")
+                raise RequestTimedOut(
+                    f"a follower's log of {partition.topic}-{partition.index} still begins at offset {low_watermark}"
+                )
             awaited = self._awaited_starts.get(partition)
             if awaited is None or awaited.done():
                 awaited = self._awaited_starts[partition] = self._tasks.future()

@@ -90,7 +90,7 @@ class IsrProposals:
             TIMEOUT_MS,
         )
         answer = await self._controller.alter_partition(request)
-        self._log(answer)
+        self._log_failure(answer)
         results = {(result.topic_id, result.partition): result for result in answer.value or ()}
         for partition, effect in proposals.items():
             result = results.get((TopicId(partition.topic_id), partition.index))
@@ -113,6 +113,7 @@ class IsrProposals:
             )
         partition.step(answered)
         isr = partition.replica.isr
+        # The outcome of the proposal is unknown: propose it again after a pause.
         if isr is not None and isr.proposed is not None and not isr.awaits_answer and not isr.awaits_metadata:
             if not self._unanswered:
                 self._tasks.call_later(RETRY_S, self._ask_again)
@@ -122,9 +123,9 @@ class IsrProposals:
         partitions, self._unanswered = self._unanswered, {}
         for partition in partitions:
             if not (self._stopped or partition.deleted):
-                partition.step(Tick())
+                partition.step(Tick())  # in this step the replica proposes its ISR again
 
-    def _log(self, answer: "Answer[list[IsrResult]]") -> None:
+    def _log_failure(self, answer: "Answer[list[IsrResult]]") -> None:
         """Write the first of several consecutive failures to the log."""
         if answer.value is not None:
             self._has_failed = False

@@ -154,13 +154,13 @@ class OfflineReplicas:
         """Yield the partitions that this broker leads on a full disk and that another broker can lead, with their
         newest states.
         """
-        latest_s = self._clock.monotonic() - SPACE_PAUSE_S
+        now_s = self._clock.monotonic()
         for partition, since_s in list(self._full.items()):
             isr = partition.replica.isr
             if partition.deleted or isr is None or not partition.appends_refused:
                 del self._full[partition]
             # If fewer members than min.insync.replicas remained, the next leader could not accept records, either.
-            elif since_s <= latest_s and len(isr.committed) > max(isr.min_isr, 1):
+            elif now_s - since_s >= SPACE_PAUSE_S and len(isr.committed) > max(isr.min_isr, 1):
                 topic = self._partitions.topics.get(partition.topic)
                 if topic is not None and partition.index < len(topic.partitions):
                     key = TopicPartition(partition.topic, partition.index)

@@ -54,7 +54,7 @@ READ_COMMITTED = 1
 RECORDS_LANE = "records"
 """Lane of the examinations of records, so that they run one at a time."""
 NEVER = (1 << 63) - 1
-"""Default of `flush.messages` and `flush.ms`."""
+"""Default of `flush.messages` and `flush.ms`: no sync before the next interval flush."""
 
 
 class Partition:
@@ -271,7 +271,7 @@ class Partition:
         """
         if leader_epoch is not None and leader_epoch != self.replica.leader_epoch:
             raise NotLeaderOrFollower(f"leader epoch {leader_epoch} of {self.topic}-{self.index} has ended")
-        return self.append(memoryview(data), BatchHeader(data), False)
+        return self.append(memoryview(data), BatchHeader(data), limits=False)  # False: no limits
 
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
         """Append one checked batch of a client; offsets are written into `batch` itself.
@@ -480,6 +480,7 @@ class Partition:
             self._notify()
 
     def _notify(self) -> None:
+        """Notify the fetches that wait for a new high watermark (see `watch`)."""
         self._notified_high_watermark = self.replica.high_watermark
         for watcher in list(self._watchers):
             watcher.moved(self)
@@ -568,6 +569,7 @@ class Partition:
             raise UnknownLeaderEpoch(f"leader epoch {epoch} is newer than {current}")
 
     def watch(self, watcher: HighWatermarkWatcher) -> None:
+        """Call `watcher.moved` when the high watermark moves, or when waiting for it has become useless."""
         self._watchers[watcher] = None
 
     def unwatch(self, watcher: HighWatermarkWatcher) -> None:

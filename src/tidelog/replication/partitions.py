@@ -99,7 +99,7 @@ class Partitions(PartitionTable):
         self.reconciler = Reconciler(runtime, self, topic_config, node_id)
         self._retention = RetentionPasses(runtime, self)
         self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint, self._check_directories)
-        self.shared.full.no_descriptors = self.flusher.sync_all_soon
+        self.shared.full.on_no_descriptor = self.flusher.sync_all_soon
         self.shared.on_peer_work = self._begin_peer_work
         self.on_peer_work: Callable[[Partition, AskForIsr | FetchFrom], None] | None = None
         """Called when a replica needs the controller or another broker. It must not wait."""
@@ -304,6 +304,7 @@ class Partitions(PartitionTable):
             failed = await self._runtime.tasks.run_blocking(
                 self.directories.try_checkpoints, *self.offsets.copies(), lane=CHECKPOINTS_LANE
             )
+            # A cut or a move of these partitions has begun in the meantime, so the files may have other offsets.
             remaining = [partition for partition, log in logs if partition.frozen or partition.log is not log]
             for partition, log in logs:
                 if partition not in remaining and (

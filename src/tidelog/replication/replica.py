@@ -402,7 +402,7 @@ class Replica:
         self.local_mark = min(event.end_offset, self.end_offset)
         if self.isr is None:
             return []
-        self._advance(now_ms)
+        self._advance(now_ms)  # its effect would also be MarksMoved
         return [MarksMoved()]
 
     def _diverged(self, event: Diverged, _: int) -> list[Effect]:

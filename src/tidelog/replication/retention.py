@@ -89,7 +89,7 @@ class RetentionPasses:
                 await self._partitions.run_file_work(age_search.run)
                 if age_search.wanted_part is None:
                     age_search.store_result()
-                else:
+                else:  # the times of some records are needed: a child process reads them
                     search = self._search_records(partition, log, age_search)
                     self._time_searches[partition] = self._runtime.tasks.spawn(search, name="record-times")
             if partition.deleted or partition.frozen or log is not partition.log or log.failure is not None:

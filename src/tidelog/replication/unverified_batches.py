@@ -15,7 +15,7 @@ from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, OutOfO
 
 if TYPE_CHECKING:
     from tidelog.log.appended import Appended
-    from tidelog.replication.append_queue import Outcome, QueuedBytes
+    from tidelog.replication.append_queue import OutcomeListener, QueuedBytes
     from tidelog.replication.partition import Partition
     from tidelog.runtime.interfaces import Tasks
 
@@ -37,7 +37,7 @@ class _Waiting(NamedTuple):
     batch: bytearray
     question: Hashable
     ask: Ask
-    done: "Outcome"
+    done: "OutcomeListener"
 
 
 class UnverifiedBatches:
@@ -62,7 +62,9 @@ class UnverifiedBatches:
             self._partition, header.producer_id, header.producer_epoch
         )
 
-    def add(self, batch: memoryview, header: BatchHeader, question: Hashable, ask: Ask, done: "Outcome") -> None:
+    def add(
+        self, batch: memoryview, header: BatchHeader, question: Hashable, ask: Ask, done: "OutcomeListener"
+    ) -> None:
         """Append the batch when the coordinator has confirmed the partition. `done` is called later with the result.
 
         Batches with equal `question`s get the same answer. Raises RequestTimedOut if too many bytes wait already.
@@ -131,6 +133,7 @@ class UnverifiedBatches:
         return None
 
     def _remember_refused(self, header: BatchHeader) -> None:
+        # The entry is removed and added again, so that the entries are in the order of their last refusals.
         epoch, sequence = self._refused.pop(header.producer_id, (header.producer_epoch, header.base_sequence))
         if epoch != header.producer_epoch or header.base_sequence < sequence:
             epoch, sequence = header.producer_epoch, header.base_sequence
@@ -146,7 +149,7 @@ class UnverifiedBatches:
     def _continues_transaction(self, header: BatchHeader) -> bool:
         return has_open_transaction(self._partition, header.producer_id, header.producer_epoch)
 
-    def _remove_first(self, waiting: deque[_Waiting]) -> "Outcome":
+    def _remove_first(self, waiting: deque[_Waiting]) -> "OutcomeListener":
         item = waiting.popleft()
         self._bytes.total -= len(item.batch)
         return item.done
