@@ -313,7 +313,11 @@ class _Translation:
         if max(len(match[1]), len(match[3] or "")) > _COUNT_DIGITS_MAX:
             raise InvalidPattern(f"invalid repeat count: {match[0]}")
         minimum = int(match[1])
-        maximum = minimum if match[2] is None else int(match[3]) if match[3] else None
+        maximum: int | None = None  # {n,}
+        if match[2] is None:
+            maximum = minimum  # {n}
+        elif match[3]:
+            maximum = int(match[3])  # {n,m}
         if max(minimum, maximum or 0) > COUNT_MAX or (maximum is not None and maximum < minimum):
             raise _NotTranslatable
         return minimum, maximum

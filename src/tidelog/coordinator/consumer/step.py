@@ -179,10 +179,10 @@ class Step:
         if after != updated:
             self.out.records.append(after.assignment_record(group.group_id))
             if after.classic is None:
-                self.on_finish(lambda: self._time_rebalance(after))
+                self.on_finish(lambda: self._set_rebalance_timer(after))
         return after
 
-    def _time_rebalance(self, member: Member) -> None:
+    def _set_rebalance_timer(self, member: Member) -> None:
         timers = self.context.timers
         group_id = self.group.group_id
         if member.state is MemberState.UNREVOKED:

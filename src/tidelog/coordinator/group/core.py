@@ -39,8 +39,8 @@ from tidelog.wire.messages.heartbeat import HeartbeatRequest
 from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
-GROUP_MUST_EXIST_VERSION = 9
-"""From this version of OffsetCommit on, a commit with a generation gets GROUP_ID_NOT_FOUND if the group does not
+GROUP_MUST_EXIST_SINCE = 9
+"""The first version of OffsetCommit in which a commit with a generation gets GROUP_ID_NOT_FOUND if the group does not
 exist."""
 SWEEP_RECORDS_MAX = 500
 """Upper bound on the tombstones of offsets in one batch of a sweep or of `forget_topics`."""
@@ -227,7 +227,7 @@ class GroupCore:
             if self._is_full():
                 raise self._too_many_groups()
         else:
-            if commit.version >= GROUP_MUST_EXIST_VERSION and not commit.is_transactional:
+            if commit.version >= GROUP_MUST_EXIST_SINCE and not commit.is_transactional:
                 raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
             raise IllegalGeneration
 
@@ -408,7 +408,9 @@ class GroupCore:
         yield from _in_batches(tombstones)
 
     def _retain_simple_group(self, group_id: str, durable: DurableGroup | None, now: Moment) -> None:
-        """Ensure that a simple consumer's group exists until the next sweep, even if no record of it remains."""
+        """Ensure that the group of a simple consumer (see `DurableGroup.metadata`) exists until the next sweep, even if
+        no record of it remains.
+        """
         if durable is not None and durable.metadata is None and durable.consumer is None:
             self.groups.setdefault(group_id, ClassicGroup(group_id, self.settings, self.deadlines, now))
 
