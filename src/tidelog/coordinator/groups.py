@@ -68,7 +68,7 @@ class GroupCoordinators:
     """The requests to groups, as methods for the API handlers.
 
     Most results are passed to a `Reply`: either during the call or later, after the group has completed a rebalance or
-    the log has committed the records.
+    the log has committed the records. If a method has no result, a success passes None to the `Reply`.
     """
 
     def __init__(
@@ -263,7 +263,8 @@ class GroupCoordinators:
         coordinator = self.host.coordinator(commit.group_id)
         coordinator.core.check_commit(commit, coordinator.now())
         while True:
-            # Not the published metadata: it still contains a deleted topic while the topic's offsets are being removed.
+            # The published metadata cannot be used here, because it still contains a deleted topic while the topic's
+            # offsets are being removed.
             topics = self._followed_image.topics
             prepared = yield from prepare_commit(commit, self._settings, coordinator.now(), topics)
             # A topic may have been deleted during the steps. Its offsets were removed and must not be written again.
@@ -282,17 +283,17 @@ class GroupCoordinators:
     ) -> None:
         """Append a marker to a partition of `__consumer_offsets`, and commit or drop the transaction's offsets.
 
-        The reply is None or an ApiError. Raises ApiError if nothing was appended.
+        On success, `reply` is called with None, otherwise with an ApiError. Raises ApiError if nothing was appended.
         """
         self.host.coordinator_of(index).end_transaction(marker, producer_id, reply, is_commit=is_commit)
 
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
-        """Delete a group in steps. The reply is None; it is sent when all records of the group are deleted.
+        """Delete a group in steps. When all records of the group are deleted, `reply` is called with None.
 
         Joins are refused during the deletion, so that no member can join a group whose records are partly deleted.
         """
         is_last = False
-        self._coordinator_unless_deleting(group_id)
+        self._coordinator_unless_deleting(group_id)  # raises ApiError if the group is being deleted already
         try:
             while not is_last:
                 coordinator = self.host.coordinator(group_id)
@@ -339,11 +340,11 @@ class GroupCoordinators:
         """
         coordinator = self.host.coordinator(group_id)
         core = coordinator.core
-        durable, reply_offset = core.group_for_fetch(group_id, member_id, member_epoch)
-        coordinator.answer(reply, read(durable, core.durable.pending.of_group(group_id)), reply_offset)
+        durable, awaited_offset = core.group_for_fetch(group_id, member_id, member_epoch)
+        coordinator.answer(reply, read(durable, core.durable.pending.of_group(group_id)), awaited_offset)
 
     def describe(self, group_id: str, reply: "Reply") -> None:
-        """Describe a classic group. The reply is a DescribedGroup, or None for a group that does not exist."""
+        """Describe a classic group. `reply` is called with a DescribedGroup, or with None if there is no such group."""
         coordinator = self.host.coordinator(group_id)
         described: DescribedGroup | None = coordinator.core.describe(group_id)
         coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))

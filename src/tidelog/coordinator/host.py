@@ -120,7 +120,7 @@ class CoordinatorHost(Generic[C]):
         serves = is_led and is_current and self._is_registered and not self._is_closed
         if coordinator is not None:
             if coordinator.partition is not partition and not is_current:
-                return
+                return  # `partition` was deleted, and a newer partition of the same name has this coordinator
             if serves and coordinator.partition is partition and coordinator.leader_epoch == partition.leader_epoch:
                 return
             del self._coordinators[index]

@@ -68,10 +68,10 @@ class Loader:
         self._latest_records: dict[bytes, StoredRecord] = {}
         self._open_transactions: dict[int, list[StoredRecord]] = {}
         """Records of the transactions whose end has not been read yet, by producer id."""
-        self._latest_beside_open: dict[bytes, StoredRecord] = {}
+        self._latest_during_transactions: dict[bytes, StoredRecord] = {}
         """The last committed record of each key, among the records that were committed while another transaction was
-        open. It is emptied when no transaction is open."""
-        self._deleted_beside_open: dict[bytes, int] = {}
+        open. The dict is emptied when no transaction is open."""
+        self._deleted_during_transactions: dict[bytes, int] = {}
         """The offset of the last tombstone of each key, among the same records."""
         self._records_in_turn = 0
         self.records = 0
@@ -150,18 +150,18 @@ class Loader:
         kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
         if kind.type == COMMIT_MARKER:
             for stored in producer_records:
-                latest = self._latest_beside_open.get(stored.key)
+                latest = self._latest_during_transactions.get(stored.key)
                 if latest is None or latest.offset < stored.offset:
                     self._set_latest(stored)
         if not self._open_transactions:
-            self._latest_beside_open.clear()
-            self._deleted_beside_open.clear()
+            self._latest_during_transactions.clear()
+            self._deleted_during_transactions.clear()
 
     def _set_latest(self, stored: "StoredRecord") -> None:
         if self._open_transactions:
-            self._latest_beside_open[stored.key] = stored
+            self._latest_during_transactions[stored.key] = stored
             if stored.value is None:
-                self._deleted_beside_open[stored.key] = stored.offset
+                self._deleted_during_transactions[stored.key] = stored.offset
         if stored.value is None:
             self._latest_records.pop(stored.key, None)
         else:
@@ -185,9 +185,9 @@ class Loader:
     async def _replay_open_transactions(self, next_offset: int) -> None:
         for producer_id, producer_records in self._open_transactions.items():
             for stored in producer_records:
-                if self._deleted_beside_open.get(stored.key, -1) > stored.offset:
+                if self._deleted_during_transactions.get(stored.key, -1) > stored.offset:
                     continue
-                latest = self._latest_beside_open.get(stored.key)
+                latest = self._latest_during_transactions.get(stored.key)
                 is_superseded = latest is not None and latest.offset > stored.offset
                 try:
                     record = self._core.decode(stored.key, stored.value)

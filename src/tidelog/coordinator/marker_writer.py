@@ -1,7 +1,8 @@
 """Write the markers that end transactions, on the brokers that lead the transactions' partitions.
 
-A decided end is never given up: markers that cannot be written are tried again until the coordinator's leader epoch
-ends. The next coordinator then finds the decision in its log, and begins again.
+After the end of a transaction was decided, its markers are never given up: markers that cannot be written are tried
+again until the coordinator's leader epoch ends. The next coordinator then finds the decision in its log, and begins
+again.
 
 A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. The
 marker then counts as written. Either the transaction is no longer open in the partition, or another coordinator has
@@ -100,7 +101,7 @@ class MarkerWriter:
         work = _Work(coordinator, coordinator.core, markers)
         if markers.partitions:
             self._add(work, markers.partitions)
-        else:
+        else:  # no marker is needed, so the core must learn that the transaction is complete
             self._report(work, ())
 
     def close(self) -> None:
@@ -144,10 +145,10 @@ class MarkerWriter:
                 try:
                     failed = await self._send(broker_id, batch)
                 except (BrokerUnreachable, BrokenProtocol, ApiNotSupported) as error:
-                    logger.info("markers not written, tried again broker=%d reason=%s", broker_id, error)
+                    logger.info("markers not written, trying again broker=%d reason=%s", broker_id, error)
                     failed = {work: list(partitions) for work, partitions in batch.items()}
                 except Exception:
-                    logger.exception("markers not written, tried again broker=%d", broker_id)
+                    logger.exception("markers not written, trying again broker=%d", broker_id)
                     failed = {work: list(partitions) for work, partitions in batch.items()}
             if failed:
                 await self._tasks.sleep(RETRY_DELAY_S)

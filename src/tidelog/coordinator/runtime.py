@@ -241,7 +241,7 @@ class CoordinatorPartition(Generic[C]):
 
     def apply(self, decision: Decision) -> None:
         """Append and replay the records of a decision, and send its replies when the records are committed."""
-        reply_offset = decision.reply_offset
+        awaited_offset = decision.awaited_offset
         if decision.records:
             core = self._core
             assert core is not None, "a decision of a core that is not loaded"
@@ -263,7 +263,7 @@ class CoordinatorPartition(Generic[C]):
             except Exception as error:  # for example a record cannot be encoded; the waiting clients need an answer
                 self._replace_failed_core(decision.replies, error)
                 return
-            reply_offset = appended.next_offset
+            awaited_offset = appended.next_offset
             try:
                 self._replay(core, decision, appended)
             except Exception as error:
@@ -273,9 +273,9 @@ class CoordinatorPartition(Generic[C]):
         if decision.lines:
             self._group_log.write(decision.lines)
         if decision.effects:
-            self._perform_when_committed(decision.effects, reply_offset)
+            self._perform_when_committed(decision.effects, awaited_offset)
         if decision.replies:
-            self._answer(decision.replies, reply_offset)
+            self._answer(decision.replies, awaited_offset)
 
     def _replay(self, core: C, decision: Decision, appended: "Appended") -> None:
         producer_id, next_offset = decision.producer_id, appended.next_offset
@@ -287,7 +287,8 @@ class CoordinatorPartition(Generic[C]):
             core.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=False)
 
     def end_transaction(self, marker: bytearray, producer_id: int, reply: Reply, *, is_commit: bool) -> None:
-        """Append the marker that ends a producer's transaction in this partition. The reply is None.
+        """Append the marker that ends a producer's transaction in this partition. When the marker is committed, `reply`
+        is called with None.
 
         Raises ApiError if nothing was appended.
         """
@@ -300,7 +301,7 @@ class CoordinatorPartition(Generic[C]):
             return
         self._answer([(reply, None)], appended.next_offset)
 
-    def _perform_when_committed(self, effects: list[Any], reply_offset: int) -> None:
+    def _perform_when_committed(self, effects: list[Any], awaited_offset: int) -> None:
         perform, core = self._perform, self._core
         assert perform is not None, "a decision of this core has no effects"
 
@@ -309,28 +310,28 @@ class CoordinatorPartition(Generic[C]):
                 for effect in effects:
                     perform(self, effect)
 
-        reply_offset = max(reply_offset, self._load_end)
-        if self.partition.is_committed(reply_offset):
+        awaited_offset = max(awaited_offset, self._load_end)
+        if self.partition.is_committed(awaited_offset):
             begin(None)
         else:
-            self.partition.when_committed(reply_offset, begin)
+            self.partition.when_committed(awaited_offset, begin)
 
-    def answer(self, reply: Reply, answer: Any, reply_offset: int) -> None:
-        """Send the answer when the log is committed up to `reply_offset` (exclusive end). The answer reflects the
+    def answer(self, reply: Reply, answer: Any, awaited_offset: int) -> None:
+        """Send the answer when the log is committed up to `awaited_offset` (exclusive end). The answer reflects the
         log up to there.
         """
-        self._answer([(reply, answer)], reply_offset)
+        self._answer([(reply, answer)], awaited_offset)
 
-    def _answer(self, replies: list[tuple[Reply, Any]], reply_offset: int) -> None:
-        reply_offset = max(reply_offset, self._load_end)
-        if self.partition.is_committed(reply_offset):
+    def _answer(self, replies: list[tuple[Reply, Any]], awaited_offset: int) -> None:
+        awaited_offset = max(awaited_offset, self._load_end)
+        if self.partition.is_committed(awaited_offset):
             for reply, answer in replies:
                 reply(answer)
         else:
             if not self.partition.replica.is_alone:
                 replies = list(replies)
                 self._limit_wait(replies)
-            self.partition.when_committed(reply_offset, partial(self._answer_after_commit, replies))
+            self.partition.when_committed(awaited_offset, partial(self._answer_after_commit, replies))
 
     def _answer_after_commit(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
         """Send the replies after the commit, or an error if the records can no longer be committed."""

@@ -35,7 +35,7 @@ QUESTIONS_PER_REQUEST_MAX = 1_000
 
 class Question(NamedTuple):
     """Asks whether the partition belongs to the producer's transaction. With `adds`, asks the coordinator to add the
-    partition to it.
+    partition to the transaction.
     """
 
     transactional_id: str

@@ -39,7 +39,7 @@ class Step:
     def finish(self) -> Decision:
         for change in self._soft_changes:
             change()
-        self.out.reply_offset = self.context.durable.next_offset(self.group.group_id)
+        self.out.awaited_offset = self.context.durable.next_offset(self.group.group_id)
         return self.out
 
     # The member and the group's epoch

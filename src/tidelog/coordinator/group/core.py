@@ -140,7 +140,7 @@ class GroupCore:
                 self.consumers.forget(group_id)
             if is_new:
                 out.records.append(_empty_group_record(group_id, now))
-        out.reply_offset = self.durable.next_offset(group_id)
+        out.awaited_offset = self.durable.next_offset(group_id)
         return out
 
     def sync(self, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
@@ -153,7 +153,7 @@ class GroupCore:
             out.reply(reply, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
             return out
         out = group.sync(request, reply, now)
-        out.reply_offset = self.durable.next_offset(request.group_id)
+        out.awaited_offset = self.durable.next_offset(request.group_id)
         return out
 
     def heartbeat(self, request: HeartbeatRequest, now: Moment) -> ErrorCode:
@@ -182,7 +182,7 @@ class GroupCore:
         else:
             responses = group.leave(request, out, now)
         out.reply(reply, LeaveGroupResponse(members=responses))
-        out.reply_offset = self.durable.next_offset(request.group_id)
+        out.awaited_offset = self.durable.next_offset(request.group_id)
         return out
 
     def commit(
@@ -246,7 +246,7 @@ class GroupCore:
         is_last = next(remaining, None) is None
         if is_last:
             self._delete_group(group_id, durable, group, out, now)
-        out.reply_offset = self.durable.next_offset(group_id)
+        out.awaited_offset = self.durable.next_offset(group_id)
         return out, is_last
 
     def delete_offsets(self, group_id: str, offsets: Sequence[tuple[str, int]], reply: Reply, now: Moment) -> Decision:
@@ -274,7 +274,7 @@ class GroupCore:
             ):
                 out.records.append(OffsetRecord(group_id, topic, partition, None))
         out.reply(reply, codes)
-        out.reply_offset = self.durable.next_offset(group_id)
+        out.awaited_offset = self.durable.next_offset(group_id)
         return out
 
     def group_for_fetch(

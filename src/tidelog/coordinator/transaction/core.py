@@ -131,7 +131,9 @@ class TransactionCore:
         state = self._state(call.transactional_id)
         if state is None:
             if len(self._entries) >= TRANSACTIONAL_IDS_MAX:
-                raise CoordinatorNotAvailable(f"this coordinator has {TRANSACTIONAL_IDS_MAX} transactional ids already")
+                raise CoordinatorNotAvailable(
+                    f"this coordinator has {TRANSACTIONAL_IDS_MAX} transactional ids, which is the limit"
+                )
             self._check_memory()
         out = self._decision(call.transactional_id)
         try:
@@ -156,7 +158,8 @@ class TransactionCore:
         reply: Reply,
         now: Moment,
     ) -> Decision:
-        """Add partitions to the producer's transaction, and begin one if it has none. The reply is None.
+        """Add partitions to the producer's transaction, and begin one if it has none. On success, `reply` is called
+        with None.
 
         Raises CoordinatorNotAvailable if all transactions together use too much memory.
         """
@@ -316,12 +319,14 @@ class TransactionCore:
         """Return an empty decision whose replies wait until the present state of the transactional id is committed."""
         out = Decision()
         entry = self._entries.get(transactional_id)
-        out.reply_offset = self._last_removal_offset if entry is None else entry.next_offset
+        out.awaited_offset = self._last_removal_offset if entry is None else entry.next_offset
         return out
 
     def _check_memory(self) -> None:
         if self._bytes >= BYTES_MAX:
-            raise CoordinatorNotAvailable(f"the transactions of this coordinator have {BYTES_MAX} bytes already")
+            raise CoordinatorNotAvailable(
+                f"the transactions of this coordinator use {BYTES_MAX} bytes, which is the limit"
+            )
 
     def _change(self, transactional_id: str, after: Transaction, out: Decision) -> None:
         out.records.append(TransactionRecord(transactional_id, after, self._level_now()))

@@ -39,7 +39,7 @@ class Coordinator:
             self.core.replay(record, len(self.log))
         self.effects += decision.effects
         for reply, answer in decision.replies:
-            assert decision.reply_offset <= len(self.log)
+            assert decision.awaited_offset <= len(self.log)
             reply(answer)
 
     def answer(self, decide: Any) -> Any:
