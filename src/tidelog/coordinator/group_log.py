@@ -24,7 +24,7 @@ class GroupLog:
     def __init__(self, clock: "Clock", tasks: "Tasks") -> None:
         self._clock = clock
         self._tasks = tasks
-        self.failed_appends = LogLimit(clock.monotonic)
+        self.append_failure_limit = LogLimit(clock.monotonic)
         """Limits the lines about appends that failed, for all partitions together."""
         self._period_end_s = 0.0
         self._line_count = 0

@@ -176,7 +176,7 @@ class GroupCoordinators:
         if changed_names(old, new):  # most changes only move leaders or change in-sync replicas
             for coordinator in self.host.loaded():
                 coordinator.core.topics_changed(old, new, coordinator.now())
-                coordinator.arm()
+                coordinator.set_timer()
 
     def close(self) -> None:
         """Answer all waiting requests, and refuse new requests from now on."""
@@ -230,7 +230,7 @@ class GroupCoordinators:
     def consumer_heartbeat(
         self, request: "ConsumerGroupHeartbeatRequest", client_id: str, client_host: str, version: int, reply: "Reply"
     ) -> None:
-        """Handle ConsumerGroupHeartbeat. The reply is a ConsumerGroupHeartbeatResponse."""
+        """Handle ConsumerGroupHeartbeat. `reply` is called with a ConsumerGroupHeartbeatResponse."""
         settings = self._settings.consumer
         if not settings.protocol_enabled:
             raise UnsupportedVersion("group.coordinator.rebalance.protocols does not include the consumer protocol")
@@ -243,7 +243,7 @@ class GroupCoordinators:
         coordinator.apply(coordinator.core.consumer_heartbeat(beat, coordinator.now()))
 
     def describe_consumer(self, group_id: str, reply: "Reply") -> None:
-        """Describe a group of the consumer protocol. The reply is its DescribedGroup."""
+        """Describe a group of the consumer protocol. `reply` is called with its DescribedGroup."""
         if not group_id:
             raise InvalidGroupId
         coordinator = self.host.coordinator(group_id)
@@ -253,7 +253,7 @@ class GroupCoordinators:
     def commit(
         self, commit: "OffsetCommit", reply: "Reply", verification: "Verification | None" = None
     ) -> "Steps[None]":
-        """Commit offsets. The reply is one ErrorCode for each offset.
+        """Commit offsets. `reply` is called with a list of one ErrorCode for each offset.
 
         The records are encoded in steps, and appended as one batch in the last step. `verification` is the question to
         the coordinator of the transaction that commits the offsets. It must still be valid in the last step.
@@ -313,7 +313,7 @@ class GroupCoordinators:
             self._groups_being_deleted.pop(group_id, None)
 
     def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
-        """Delete committed offsets. The reply is one ErrorCode for each (topic, partition)."""
+        """Delete committed offsets. `reply` is called with a list of one ErrorCode for each (topic, partition)."""
         self._check_group_id(group_id)
         coordinator = self.host.coordinator(group_id)
         core = coordinator.core
@@ -332,8 +332,8 @@ class GroupCoordinators:
         member_id: str | None = None,
         member_epoch: int = -1,
     ) -> None:
-        """Read the group's offsets. The reply is the result of `read`. It is sent when the records with these offsets
-        are committed.
+        """Read the group's offsets. `reply` is called with the result of `read` when the records with these offsets are
+        committed.
 
         `read` is called with the group, or with None if the group does not exist, and with the keys of its offsets in
         open transactions.

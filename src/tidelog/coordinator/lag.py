@@ -110,15 +110,15 @@ class GroupLags:
 
     async def run(self) -> None:
         """Run rounds until the task is cancelled."""
-        seconds = 0.0
+        duration_s = 0.0
         while True:
-            await self._tasks.sleep(max(ROUND_INTERVAL_MIN_S, PAUSE_FACTOR * seconds))
-            started = self._clock.monotonic()
+            await self._tasks.sleep(max(ROUND_INTERVAL_MIN_S, PAUSE_FACTOR * duration_s))
+            began_s = self._clock.monotonic()
             try:
                 await self.run_round()
             except Exception:
                 logger.exception("group lag check failed")  # the next round tries again
-            seconds = self._clock.monotonic() - started
+            duration_s = self._clock.monotonic() - began_s
 
     async def run_round(self) -> None:
         """Run one round: estimate missing append times, discard the append times of positions that no group has any
@@ -139,9 +139,10 @@ class GroupLags:
                 if partition is None:
                     continue
                 lag_round.add_sample((topic, index), HighWatermark(self._clock.now_ms(), partition.high_watermark))
-                position = (topic, index, max(commit.offset, partition.log_start_offset))
-                if position[2] >= partition.high_watermark:
+                offset = max(commit.offset, partition.log_start_offset)
+                if offset >= partition.high_watermark:
                     continue
+                position = (topic, index, offset)
                 appended_ms = await self._find_append_time(position, partition, lag_round)
                 if appended_ms is not None and (oldest is None or appended_ms < oldest[0]):
                     oldest = appended_ms, position
@@ -196,6 +197,7 @@ class GroupLags:
         partition = self._partitions.find(topic, index)
         if partition is None or partition.log.failure is not None:
             return None
+        # Records of older versions have no topic id. Their offsets are assumed to belong to the present topic.
         return partition if topic_id in (NO_UUID, partition.topic_id) else None
 
 

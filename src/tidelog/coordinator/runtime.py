@@ -255,7 +255,7 @@ class CoordinatorPartition(Generic[C]):
                 self._refuse([reply for reply, _ in decision.replies], error)
                 return
             except (ApiError, OSError) as error:
-                if not self.partition.deleted and self._group_log.failed_appends.admits_line():
+                if not self.partition.deleted and self._group_log.append_failure_limit.admits_line():
                     logger.error("append failed, loading again partition=%s error=%s", self.name, error)
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
                 self._schedule_load()
@@ -269,7 +269,7 @@ class CoordinatorPartition(Generic[C]):
             except Exception as error:
                 self._replace_failed_core(decision.replies, error)
                 return
-        self.arm()
+        self.set_timer()
         if decision.lines:
             self._group_log.write(decision.lines)
         if decision.effects:
@@ -384,12 +384,12 @@ class CoordinatorPartition(Generic[C]):
 
     # Deadlines
 
-    def arm(self) -> None:
+    def set_timer(self) -> None:
         """Set the timer for the next deadline. A caller that changes deadlines without applying a decision must call
         this method, too.
         """
         if self._is_expiring:
-            return  # `_expire_in_steps` calls `arm` after it has processed all due deadlines
+            return  # `_expire_in_steps` calls `set_timer` after it has processed all due deadlines
         core = self._core
         next_ms = core.next_deadline_ms() if core is not None else None
         if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
@@ -420,7 +420,7 @@ class CoordinatorPartition(Generic[C]):
             self.apply(decision)
             yield
         self._is_expiring = False
-        self.arm()
+        self.set_timer()
 
     def _end_expiry(self, _: None, error: Exception | None) -> None:
         self._is_expiring = False

@@ -42,7 +42,7 @@ ELR_FEATURE: Final = "eligible.leader.replicas.version"
 TRANSACTION_FEATURE: Final = "transaction.version"
 """The protocol of transactions (KIP-890): with level 2, each end of a transaction increments the producer's epoch."""
 LEVELS_WITHOUT_RECORD: Final[Mapping[str, int]] = {TRANSACTION_FEATURE: 2}
-"""Level of a feature for which the journal has no record. A feature that is missing here then has level 0."""
+"""The level of each of these features while the journal has no record of it. Other features then have level 0."""
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"

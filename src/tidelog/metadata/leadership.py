@@ -84,7 +84,7 @@ class HeldLease:
         self._term = None if ttl_ms is None else LeaseTerm(runtime.clock, ttl_ms)
         if self._term is not None:
             self._term.extend(sent_s)
-        self._appends = 0
+        self._append_count = 0
 
     @staticmethod
     async def acquire(store: Store, runtime: Runtime, name: str, holder: str, ttl_ms: int | None) -> "HeldLease | None":
@@ -169,8 +169,8 @@ class HeldLease:
         OutcomeUnknown is raised; for other leases, StoreFailed is raised.
         """
         self.check()
-        entry = SentEntry(position, f"{self.lease.holder}/{self.lease.epoch}", self._appends)
-        self._appends += 1
+        entry = SentEntry(position, f"{self.lease.holder}/{self.lease.epoch}", self._append_count)
+        self._append_count += 1
         try:
             await self._store.append(position, data, self.lease, entry.writer, entry.number)
         except AppendUnknown as error:

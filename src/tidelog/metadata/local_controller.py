@@ -74,8 +74,8 @@ class LocalController:
         shared_store: Store | None = None,
     ) -> None:
         """`shared_store` contains the leases of the brokers. It is None if only this broker uses the store."""
-        self.deciding = asyncio.Lock()
-        """Locked while a change is decided and appended."""
+        self.decision_lock = asyncio.Lock()
+        """Held while a change is decided and appended."""
         self.mutation_quota: MutationQuota | None = None
         """Limits how many partitions each client may create and delete."""
         self._journal = journal
@@ -84,7 +84,7 @@ class LocalController:
         self._runtime = runtime
         self._shared_store = shared_store
         self._heartbeats = Heartbeats(config)
-        self._failed_changes = LogLimit(runtime.clock.monotonic)
+        self._failure_log_limit = LogLimit(runtime.clock.monotonic)
         """Limits the log lines about changes that the store did not accept."""
         self.has_to_be_active = False
         """Whether this broker must always be the controller, since it has no channel to other brokers. If so, it tries
@@ -104,7 +104,7 @@ class LocalController:
 
     async def deactivate(self, reason: str = NOT_THE_CONTROLLER) -> None:
         """Finish the change that is being decided, and then refuse all changes with `reason`."""
-        async with self.deciding:
+        async with self.decision_lock:
             self._lease = None
             self._refusal = reason
 
@@ -124,7 +124,7 @@ class LocalController:
 
     async def execute(self, request: ControllerRequest) -> Answer[Any]:
         """Execute one request. A change that has begun is completed even if the caller is cancelled."""
-        if self._waits_for_lease:
+        if self._will_regain_lease:
             await self._wait_for_lease()
         other_run_has_lease = False
         if isinstance(request, link.RegisterBroker) and self._shared_store is not None:
@@ -141,8 +141,8 @@ class LocalController:
         return answer._replace(throttle_ms=budget.throttle_ms)
 
     @property
-    def _waits_for_lease(self) -> bool:
-        """Whether this broker becomes the controller again as soon as it can reach the store."""
+    def _will_regain_lease(self) -> bool:
+        """Whether this broker has lost its lease, and acquires it again as soon as it can reach the store."""
         return self.has_to_be_active and not self._refuses_until_restart and not self.is_active
 
     async def _wait_for_lease(self) -> None:
@@ -150,7 +150,7 @@ class LocalController:
             # The term of the lease is over. As soon as the lease counts as lost, this broker acquires a new one.
             self._lease.lose(NOT_RENEWED)
         deadline_s = self._runtime.clock.monotonic() + LEASE_WAIT_S
-        while self._waits_for_lease and self._runtime.clock.monotonic() < deadline_s:
+        while self._will_regain_lease and self._runtime.clock.monotonic() < deadline_s:
             await self._runtime.tasks.sleep(RETRY_S / 2)
 
     def _decision(
@@ -244,7 +244,7 @@ class LocalController:
 
     async def _try_change(self, decide: Decide[R]) -> Answer[R]:
         try:
-            async with self.deciding:
+            async with self.decision_lock:
                 lease = self._valid_lease()
                 decided = decide(self._journal.image)
                 decision = decided if isinstance(decided, JournalDecision) else await self._runtime.turns.run(decided)
@@ -291,7 +291,7 @@ class LocalController:
                 return lease
         except LeaseLost as error:
             refusal = str(error)
-        code = ErrorCode.KAFKA_STORAGE_ERROR if self._waits_for_lease else ErrorCode.NOT_CONTROLLER
+        code = ErrorCode.KAFKA_STORAGE_ERROR if self._will_regain_lease else ErrorCode.NOT_CONTROLLER
         raise ApiError(f"metadata cannot be changed: {refusal}", code)
 
     async def _append(self, lease: HeldLease, new_records: list[JournalRecord]) -> None:
@@ -308,7 +308,7 @@ class LocalController:
             # Kafka uses this error code for a request that creates too many partitions.
             raise ApiError(f"{error}: make the change smaller", ErrorCode.POLICY_VIOLATION) from None
         except StoreUnavailable as error:
-            if self._failed_changes.admits_line():
+            if self._failure_log_limit.admits_line():
                 logger.error("metadata not changed reason=%s", error)
             raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.KAFKA_STORAGE_ERROR) from None
         except (PositionTaken, LeaseLost) as error:

@@ -156,7 +156,7 @@ def _check_cleaner(value_after: ValueAfter, setting: str) -> None:
 
 
 def _check_assignment_interval(value_after: ValueAfter, setting: str) -> None:
-    # `limits_of` takes the name of a group's setting: the broker's setting without the prefix. Both limits exist here.
+    # `limits_of` takes the name of a group's setting, which has no prefix "group.". These settings have both limits.
     min_setting, max_setting = (name or "" for name in limits_of(setting.removeprefix("group.")))
     if not value_after(min_setting) <= value_after(setting) <= value_after(max_setting):
         raise InvalidValue(

@@ -67,9 +67,9 @@ def _changed_fields(old: PartitionState, new: PartitionState) -> dict[str, Any]:
     """Return the fields of the `StateChange` from `old` to `new`, except its partitions."""
     # A `StateChange` does not contain epochs. It increments the partition epoch. It increments the leader epoch only if
     # it contains a leader, so the leader depends on the leader epoch here: the same leader may begin a new epoch.
-    computed = ("leader", "leader_epoch", "partition_epoch")
+    not_compared = ("leader", "leader_epoch", "partition_epoch")
     fields = {
-        name: value for name, value in new._asdict().items() if name not in computed and value != getattr(old, name)
+        name: value for name, value in new._asdict().items() if name not in not_compared and value != getattr(old, name)
     }
     if new.leader_epoch != old.leader_epoch:
         fields["leader"] = new.leader

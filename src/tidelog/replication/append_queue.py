@@ -80,13 +80,13 @@ class _Entry:
 class AppendQueue:
     """The append queue of one partition; usually empty. All methods are called on the event loop."""
 
-    __slots__ = ("_appending", "_bytes", "_closed", "_entries", "_partition", "_tasks", "_turns")
+    __slots__ = ("_appending", "_closed", "_entries", "_partition", "_queued_bytes", "_tasks", "_turns")
 
     def __init__(self, partition: "Partition", tasks: "Tasks", turns: Turns, queued_bytes: QueuedBytes) -> None:
         self._partition = partition
         self._tasks = tasks
         self._turns = turns
-        self._bytes = queued_bytes
+        self._queued_bytes = queued_bytes
         self._entries: deque[_Entry] = deque()
         self._appending = False
         self._closed = False
@@ -146,7 +146,7 @@ class AppendQueue:
     def _add(self, batch: memoryview, done: OutcomeListener, *, ready: bool) -> _Entry:
         if self._closed:
             raise NotLeaderOrFollower("the broker stops")
-        self._bytes.reserve(len(batch))
+        self._queued_bytes.reserve(len(batch))
         entry = _Entry(bytearray(batch), done, ready=ready)
         self._entries.append(entry)
         self._partition.update_appends_directly()
@@ -205,7 +205,7 @@ class AppendQueue:
     def _finish_entry(self, entry: _Entry, outcome: "Appended | ApiError") -> None:
         """Remove `entry`, which is the first entry of the queue, and report its outcome."""
         self._entries.popleft()
-        self._bytes.total -= entry.size
+        self._queued_bytes.total -= entry.size
         entry.done(outcome)
 
     def _try_append(self, entry: _Entry) -> "Appended | ApiError":

@@ -137,9 +137,9 @@ class Flusher:
     # Interval flush
 
     def _tick(self) -> None:
-        self._tasks.spawn(self._interval(), name="interval-flush")
+        self._tasks.spawn(self._run_interval_flush(), name="interval-flush")
 
-    async def _interval(self) -> None:
+    async def _run_interval_flush(self) -> None:
         try:
             if self._each_interval is not None and not self._stopped:
                 self._each_interval()

@@ -294,13 +294,13 @@ class Partition:
                 self.fail()
             else:
                 self.appends_refused = True
-                self._shared.full.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
+                self._shared.full_directories.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
                 if self._shared.on_refused_append is not None:
                     self._shared.on_refused_append(self, error)
             raise
         if self.appends_refused:
             self.appends_refused = False
-            self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
+            self._shared.full_directories.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
                 self._mark_dirty()
@@ -351,7 +351,7 @@ class Partition:
                 self.fail()
             else:
                 self.appends_refused = True
-                self._shared.full.note_refusal(directory, len(data), error)
+                self._shared.full_directories.note_refusal(directory, len(data), error)
             raise
         finally:
             if log.log_end_offset > end_before:
@@ -359,7 +359,7 @@ class Partition:
                 self.step(LogAppended(log.log_end_offset, not self._requires_sync))
         if self.appends_refused:
             self.appends_refused = False
-            self._shared.full.note_append(directory, len(data))
+            self._shared.full_directories.note_append(directory, len(data))
         if self._flushes_early:
             self._flush_early()
 

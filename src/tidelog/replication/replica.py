@@ -7,7 +7,8 @@ event is dropped if that epoch has ended.
 Three offsets describe a replica, all exclusive:
 
     end offset      the end of the log (LEO)
-    local mark      end of the part that is durable enough here: the end offset, or the synced end (`durability=fsync`)
+    local mark      end of the part that is durable enough on this broker: the end offset, or, with `durability=fsync`,
+                    the end of the synced part
     high watermark  end of the committed part (HW): consumers may read it, and its writes with acks=all are answered
 
 An acknowledgement with acks=1 waits for the local mark; an acknowledgement with acks=all waits for the high watermark.

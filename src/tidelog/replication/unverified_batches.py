@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ACKS_ALL = -1
 REFUSED_MAX = 1_000
 """Upper bound on the producers whose last refused batch a partition remembers."""
-RETRIED = (
+RETRIED_ERRORS = (
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -43,12 +43,12 @@ class _Waiting(NamedTuple):
 class UnverifiedBatches:
     """The waiting batches of one partition; usually empty. All methods are called on the event loop."""
 
-    __slots__ = ("_bytes", "_partition", "_refused", "_tasks", "_waiting")
+    __slots__ = ("_partition", "_queued_bytes", "_refused", "_tasks", "_waiting")
 
     def __init__(self, partition: "Partition", tasks: "Tasks", queued_bytes: "QueuedBytes") -> None:
         self._partition = partition
         self._tasks = tasks
-        self._bytes = queued_bytes
+        self._queued_bytes = queued_bytes
         self._waiting: dict[int, deque[_Waiting]] = {}
         """By producer id, in the order of their arrival."""
         self._refused: dict[int, tuple[int, int]] = {}
@@ -69,7 +69,7 @@ class UnverifiedBatches:
 
         Batches with equal `question`s get the same answer. Raises RequestTimedOut if too many bytes wait already.
         """
-        self._bytes.reserve(len(batch))
+        self._queued_bytes.reserve(len(batch))
         item = _Waiting(bytearray(batch), question, ask, done)
         waiting = self._waiting.get(header.producer_id)
         if waiting is not None:
@@ -92,7 +92,7 @@ class UnverifiedBatches:
                     continue
                 # Waiting batches of the same transaction are refused, too, so that the order of the batches does not
                 # change.
-                if error.code in RETRIED:
+                if error.code in RETRIED_ERRORS:
                     self._remember_refused(header)
                 while waiting and waiting[0].question == item.question:
                     self._remove_first(waiting)(error)
@@ -151,7 +151,7 @@ class UnverifiedBatches:
 
     def _remove_first(self, waiting: deque[_Waiting]) -> "OutcomeListener":
         item = waiting.popleft()
-        self._bytes.total -= len(item.batch)
+        self._queued_bytes.total -= len(item.batch)
         return item.done
 
     def _append(self, waiting: deque[_Waiting], header: BatchHeader) -> None:

@@ -31,7 +31,7 @@ class Verification:
         if partition.leader_epoch != self._leader_epoch or partition.log.producers is not self._producers:
             raise NotLeaderOrFollower(f"the leader epoch of {partition.topic}-{partition.index} has ended")
         if not self._producers.is_verification_valid(self._producer_id, self._token):
-            raise ApiError("the transaction has ended meanwhile", ErrorCode.INVALID_TXN_STATE)
+            raise ApiError("the transaction has ended in the meantime", ErrorCode.INVALID_TXN_STATE)
 
     def end(self) -> None:
         """Forget the question. It must be called exactly once."""

@@ -562,7 +562,7 @@ def test_settings_without_effect_are_warned_of_once_a_topic(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING, "tidelog.metadata"):
         with_node(scenario)
     assert [record.getMessage() for record in caplog.records] == [
-        "settings without effect here topic=t settings=preallocate"
+        "settings have no effect in Tidelog topic=t settings=preallocate"
     ]
 
 

@@ -113,7 +113,7 @@ class GroupCore:
     # Requests
 
     def consumer_heartbeat(self, beat: HeartbeatCall, now: Moment) -> Decision:
-        """Handle ConsumerGroupHeartbeat. The reply is a ConsumerGroupHeartbeatResponse. Raises ApiError."""
+        """Handle ConsumerGroupHeartbeat. The reply is called with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
         return self.consumers.heartbeat(beat, now)
 
     def join(self, joining: JoinCall, now: Moment) -> Decision:
@@ -188,7 +188,8 @@ class GroupCore:
     def commit(
         self, commit: OffsetCommit, reply: Reply, now: Moment, prepared: PreparedCommit | None = None
     ) -> Decision:
-        """Commit offsets. The reply is one error code for each offset. Raises ApiError if the sender may not commit.
+        """Commit offsets. `reply` is called with one error code for each offset. Raises ApiError if the sender may not
+        commit.
 
         `prepared` contains the encoded records if they were encoded in advance, in several steps.
         """
@@ -250,7 +251,7 @@ class GroupCore:
         return out, is_last
 
     def delete_offsets(self, group_id: str, offsets: Sequence[tuple[str, int]], reply: Reply, now: Moment) -> Decision:
-        """Delete committed offsets. The reply is one error code for each (topic, partition).
+        """Delete committed offsets. `reply` is called with one error code for each (topic, partition).
 
         Raises ApiError if the whole request is refused.
         """

@@ -124,7 +124,7 @@ class TransactionCore:
         return is_rotation_due(self._state(transactional_id), expected)
 
     def initialize(self, call: InitCall, reply: Reply, now: Moment) -> Decision:
-        """Handle InitProducerId. The reply is a Producer.
+        """Handle InitProducerId. On success, `reply` is called with a Producer.
 
         Raises CoordinatorNotAvailable if there are too many ids, or if all transactions together use too much memory.
         """
@@ -178,7 +178,8 @@ class TransactionCore:
     def verify_partitions(
         self, transactional_id: str, producer: Producer, partitions: Iterable[Partition], reply: Reply
     ) -> Decision:
-        """Say which partitions belong to the producer's transaction. The reply is one error code for each partition.
+        """Find out which partitions belong to the producer's transaction. On success, `reply` is called with one error
+        code for each partition.
 
         The question comes from the leader of a partition that has received records or offsets for the transaction
         (KIP-890).
@@ -211,8 +212,8 @@ class TransactionCore:
         reply: Reply,
         now: Moment,
     ) -> Decision:
-        """Handle EndTxn. The reply is the Producer with which the client continues: with version 2, it has the next
-        epoch, and perhaps the producer id `next_id`.
+        """Handle EndTxn. On success, `reply` is called with the Producer with which the client continues. With version
+        2, this Producer has the next epoch, and perhaps the producer id `next_id`.
         """
         out = self._decision(transactional_id)
         state = self._state(transactional_id)

@@ -236,7 +236,7 @@ def _end_with_v2(
             raise _wrong_state(state, commit=commit)
         if state.status.is_prepared or state.producer_epoch < EPOCH_MAX:
             return None
-        # The coordinator has aborted the transaction of the last epoch itself. The client must not get the epoch of the
+        # The coordinator itself has aborted the transaction of the last epoch. The client must not get the epoch of the
         # fence (see `is_rotation_due`), so this is an abort without a transaction, which gives it another producer id.
     if commit and state.status is not Status.ONGOING:
         raise _wrong_state(state, commit=commit)
