@@ -113,6 +113,7 @@ class CoordinatorHost(Generic[C]):
             logger.exception("coordinator role change failed partition=%s-%d", partition.topic, partition.index)
 
     def _serve(self, partition: "Partition") -> None:
+        """Create or close the coordinator of the partition, so that it fits the role of the partition."""
         index = partition.index
         coordinator = self._coordinators.get(index)
         is_current = self._partitions.find(self.topic, index) is partition  # otherwise it is being deleted

@@ -438,6 +438,7 @@ class CoordinatorPartition(Generic[C]):
     # Load and unload
 
     async def _load(self) -> None:
+        """Load the log. If this fails, schedule another load, or refuse requests with the reason."""
         log = self.partition.log
         try:
             await self._read_log()
@@ -468,6 +469,7 @@ class CoordinatorPartition(Generic[C]):
         return self.partition.log is log and not self.partition.deleted and not self._is_closed
 
     async def _read_log(self) -> None:
+        """Replay the log into a new core, and use this core from now on. Raises the errors of `Loader.run`."""
         core = self._new_core()
         log = self.partition.log
         began = self._clock.monotonic()

@@ -145,6 +145,7 @@ class TransactionGuard:
             reply(error)
 
     async def _send_all(self, broker_id: int) -> None:
+        """Send the questions that wait for this broker, until there are none."""
         waiting = self._waiting[broker_id]
         batch: list[tuple[Question, asyncio.Future[ErrorCode]]] = []
         try:
@@ -164,6 +165,9 @@ class TransactionGuard:
             _refuse([*batch, *waiting])
 
     async def _send(self, broker_id: int, questions: list[Question]) -> list[ErrorCode]:
+        """Send one request, and return one code for each question. Raises CoordinatorNotAvailable and the errors of
+        `Channel.ask`.
+        """
         broker = self._metadata.image.brokers.get(broker_id)
         if broker is None or self._channels is None:
             raise CoordinatorNotAvailable(f"broker {broker_id} is not registered")

@@ -254,6 +254,7 @@ def _assigned_replicas(image: MetadataImage, topic: NewTopic) -> list[tuple[int,
 def _placed_replicas(
     image: MetadataImage, topic: NewTopic, config: BrokerConfig, created_before: int
 ) -> Steps[list[tuple[int, ...]]]:
+    """Choose the replicas of a new topic without assignments. See `place_in_steps` for `created_before`."""
     factor = topic.replication_factor
     if factor < -1 or factor == 0:
         raise ApiError(
@@ -387,6 +388,7 @@ def create_partitions(
 def _add_partitions(
     image: MetadataImage, topic: TopicImage, request: MorePartitions, created_before: int
 ) -> Steps[PartitionsAdded]:
+    """Return the record that adds partitions to a topic. Raises ApiError. See `place_in_steps` for `created_before`."""
     count_before = len(topic.partitions)
     added = request.total - count_before
     if added <= 0:

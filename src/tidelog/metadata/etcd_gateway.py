@@ -108,6 +108,7 @@ class EtcdGateway:
             connection.close()
 
     def _exchange(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and return its answer. Raises AnswerLost, AnswerTooLarge, StoreUnavailable, StoreFailed."""
         try:
             response = self._send(path, body)
             content = response.read(ANSWER_BYTES_MAX + 1)

@@ -329,6 +329,9 @@ class ImageBuilder:
             self._change_states(change)
 
     def _change_states(self, change: StateChange) -> None:
+        """Apply the same change to the states of several partitions. Each partition epoch is incremented. If the change
+        contains a leader, each leader epoch is incremented, too.
+        """
         changed_fields = {name: value for name, value in change._asdict().items() if value is not None}
         del changed_fields["partitions"]
         changed_states: dict[PartitionState, PartitionState] = {}  # equal states share one object

@@ -389,6 +389,11 @@ class ControllerRouter:
         return answer
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:
+        """Ask the controller, and try again while no broker is the controller.
+
+        A request may be sent until CONTROLLER_WAIT_S have passed. If its answer was lost, a REPEATABLE request is sent
+        again until its timeout, and any other request gets REQUEST_TIMED_OUT.
+        """
         if self._channel is None:
             return await self._local.execute(request)
         timeout_ms: int | None = getattr(request, "timeout_ms", None)

@@ -243,6 +243,7 @@ class LocalController:
             return Answer(None, error.code, error.message)
 
     async def _try_change(self, decide: Decide[R]) -> Answer[R]:
+        """Run one change, and wait until its image is published. Raises ApiError."""
         try:
             async with self.decision_lock:
                 lease = self._valid_lease()

@@ -75,6 +75,7 @@ def check_broker_settings(
 
 
 def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerConfig) -> None:
+    """Check the name and the new value of one setting, apart from all other settings. Raises ApiError."""
     key = broker_key(setting)
     if key is None:
         raise ApiError(_unknown("broker", setting, BROKER_KEYS), ErrorCode.INVALID_CONFIG)

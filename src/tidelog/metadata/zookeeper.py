@@ -353,6 +353,7 @@ class ZooKeeperStore(RemoteStore):
         raise lease_lost(lease)
 
     def _extend(self, lease: Lease, ttl_ms: int | None, sent_s: float) -> None:
+        """Note that the acquisition or renewal that was sent at `sent_s` has been confirmed."""
         if ttl_ms is not None:
             term = self._terms[lease] = LeaseTerm(self._clock, ttl_ms)
             term.extend(sent_s)

@@ -167,6 +167,7 @@ class Compaction:
     # A pass
 
     async def _clean(self, partition: "Partition", candidate: CleanablePart) -> None:
+        """Run one pass over the candidate part of the log, and process its result."""
         clock = self._runtime.clock
         started = clock.monotonic()
         groups: list[GroupReport] = []
@@ -273,6 +274,7 @@ class Compaction:
         return last_report
 
     def _job(self, log: "PartitionLog", candidate: CleanablePart) -> CleanJob:
+        """Return the request for the child process."""
         config, items = self._config, log.segments.items
         return CleanJob(
             directory=log.directory,

@@ -88,6 +88,7 @@ class Cuts:
             self._partitions.moves.begin(partition, move_target)
 
     async def _cut(self, partition: "Partition", effect: CutTo) -> None:
+        """Lower the checkpoints, cut the files, and report the end of the cut to the replica."""
         offset = effect.offset
         if not await self._lower_checkpoints(partition, effect):
             return

@@ -204,6 +204,7 @@ class Fetcher:
     # Requests
 
     async def _run(self) -> None:
+        """Send requests until `stop`. After an unexpected error, begin a new session."""
         while not self._stopping:
             if not self._session.positions:
                 await self._wait()
@@ -453,7 +454,9 @@ class Fetcher:
         assert isinstance(end, int)
         if end < partition.log_end_offset:
             await self._cut(followed, EpochEnd(UNDEFINED_EPOCH, end))
-        elif start > partition.log_end_offset or partition.log_start_offset < start == partition.log_end_offset:
+        elif start > partition.log_end_offset or (
+            start == partition.log_end_offset and start > partition.log_start_offset
+        ):
             # The leader has none of the records of this log, so it cannot confirm that they were ever committed.
             await self._change_log(followed, partition.restart_at(start, epoch))
         else:

@@ -83,7 +83,7 @@ class Flusher:
     def request(self, partition: "Partition") -> None:
         """Flush the partition now. If a group or a sync of this partition is running, flush it directly afterwards."""
         self._requested[partition] = None
-        self._commit()
+        self._flush_soon()
 
     def sync_all_soon(self) -> None:
         """Sync all dirty partitions in the next turn of the loop. This frees file descriptors, since files with
@@ -97,7 +97,7 @@ class Flusher:
         self._sync_all_scheduled = False
         if not self._stopped:
             self._requested.update((p, None) for p in self.dirty if p.log.unflushed and _may_sync(p))
-            self._commit()
+            self._flush_soon()
 
     def retry_checkpoint(self) -> None:
         """Write the checkpoints at the next interval flush, and retry at each following one until the write
@@ -115,7 +115,7 @@ class Flusher:
 
     # Requested syncs
 
-    def _commit(self) -> None:
+    def _flush_soon(self) -> None:
         if not self._running:
             self._running = True
             self._tasks.spawn(self._flush_requested(), name="group-commit")
@@ -140,6 +140,7 @@ class Flusher:
         self._tasks.spawn(self._run_interval_flush(), name="interval-flush")
 
     async def _run_interval_flush(self) -> None:
+        """Sync the dirty partitions one by one, and write the checkpoints. Then set the timer for the next interval."""
         try:
             if self._each_interval is not None and not self._stopped:
                 self._each_interval()
@@ -230,7 +231,7 @@ class Flusher:
                 del self._syncing[partition]
             sync_end.set_result(None)
             if self._requested and not self._stopped:
-                self._commit()
+                self._flush_soon()
 
     def _process_outcome(self, partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
         if isinstance(failure, OSError) and lacks_descriptor(failure):
@@ -257,7 +258,7 @@ class Flusher:
         self._without_descriptor = dict.fromkeys(filter(_may_sync, self._without_descriptor))
         if self._without_descriptor and not self._stopped:
             self._requested.update(self._without_descriptor)
-            self._commit()
+            self._flush_soon()
 
 
 def _is_due(partition: "Partition") -> bool:

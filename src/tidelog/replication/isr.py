@@ -262,4 +262,5 @@ class InSyncReplicas:
 
 
 def _is_registered(replica: int, follower: FollowerState, eligible: Mapping[int, int]) -> bool:
-    return eligible.get(replica, UNKNOWN) == follower.broker_epoch != UNKNOWN
+    """Return whether the follower has fetched with the broker epoch of its current registration."""
+    return follower.broker_epoch != UNKNOWN and follower.broker_epoch == eligible.get(replica)

@@ -99,6 +99,7 @@ class IsrProposals:
             self._process_result(partition, effect, result)
 
     def _process_result(self, partition: "Partition", effect: AskForIsr, result: IsrResult) -> None:
+        """Report the result of a proposal to the replica. After an unknown outcome, let the replica propose again."""
         if partition.deleted:
             return
         answered = IsrAnswered(effect.leader_epoch, effect.partition_epoch, result.error)

@@ -321,6 +321,7 @@ class Moves:
     # The end of a move: freeze, rename, switch, retire
 
     async def _finish_move(self, move: Move, name: str) -> None:
+        """Freeze, rename, switch and retire; see the docstring of this module."""
         partition, runtime, future_log = move.partition, self._runtime, move.future_log
         assert future_log is not None
         old = partition.log

@@ -138,7 +138,7 @@ class Partition:
     def configure(self, config: "LogConfig") -> None:
         """Apply new topic settings. The caller has already applied them to the log."""
         self.config = config
-        self._requires_sync = config.durability == "fsync" or self.frozen
+        self._requires_sync = config.durability == "fsync" or self.frozen  # the local mark moves only after syncs
         self._flushes_early = min(config.flush_messages, config.flush_ms) < NEVER
         self.recompression: Recompression | None = recompression(config)
         self._shared.warned_too_large.pop(self.topic, None)

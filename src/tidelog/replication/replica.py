@@ -314,6 +314,9 @@ class Replica:
     # Roles
 
     def _became_leader(self, event: BecameLeader, now_ms: int) -> list[Effect]:
+        """Begin to lead in a new leader epoch, or continue the current epoch: with another ISR, or after the broker has
+        regained its lease.
+        """
         if event.leader_epoch < self.leader_epoch:
             return []
         if event.leader_epoch == self.leader_epoch and self.isr is not None:

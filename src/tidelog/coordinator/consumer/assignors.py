@@ -113,6 +113,7 @@ def _split(previous: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...
 
 
 def _assign_evenly(members: Members, counts: Counts, topic_ids: frozenset[bytes]) -> dict[str, Target]:
+    """Assign the partitions of the topics `topic_ids`, to which all members subscribe."""
     member_ids = _sorted_member_ids(members)
     topics = sorted(topic_ids)
     assigned: list[list[tuple[bytes, int]]] = []  # in the order of `member_ids`

@@ -210,6 +210,7 @@ def _finish_downgrade(step: Step, classic: ClassicGroup, *, rebalance: bool) -> 
 
 
 def _to_classic(step: Step, members: list[Member], joining: Member | None, replaced: str | None) -> ClassicGroup:
+    """Return a classic group that has these members, with their target assignments."""
     group = step.group
     context = step.context
     member_metadata = [

@@ -277,6 +277,7 @@ class _Translation:
         self._last_atom = self._groups.pop().close()
 
     def _repetition(self, character: str) -> None:
+        """Translate a repetition operator, which applies to the last atom."""
         minimum, maximum, size = 0, None, 1
         if character == "{":
             match = _COUNT.match(self._pattern, self._position)

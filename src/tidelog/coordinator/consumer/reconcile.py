@@ -82,6 +82,9 @@ class Reconciliation:
         return member._replace(previous_epoch=member.epoch, state=MemberState.UNREVOKED, owned=owned, revoking=revoking)
 
     def _advance(self, member: Member) -> Member:
+        """Begin to revoke the partitions that are not in the target. If the member has none of them, give it the free
+        partitions of the target, and the target epoch.
+        """
         retained: Owned = {}
         revoking: Owned = {}
         gained: dict[bytes, list[int]] = {}

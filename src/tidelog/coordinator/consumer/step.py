@@ -122,6 +122,7 @@ class Step:
         return not last_ms or not interval_ms or self.now.wall_ms >= last_ms + interval_ms
 
     def _assignor_input(self, updated: Member, replaced: str | None) -> dict[str, AssigningMember]:
+        """Return the members of the group after this step, in the form that assignors use."""
         group = self.group
         image = self.context.image_now()
         ids_by_subscription: dict[tuple[tuple[str, ...], str], frozenset[bytes]] = {}

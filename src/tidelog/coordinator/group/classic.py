@@ -144,6 +144,7 @@ class ClassicGroup(RebalancingGroup):
         return out
 
     def _join_new(self, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment) -> None:
+        """Handle the join of a client that has no member id yet."""
         instance_id = joining.request.group_instance_id
         if instance_id is not None:
             member_id = f"{instance_id}-{joining.fresh_uuid}"
@@ -165,6 +166,7 @@ class ClassicGroup(RebalancingGroup):
             refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, out)
 
     def _add(self, member_id: str, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment) -> None:
+        """Add a new member, park its join request, and begin or continue a rebalance."""
         self._forget_pending(member_id)
         request = joining.request
         if not self.members:

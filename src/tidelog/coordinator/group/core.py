@@ -117,6 +117,7 @@ class GroupCore:
         return self.consumers.heartbeat(beat, now)
 
     def join(self, joining: JoinCall, now: Moment) -> Decision:
+        """Handle JoinGroup for a group of either protocol, or for a new group."""
         request = joining.request
         group_id = request.group_id
         durable = self.durable.by_id.get(group_id)

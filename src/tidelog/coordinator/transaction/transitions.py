@@ -192,6 +192,7 @@ def end(
 
 
 def _end_with_v1(state: Transaction, producer: Producer, *, commit: bool, now: Moment) -> Transaction | None:
+    """Return the next state for EndTxn with an older version than V2."""
     if state.producer_id != producer.producer_id:
         raise _unknown_producer(producer)
     if state.producer_epoch != producer.epoch:
@@ -212,6 +213,7 @@ def _end_with_v1(state: Transaction, producer: Producer, *, commit: bool, now: M
 def _end_with_v2(
     state: Transaction, producer: Producer, *, commit: bool, next_id: int | None, now: Moment
 ) -> Transaction | None:
+    """Return the next state for EndTxn with version 2. See the table in the docstring of this module."""
     is_repeated_with_old_id = (
         state.previous_producer_id == producer.producer_id
         and producer.epoch == EPOCH_MAX - 1
