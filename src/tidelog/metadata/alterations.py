@@ -35,7 +35,9 @@ CHANGES_MAX = 10_000
 """Maximum number of changes of one resource in a request. A resource has fewer settings than this, so a request with
 more changes repeats names or contains unknown names."""
 GROUPS_WITH_SETTINGS_MAX = 10_000
+"""Maximum number of groups that have settings of their own."""
 SUBSCRIPTIONS_MAX = 10_000
+"""Maximum number of client metrics subscriptions."""
 
 
 class Operation(IntEnum):

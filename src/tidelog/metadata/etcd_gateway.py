@@ -18,6 +18,7 @@ from tidelog.metadata.store import StoreFailed, StoreUnavailable
 
 CONNECT_TIMEOUT_S: Final = 2.0
 ANSWER_TIMEOUT_S: Final = 5.0
+"""Longest time that a call waits for its answer. A watch has its own time."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 """Upper bound on the bytes of one answer. etcd answers with at most 4 MiB, which take more bytes in JSON."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.directory")
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of the system for a full disk and for an exhausted disk quota."""
 ROOM_BYTES = 1 << 20
 """A directory that had no space is usable again when it has at least this many free bytes, and at least four times as
 many as the smallest refused batch needs."""

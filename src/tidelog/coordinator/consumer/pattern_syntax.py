@@ -24,13 +24,14 @@ several."""
 MATCHES_NOTHING = r"[^\x00-\x{10FFFF}]"
 """An expression that matches no text. It is written instead of a repetition operator if the repetition can only match
 texts that are too long for a topic's name."""
-_COUNT = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")
+# The parts of an expression that the translation examines.
+_COUNT = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")  # {n}, {n,} or {n,m}
 _COUNT_DIGITS_MAX = 8
-_GROUP = re.compile(r"\(\?P?<([^>]*)>")
-_FLAGS = re.compile(r"\(\?[imsU-]*([:)])")
+_GROUP = re.compile(r"\(\?P?<([^>]*)>")  # the beginning of a named group: (?<name> or (?P<name>
+_FLAGS = re.compile(r"\(\?[imsU-]*([:)])")  # (?flags) or the beginning of a group (?flags:
 _GROUP_NAME = re.compile(r"[A-Za-z0-9_]+")
 _ESCAPE = re.compile(r"\\(?:x\{[^}]*\}|x..|[0-7]{1,3}|[pP]\{([^}]*)\}|[pP].|.)", re.DOTALL)
-_CLASS_NAME = re.compile(r"\[:\^?\w+:\]")
+_CLASS_NAME = re.compile(r"\[:\^?\w+:\]")  # [:name:] in a character class
 _ZERO_WIDTH = ("\\A", "\\b", "\\B", "\\z")
 _NEWER_SCRIPTS = frozenset(
     re.findall(
