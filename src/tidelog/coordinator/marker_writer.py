@@ -60,9 +60,9 @@ class _Work(NamedTuple):
 
     @property
     def is_current(self) -> bool:
-        """Whether the core is still in use. If another core was loaded since, it has begun to write the same markers,
-        and this work must not continue: with version 1, the producer's next transaction has the same epoch, so a marker
-        that is sent after the transaction is complete would end the next one.
+        """Whether the core is still in use. If another core was loaded in the meantime, that core has begun to write
+        the same markers, and this work must not continue. Otherwise a marker could be sent after the transaction is
+        complete. With version 1, the producer's next transaction has the same epoch, so this marker would end it.
         """
         coordinator = self.coordinator
         return coordinator.is_open and coordinator.is_loaded and coordinator.core is self.core

@@ -28,8 +28,8 @@ from tidelog.wire.errors import ApiError, ErrorCode
 logger = logging.getLogger("tidelog.metadata")
 
 ACQUIRE_EXTRA_S: Final = 4.0
-"""If the lease belongs to an earlier process, a start waits for a full term of the lease and this additional time, in
-seconds, since a store may notice late that a lease has ended."""
+"""If the lease belongs to an earlier process, a start waits for a full term of the lease and for this additional time,
+in seconds. A store may notice late that a lease has ended."""
 HEARTBEAT_RETRY_S: Final = 0.2
 """Pause before the next heartbeat, in seconds, after a failed heartbeat and while the broker waits for a change of its
 state."""

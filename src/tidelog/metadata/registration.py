@@ -75,9 +75,9 @@ def register_broker(
     """Register a broker. The reply is its broker epoch.
 
     `other_run_has_lease` says that another process has this broker's lease. While the level of
-    `tidelog.metadata.version` is 1 or higher, one journal entry contains the registration and all effects of the end of
-    the earlier run: the broker leads no partition any more and is removed from all ISRs. It is also removed from all
-    ELRs if the earlier run may have lost records.
+    `tidelog.metadata.version` is 1 or higher, the journal entry with the registration also ends the earlier run: the
+    broker leads no partition any more and is removed from all ISRs. It is also removed from all ELRs if the earlier run
+    may have lost records.
 
     Raises ApiError:
 
@@ -135,9 +135,9 @@ def _check_directories(image: MetadataImage, request: Registration) -> None:
 def _has_acknowledged_records(current: BrokerRegistration | None, request: Registration) -> bool:
     """Return whether the broker still has every record that its earlier run has acknowledged (KIP-966).
 
-    It has them if its directories are those of the registered broker and contain the registered epoch, and if one of
-    two conditions is true: all records were synced; or the broker's operating system was not restarted, so that the
-    page cache was not lost.
+    Two conditions must be true. First, the broker has the same directories as before, and they contain the registered
+    epoch. Second, all records were synced, or the operating system was not restarted, so that the page cache was not
+    lost.
     """
     if current is None or request.previous_epoch != current.epoch or not request.directories:
         return False

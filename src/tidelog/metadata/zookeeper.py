@@ -14,8 +14,8 @@ Nodes below the root:
 An append is one transaction: it checks that the lease exists and that its epoch has not changed, and writes the entry
 and the new end. A renewal is a write, which a majority of the servers confirms. (A ping of the session would not prove
 that the lease is valid.) If the holder's session continues but the holder does not renew the lease, the lease also
-ends: another broker acquires it after its node has not changed for the whole term, measured with that broker's clock. A
-server may be behind the other servers, so a read begins with a sync, unless a conditional write checks the result of
+ends. Each other broker measures with its own clock how long the node of the lease has not changed. After the whole
+term, such a broker may acquire the lease. A server may be behind the other servers, so a read begins with a sync, unless a conditional write checks the result of
 the read.
 """
 

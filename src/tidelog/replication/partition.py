@@ -277,9 +277,11 @@ class Partition:
         """Append one checked batch of a client; offsets are written into `batch` itself.
 
         `limits` says how the topic's limits on clients' batches are checked. By default, the records are examined on
-        the event loop, within the loop's time budget. Raises StorageError when the log is offline,
-        NotLeaderOrFollower when this broker does not lead the partition, the log's errors (sequence, timestamp, size),
-        and NotInline when the records must be examined but this turn of the loop has no time left.
+        the event loop, within the loop's time budget.
+
+        Raises StorageError when the log is offline, NotLeaderOrFollower when this broker does not lead the partition,
+        and the log's errors (sequence, timestamp, size). Raises NotInline when the records must be examined but this
+        turn of the loop has no time left.
         """
         replica = self.replica
         if self.deleted or not replica.leads:

@@ -55,8 +55,8 @@ class UnverifiedBatches:
         """By producer id: the epoch and the lowest base sequence of batches that were refused and may be sent again."""
 
     def must_wait(self, header: BatchHeader) -> bool:
-        """Return whether the batch of a transaction must be passed to `add`: if earlier batches of its producer wait,
-        or if the partition has no records of an open transaction of this producer and epoch.
+        """Return whether the batch of a transaction must be passed to `add`. This is so if earlier batches of its
+        producer wait, or if the partition has no records of an open transaction of this producer and epoch.
         """
         return header.producer_id in self._waiting or not has_open_transaction(
             self._partition, header.producer_id, header.producer_epoch

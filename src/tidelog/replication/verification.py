@@ -24,8 +24,8 @@ class Verification:
         self._token = self._producers.begin_verification(producer_id, producer_epoch)
 
     def check(self) -> None:
-        """Raise an ApiError if the answer does not count any more, because the partition has got another leader or a
-        marker of the producer: the coordinator may have confirmed a transaction that has ended since.
+        """Raise an ApiError if the coordinator's answer does not count any more. This is so if the partition has got
+        another leader, or a marker of the producer: then the transaction in the answer may have ended already.
         """
         partition = self._partition
         if partition.leader_epoch != self._leader_epoch or partition.log.producers is not self._producers:

@@ -137,8 +137,8 @@ def add_partitions(
     Raises INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS or INVALID_REQUEST.
     """
     if state is not None and state.status.is_prepared:
-        # This comes before any check of the producer, as in Kafka 4.3: if the epochs are used up, the client has
-        # another producer id since the answer to EndTxn, but the state gets it only when the markers are written.
+        # This comes before any check of the producer, as in Kafka 4.3. If the epochs are used up, the answer to EndTxn
+        # gives the client another producer id. But the state gets this id only when the markers are written.
         raise _concurrent()
     state = check_producer(state, producer)
     after = state.partitions.union(partitions)
