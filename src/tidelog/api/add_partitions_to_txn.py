@@ -11,8 +11,8 @@ from collections.abc import Callable
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.transactions import code_for_version
+from tidelog.coordinator.decision import Producer
 from tidelog.coordinator.transaction.records import V2, Partition
-from tidelog.coordinator.transaction.transitions import Producer
 from tidelog.metadata.image import INTERNAL_TOPICS, MetadataImage
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode

@@ -9,6 +9,7 @@ from functools import partial
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
+from tidelog.coordinator.decision import Producer
 from tidelog.coordinator.transaction.records import V2, Partition
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.steps import Steps
@@ -107,9 +108,8 @@ def _write(
             timestamp=services.runtime.clock.now_ms(),
         )
         if topic == CONSUMER_OFFSETS:
-            services.groups.end_transaction(
-                index, batch, marker.producer_id, is_commit=marker.transaction_result, reply=settle
-            )
+            producer = Producer(marker.producer_id, marker.producer_epoch)
+            services.groups.end_transaction(index, batch, producer, is_commit=marker.transaction_result, reply=settle)
             return
         appended = partition.append_batch(batch)
         partition.when_committed(appended.next_offset, settle)

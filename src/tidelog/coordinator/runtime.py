@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.decision import Decision, LoadOrder, Moment, Producer, Reply
 from tidelog.coordinator.loading import Loader
 from tidelog.log.errors import CorruptLog
 from tidelog.wire.errors import (
@@ -85,15 +85,19 @@ if TYPE_CHECKING:
     class Core(Protocol):
         """A pure coordinator. Only `replay` changes its durable state."""
 
+        @property
+        def load_order(self) -> LoadOrder: ...
         def decode(self, key: bytes, value: bytes | None) -> Any: ...
         def replay(self, record: Any, next_offset: int) -> None: ...
         def replay_pending(
-            self, record: Any, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+            self, record: Any, next_offset: int, producer: Producer, record_offset: int, *, is_superseded: bool
         ) -> None:
             """Replay a record of a transaction that is open."""
 
-        def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
-            """Replay the marker that ends a producer's transaction."""
+        def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
+            """Replay the marker that ends a producer's transaction. With transaction version 2, or if the producer was
+            fenced, the marker's epoch is higher than that of the records.
+            """
 
         def loaded(self, now: Moment) -> Decision: ...
         def next_deadline_ms(self) -> int | None: ...
@@ -278,15 +282,15 @@ class CoordinatorPartition(Generic[C]):
             self._answer(decision.replies, awaited_offset)
 
     def _replay(self, core: C, decision: Decision, appended: "Appended") -> None:
-        producer_id, next_offset = decision.producer_id, appended.next_offset
-        if producer_id is None:
+        producer, next_offset = decision.producer, appended.next_offset
+        if producer is None:
             for record in decision.records:
                 core.replay(record, next_offset)
             return
         for record_offset, record in enumerate(decision.records, appended.base_offset):
-            core.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=False)
+            core.replay_pending(record, next_offset, producer, record_offset, is_superseded=False)
 
-    def end_transaction(self, marker: bytearray, producer_id: int, reply: Reply, *, is_commit: bool) -> None:
+    def end_transaction(self, marker: bytearray, producer: Producer, reply: Reply, *, is_commit: bool) -> None:
         """Append the marker that ends a producer's transaction in this partition. When the marker is committed, `reply`
         is called with None.
 
@@ -295,7 +299,7 @@ class CoordinatorPartition(Generic[C]):
         core = self.core
         appended = self.partition.append_batch(marker, self.leader_epoch)
         try:
-            core.end_transaction(producer_id, appended.next_offset, is_commit=is_commit)
+            core.end_transaction(producer, appended.next_offset, is_commit=is_commit)
         except Exception as error:
             self._replace_failed_core([(reply, None)], error)
             return

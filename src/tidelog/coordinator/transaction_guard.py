@@ -123,8 +123,8 @@ class TransactionGuard:
         return await answer
 
     def _ask_locally(self, question: Question, answer: "asyncio.Future[ErrorCode]") -> None:
+        from tidelog.coordinator.decision import Producer
         from tidelog.coordinator.transaction.records import V2
-        from tidelog.coordinator.transaction.transitions import Producer
 
         def reply(result: "Any") -> None:
             if answer.done():

@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tidelog.config.broker_config import BrokerConfig
-    from tidelog.coordinator.decision import Reply
+    from tidelog.coordinator.decision import Producer, Reply
     from tidelog.coordinator.runtime import CoordinatorPartition, Perform
     from tidelog.coordinator.transaction.core import TransactionCore
     from tidelog.coordinator.transaction.records import Partition, Transaction
-    from tidelog.coordinator.transaction.transitions import Producer
     from tidelog.metadata.link import ControllerLink
     from tidelog.metadata.producer_ids import ProducerIds
     from tidelog.metadata.publisher import MetadataCache

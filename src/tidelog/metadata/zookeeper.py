@@ -15,8 +15,8 @@ An append is one transaction: it checks that the lease exists and that its epoch
 and the new end. A renewal is a write, which a majority of the servers confirms. (A ping of the session would not prove
 that the lease is valid.) If the holder's session continues but the holder does not renew the lease, the lease also
 ends. Each other broker measures with its own clock how long the node of the lease has not changed. After the whole
-term, such a broker may acquire the lease. A server may be behind the other servers, so a read begins with a sync, unless a conditional write checks the result of
-the read.
+term, such a broker may acquire the lease. A server may be behind the other servers, so a read begins with a sync,
+unless a conditional write checks the result of the read.
 """
 
 from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ import pytest
 
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.describe_producers import TopicRequest
-from transaction_harness import PRODUCE_V1, Producer, Stage, run
+from transaction_harness import PRODUCE_V1, PRODUCE_V2, Producer, Stage, run
 
 V1_VERSIONS = range(3, 12)
 
@@ -56,6 +56,20 @@ def test_version_2_adds_the_partition() -> None:
         ):
             assert await asked == code
         assert stage.partition(index=1).log.log_end_offset == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("version", [PRODUCE_V1, PRODUCE_V2])
+def test_the_first_batch_in_a_partition(version: int) -> None:
+    """With version 2, its sequence must be 0: otherwise another batch of the transaction is still on its way."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        if version == PRODUCE_V1:
+            await stage.add(producer, 0)
+        code = await stage.produce(producer, b"a", sequence=3, version=version)
+        assert code == (0 if version == PRODUCE_V1 else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 
     run(scenario)
 

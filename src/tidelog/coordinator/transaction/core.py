@@ -9,7 +9,7 @@ COMPLETE_ABORT allows the next transaction. A coordinator that is loaded again b
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.decision import Decision, LoadOrder, Moment, Producer, Reply
 from tidelog.coordinator.transaction.markers import MarkersToWrite
 from tidelog.coordinator.transaction.records import (
     Partition,
@@ -21,7 +21,6 @@ from tidelog.coordinator.transaction.records import (
 )
 from tidelog.coordinator.transaction.settings import BYTES_MAX, TRANSACTIONAL_IDS_MAX, TransactionSettings
 from tidelog.coordinator.transaction.transitions import (
-    Producer,
     add_partitions,
     check_expected,
     check_producer,
@@ -64,6 +63,8 @@ class _Entry:
 class TransactionCore:
     """The transactions of one partition. `level_now` returns the finalized level of transaction.version."""
 
+    load_order = LoadOrder.LAST_OF_EACH_KEY
+
     def __init__(self, settings: TransactionSettings, level_now: Callable[[], int]) -> None:
         self._settings = settings
         self._level_now = level_now
@@ -96,11 +97,17 @@ class TransactionCore:
         entry.unwritten = set(state.partitions) if state.status.is_prepared else set()
 
     def replay_pending(
-        self, record: TransactionRecord, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+        self,
+        record: TransactionRecord,
+        next_offset: int,
+        producer: Producer,
+        record_offset: int,
+        *,
+        is_superseded: bool,
     ) -> None:
         """Ignore the record: no transaction writes to this topic."""
 
-    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+    def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
         """Ignore the marker, for the same reason."""
 
     def loaded(self, now: Moment) -> Decision:

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from tidelog.coordinator.decision import Decision, Moment
+from tidelog.coordinator.decision import Decision, Moment, Producer
 from tidelog.coordinator.transaction.core import InitCall, TransactionCore
 from tidelog.coordinator.transaction.markers import MarkersToWrite
 from tidelog.coordinator.transaction.records import EPOCH_MAX, NO_EPOCH, Status, TransactionRecord, decode_record
 from tidelog.coordinator.transaction.settings import TransactionSettings
-from tidelog.coordinator.transaction.transitions import NO_PRODUCER, Producer
+from tidelog.coordinator.transaction.transitions import NO_PRODUCER
 from tidelog.wire.errors import ApiError, ErrorCode
 
 SETTINGS = TransactionSettings(id_expiration_ms=10_000)
