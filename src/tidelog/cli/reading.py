@@ -89,6 +89,7 @@ class TopicReader:
         self.offline_checked_s = 0.0
         self.outage_reported = False
         self.hint = f"Waiting for new records in {topic}; Ctrl-C stops."
+        # Without a terminal, the hint is never shown.
         self.hint_shown = not (sys.stderr.isatty() and sys.stdout.isatty())
 
     def join(self, group: str, reset: str) -> None:
@@ -249,7 +250,7 @@ class TopicReader:
             self.pending_ends.pop(tp.partition, None)
         new = [tp for tp in assigned if tp not in self.reader.positions and tp.partition not in member.seen]
         if not new:
-            if member.assigned and not member.starts and self.member is not None:
+            if member.assigned and not member.starts:
                 self.hint = f"Group {member.group} has a member for every partition; waiting for one to leave."
             return
         for tp in new:
@@ -268,6 +269,7 @@ class TopicReader:
                     and assigned[TopicPartition(self.topic, number)] < end
                 ):
                     self.pending_ends[number] = end
+            # Offline partitions fail here, too, but `run` reports them.
             self.failures += [f"{failure}" for failure in failures.values() if not self.offline_by_topic]
 
     def close(self) -> None:
@@ -292,7 +294,7 @@ class GroupMember:
         """The offset where reading starts, by assigned partition."""
         self.seen: set[int] = set()
         """Assigned partitions that are being read, or were read until they failed."""
-        self._joining_reported = not sys.stderr.isatty()
+        self._joining_reported = not sys.stderr.isatty()  # without a terminal, joining is never reported
         settings: dict[str, Any] = {
             "group.id": group,
             "enable.auto.commit": True,
