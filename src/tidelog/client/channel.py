@@ -81,8 +81,10 @@ class Channel:
         self._on_connected = on_connected
         self._link: AsyncLink | None = None
         self._connecting: asyncio.Future[Exception | None] | None = None
-        """The running attempt to connect. Its result is None, or the reason of the failure."""
+        """The future of the running attempt to connect, which all requests share. Its result is None, or the reason of
+        the failure. If the channel is closed during the attempt, the result is None, too."""
         self._attempt: asyncio.Task[None] | None = None
+        """The task that runs the last attempt to connect."""
         self._failures = 0
         """Number of failed attempts and lost connections since the last response."""
         self._retry_at_s = 0.0
@@ -101,7 +103,8 @@ class Channel:
         BrokenProtocol, and after BrokerUnreachable if its `was_sent` is true, the broker may have executed the request.
         """
         if self._requests >= self._config.requests_max:
-            raise BrokerUnreachable(self.address, f"{self._requests} requests wait for it already", was_sent=False)
+            reason = f"{self._requests} requests to it are already in progress, which is the maximum"
+            raise BrokerUnreachable(self.address, reason, was_sent=False)
         timeout_s = (self._config.request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
         link: AsyncLink | None = None
         was_sent = False
