@@ -2,7 +2,7 @@
 """Compares format("tidelog") with Spark's own JVM Kafka connector in one Spark, against the same broker.
 
     bench/spark.py [--bootstrap HOST:PORT] [--records N] [--partitions N] [--cores N] [--warm-ups N] [--rounds N]
-                   [--fetch-wait-ms N] [--unix-sockets] [--rows LIST]
+                   [--fetch-wait-ms N] [--tcp-sockets] [--rows LIST]
 
 Without --bootstrap it starts a broker of this checkout, with its log on /dev/shm; pass the address of Apache Kafka to
 compare with it as the broker. A row of the table is an action and a kind of value. Actions:
@@ -23,8 +23,8 @@ on which its fetch of the next records already waits, for up to fetch.max.wait.m
 default of 500 ms these are 3 s for each query, however many rows it reads. Such a constant would hide the rates, so
 both formats read with --fetch-wait-ms (10 by default). With 500 the table shows what a user sees without this setting.
 
-With --unix-sockets, Spark talks to its Python workers through Unix domain sockets instead of TCP (Spark's setting
-spark.python.unix.domain.socket.enabled). This concerns only format("tidelog"): the connector has no Python workers.
+Spark talks to its Python workers through Unix domain sockets, as in every `local_session`. With --tcp-sockets it uses
+TCP, which is Spark's default. This concerns only format("tidelog"): the connector has no Python workers.
 
 Times are from the start of the query to its end, with the start of Python processes, which takes a streaming query
 0.3 s of CPU time or more. --rows chooses rows, for example `read-100,write-json`. The connector's jars come from
@@ -188,14 +188,15 @@ def main() -> int:
     parser.add_argument("--warm-ups", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fetch-wait-ms", type=int, default=10)
-    parser.add_argument("--unix-sockets", action="store_true")
+    parser.add_argument("--tcp-sockets", action="store_true")
     parser.add_argument("--rows", default=",".join(f"{action}-{kind}" for kind in KINDS for action in ACTIONS))
     chosen = parser.parse_args()
     from pyspark_tidelog.session import local_session
 
     jars = subprocess.run([ROOT / "script/spark-kafka"], check=True, capture_output=True, text=True).stdout.strip()
     settings = {"spark.jars": jars, "spark.driver.memory": "1g"}
-    settings["spark.python.unix.domain.socket.enabled"] = str(chosen.unix_sockets).lower()
+    if chosen.tcp_sockets:
+        settings["spark.python.unix.domain.socket.enabled"] = "false"
     spark = local_session("bench", cores=chosen.cores, settings=settings)
     spark.sparkContext.setLogLevel("ERROR")
     is_below = False

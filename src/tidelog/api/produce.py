@@ -133,11 +133,11 @@ def _has_no_repeats(topics: list[TopicProduceData]) -> bool:
     """Return whether the request names each topic and each partition once, as all common clients do."""
     if len(topics) > 1 and len({(topic.name, topic.topic_id): None for topic in topics}) < len(topics):
         return False
-    return all(
-        len(topic.partition_data) < 2
-        or len({data.index: None for data in topic.partition_data}) == len(topic.partition_data)
-        for topic in topics
-    )
+    for topic in topics:
+        partition_data = topic.partition_data
+        if len(partition_data) > 1 and len({data.index: None for data in partition_data}) < len(partition_data):
+            return False
+    return True
 
 
 def handle_wide(

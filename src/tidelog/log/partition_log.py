@@ -20,7 +20,7 @@ from tidelog.log.flush import FlushPlan
 from tidelog.log.following import checked_batches
 from tidelog.log.indexes import IndexCache
 from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
-from tidelog.log.record_times import AHEAD_MS
+from tidelog.log.record_times import AHEAD_MS, have_base_timestamp
 from tidelog.log.recovery import LogOpener, OpenedLog
 from tidelog.log.replay import check_producer, replay_producer
 from tidelog.log.retention import Removal, Retention, SegmentAgeSearch
@@ -28,7 +28,7 @@ from tidelog.log.rolling import latest_for_roll
 from tidelog.log.segment import NOT_OPENED, TEMPORARY_ERRORS, Segment
 from tidelog.log.validation import Limits, check_client_batch, may_hide_times, retention_time_ms
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
+from tidelog.wire.batches import CODEC_MASK, CONTROL_BIT, HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
@@ -211,7 +211,15 @@ class PartitionLog:
             or max_timestamp - now_ms > self._ahead_max_ms
             or base_timestamp < 0  # this line and the next repeat `contradicts_itself`
             or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
-            or ((not base_timestamp or now_ms - base_timestamp > self._age_max_ms) and may_hide_times(batch, header))
+            or (
+                (not base_timestamp or now_ms - base_timestamp > self._age_max_ms)
+                and (  # the usual batch of old records needs no more calls than this one
+                    base_timestamp != max_timestamp
+                    or header.attributes & CODEC_MASK
+                    or not have_base_timestamp(batch, HEADER_BYTES, header.count)
+                )
+                and may_hide_times(batch, header)
+            )
             or header.attributes & TIMESTAMP_TYPE_BIT
         ):
             append_time_ms = check_client_batch(batch, header, self.config, now_ms, limits)

@@ -258,11 +258,13 @@ class Segment:
         """Add index entries for a batch that begins after `index_after`. Raises OSError, except for temporary errors
         such as a full disk.
         """
-        self.index.append(last_offset, position)
-        self.times.append(self.max_timestamp, self.max_timestamp_offset)
+        index, times = self.index, self.times
+        index.append(last_offset, position)
+        times.append(self.max_timestamp, self.max_timestamp_offset)
         self.index_after = position + self._interval
-        self._check_full()
-        if self.index.pending >= PENDING_MAX:
+        if index.count >= self._entries_max or times.count >= self._time_entries_max:
+            self.size_limit = -1  # `_check_full` without a call for each batch
+        if index.count - index.written >= PENDING_MAX:
             self.write_indexes()
 
     def note_batch(self, position: int, fields: Fields, latest: int | None = None) -> None:
