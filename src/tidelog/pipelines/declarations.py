@@ -22,7 +22,7 @@ class SourceContext:
 
     spark: "SparkSession"
     bootstrap: str
-    """HOST:PORT of the brokers, several with commas, for sources that name none themselves."""
+    """HOST:PORT of the brokers, several separated by commas, for sources that name none themselves."""
     pipeline: str
     """Name of the pipeline."""
     is_streaming: bool

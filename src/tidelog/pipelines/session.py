@@ -90,7 +90,8 @@ def stderr_to(log: Path) -> Iterator[None]:
 
 
 def choose_python_of_cluster() -> None:
-    """Choose the name by which Spark starts Python on all machines: PYSPARK_PYTHON, by default such as `python3.11`.
+    """Set PYSPARK_PYTHON, the name by which Spark starts Python on all machines, unless it is set. An example of the
+    name is `python3.11`.
 
     Spark uses the same text for the workers of the driver and of the executors. It is a name and not a path, because
     the path of this process's Python may not exist on other machines. Each machine looks the name up in its PATH. In

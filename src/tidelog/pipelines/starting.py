@@ -1,4 +1,4 @@
-"""Starts the queries of a pipeline in a thread of its own, so that the other pipelines go on."""
+"""Starts the queries of a pipeline in a thread of its own, so that the other pipelines continue."""
 
 import logging
 import threading

@@ -51,7 +51,7 @@ def sql(
 
     As a source of a stream: `incrementing` names a column whose values grow with each new row, or `timestamp` a column
     with the time of the last change of a row. A row is read when its timestamp is older than `delay`. A micro-batch has
-    at most `rows_per_batch` rows, or more if they have the value of its last row.
+    at most `rows_per_batch` rows, or more if further rows have the same value as its last row.
 
     `options` are arguments of SQLAlchemy's `create_engine`.
     """

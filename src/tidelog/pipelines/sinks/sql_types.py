@@ -191,7 +191,7 @@ def _converter(data_type: "DataType", is_json: bool, dialect: str) -> Callable[[
     if name == "binary":
         return lambda value: None if value is None else bytes(value)
     if name == "timestamp":
-        # Times in PySpark's rows are local times of the driver, without a time zone. `astimezone` reads them so.
+        # Times in PySpark's rows are local times of the driver, without a time zone, as `astimezone` assumes.
         if dialect == "postgresql":
             return lambda value: None if value is None else value.astimezone(UTC)
         return lambda value: None if value is None else value.astimezone(UTC).replace(tzinfo=None)
