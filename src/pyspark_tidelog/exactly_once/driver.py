@@ -29,8 +29,8 @@ from tidelog.wire.errors import ApiError, ErrorCode, OffsetMetadataTooLarge, Unk
 logger = logging.getLogger("tidelog.spark")
 
 DECISION_TIMEOUT_MS = 60_000
-"""Timeout of the transaction of a decision, unless those of the tasks have a shorter one. It is open for some
-milliseconds."""
+"""Timeout of the transaction in which a decision is stored, unless the timeout of the tasks' transactions is shorter.
+The transaction of a decision is usually open for some milliseconds."""
 ONGOING = "Ongoing"
 ABORTED = ("PrepareAbort", "CompleteAbort")
 TIMEOUT_REMEDY = (

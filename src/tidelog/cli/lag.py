@@ -106,7 +106,7 @@ def all_lags(
         Lag(*key, committed.offsets.get(key), ends.get(key[1:]), readers.get(key, ""), starts.get(key[1:], 0))
         for key in sorted(keys)
     ]
-    return Lags(lags if ages is None else ages.of(lags), problems, committed.failures)
+    return Lags(lags if ages is None else ages.add_to(lags), problems, committed.failures)
 
 
 class Ages:
@@ -119,8 +119,8 @@ class Ages:
         self._client = client
         self._timestamps: dict[tuple[str, int, int], int | None] = {}
 
-    def of(self, lags: Sequence[Lag]) -> list[Lag]:
-        """Return the lags with `behind_ms`, as far as FETCHES_MAX allows."""
+    def add_to(self, lags: Sequence[Lag]) -> list[Lag]:
+        """Return the lags with `behind_ms`. At most FETCHES_MAX timestamps are fetched; further ages are None."""
         from tidelog.client.errors import ClientError
 
         now_ms = time.time_ns() // 1_000_000

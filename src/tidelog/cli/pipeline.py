@@ -99,7 +99,7 @@ def pipeline() -> None:
 
 
 def load_pipelines(references: list[str]) -> list[Pipeline]:
-    """Load the pipelines. Raises CommandError, also for two pipelines with one name."""
+    """Load the pipelines. Raises CommandError if one cannot be loaded, or if two have the same name."""
     pipelines: dict[str, Pipeline] = {}
     for reference in references:
         for each in as_command(load, reference):

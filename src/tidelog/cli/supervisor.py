@@ -85,7 +85,7 @@ def supervise(options: Options) -> int:
     if (busy := busy_addresses(plans)) is not None:
         return print_failure(busy)
     if rest := without_plan(numbers, plans):
-        logger.warning("brokers with data not started nodes=%s brokers=%d", ",".join(map(str, rest)), len(plans))
+        logger.warning("brokers with data are not started nodes=%s brokers=%d", ",".join(map(str, rest)), len(plans))
     try:
         for path in config.data_directories:
             Path(path).mkdir(parents=True, exist_ok=True)  # the brokers' shared store will be in it

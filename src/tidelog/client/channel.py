@@ -93,9 +93,9 @@ class Channel:
         self._requests = 0
 
     async def ask(
-        self, request: Message, kind: type[M], *, version_max: int = NEWEST, timeout_ms: int | None = None
+        self, request: Message, response_class: type[M], *, version_max: int = NEWEST, timeout_ms: int | None = None
     ) -> M:
-        """Send a request and return its response, which must be of the class `kind`.
+        """Send a request and return its response, which must be of the class `response_class`.
 
         `records` fields of the response are views of the received bytes. `timeout_ms` replaces `request_timeout_ms`.
         If the time passes after the request was sent, the connection is closed, because later responses would arrive
@@ -122,7 +122,7 @@ class Channel:
         finally:
             self._requests -= 1
         self._failures = 0
-        assert isinstance(response, kind)
+        assert isinstance(response, response_class)
         return response
 
     @property

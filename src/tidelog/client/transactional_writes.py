@@ -335,8 +335,8 @@ def offsets_with_metadata(
 ) -> Operation[dict[TopicPartition, CommittedOffset]]:
     """Return the committed offsets of a group, with their metadata; none if the group does not exist.
 
-    With `require_stable`, if a transaction with offsets of the group is open or ends at present, wait for its end
-    (KIP-447). Without it, return the offsets from before such a transaction.
+    With `require_stable`, if a transaction with offsets of the group is open or is being ended, wait for its end
+    (KIP-447). Without `require_stable`, return the offsets from before such a transaction.
     """
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id, topics=None)], require_stable=require_stable)
 

@@ -160,7 +160,9 @@ class RunningPipeline:
             logger.warning("pipeline_not_stopped %s", self.status.error)
 
     def _stop_queries(self, queries: Sequence[RunningQuery]) -> str:
-        """Return what has not ended in time; an empty text if all queries have ended."""
+        """Stop these queries. Return a text that names those that have not ended in time; an empty text if all have
+        ended.
+        """
         errors = call_all([query.stop for query in queries], STOP_MAX_S)
         for error in errors:
             if not isinstance(error, NotStopped):

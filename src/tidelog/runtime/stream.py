@@ -520,4 +520,4 @@ class SocketStream:
         try:
             receiver.closed(error)
         except Exception:
-            log.exception("a receiver failed at its end peer=%s", self.peer)
+            log.exception("a receiver failed when its connection ended peer=%s", self.peer)

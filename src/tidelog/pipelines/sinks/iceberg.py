@@ -175,7 +175,7 @@ class OpenedIceberg:
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
             check_partition_columns(rows, self._sink.partition_by, self._sink.describe())
-            table = self._created(schema)
+            table = self._create(schema)
         existing = {field.name: field for field in table.schema().fields}
         added = [field for field in schema if field.name not in existing]
         if added and not self._sink.evolve:
@@ -188,7 +188,7 @@ class OpenedIceberg:
             raise self._error(f"the columns of the rows do not fit the table: {error}") from error
         return table
 
-    def _created(self, schema: Any) -> "Table":
+    def _create(self, schema: Any) -> "Table":
         from pyiceberg.exceptions import TableAlreadyExistsError
         from pyiceberg.partitioning import PartitionSpec
 

@@ -69,7 +69,7 @@ def column_type(column: "StructField", dialect: str, is_key: bool, collation: st
     return simple[name]
 
 
-def created_table(engine: "Engine", name: str, columns: "StructType", key: Sequence[str]) -> None:
+def create_table(engine: "Engine", name: str, columns: "StructType", key: Sequence[str]) -> None:
     """Create the table, unless another process creates it at the same time."""
     import sqlalchemy as sa
     from sqlalchemy.exc import OperationalError, ProgrammingError
