@@ -91,7 +91,9 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
 
 
 def abort_batch(client: Client, identity: BatchIdentity, results: Iterable[TaskResult], timeout_ms: int) -> None:
-    """Abort the transactions of these tasks, unless the last decision lists them. The last decision is finished."""
+    """Abort the transactions of these tasks, unless the last decision lists them. Commit the transactions that the last
+    decision lists, and mark it as finished.
+    """
     own = _transactions(results)
     if not own:
         return
@@ -254,15 +256,9 @@ def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[T
             f"before it, and numbers must not decrease. Write the rows with a number above {last.batch}, or with an "
             "exactlyOnceId of their own"
         )
-    reason = "was written" if identity.batch >= last.forgotten_below else "has a low number, so it counts as written,"
-    logger.warning(
-        "%s %s before batch %d: the %d rows of batch %d are not written again",
-        identity,
-        reason,
-        last.batch,
-        rows,
-        identity.batch,
-    )
+    is_known = identity.batch >= last.forgotten_below
+    reason = "was written before" if is_known else "counts as written, because its number is far below"
+    logger.warning("%s %s batch %d: its %d rows are not written again", identity, reason, last.batch, rows)
 
 
 def _check_partial(identity: BatchIdentity, partial: Decision, results: Sequence[TaskResult]) -> None:

@@ -63,7 +63,7 @@ Archive = Annotated[
         "--archive",
         metavar="FILE",
         show_default=False,
-        help="Send the packages to the executors: a file of `tidelog pipeline pack`.",
+        help="Archive of packages to send to the executors; `tidelog pipeline pack` writes one.",
     ),
 ]
 MetricsPort = Annotated[
@@ -292,8 +292,8 @@ def replay_command(
     """Let the next run process a pipeline's data again, from a time on.
 
     The checkpoint is removed, and with it the state of aggregations and
-    joins. What the sinks contain remains: rows of a topic or an appending
-    sink are written once more.
+    joins. The rows in the sinks remain: a topic or an appending sink gets
+    the same rows again.
 
     Examples:
 
@@ -310,7 +310,7 @@ def replay_command(
 def reset_command(name: Name, state: StateOption = DEFAULT_STATE, yes: Yes = False) -> None:
     """Remove a pipeline's checkpoint. The next run begins as declared.
 
-    What the sinks contain remains.
+    The rows in the sinks remain.
 
     Examples:
 
@@ -369,8 +369,8 @@ def dry_run_command(
 ) -> None:
     """Run a pipeline on a sample and print its result. Nothing is written.
 
-    The sample is read as a batch, so the result of an aggregation is that of
-    all its rows.
+    The sample is read as a batch, so an aggregation has one result for all
+    rows of the sample.
 
     Examples:
 
@@ -396,7 +396,7 @@ def new_command(
     name: Name,
     directory: Annotated[Path, typer.Option("--directory", metavar="DIR", help="Where to write NAME.py.")] = Path(),
 ) -> None:
-    """Write a Python file with a pipeline that runs as it is.
+    """Write a Python file with a pipeline that runs without any change.
 
     Examples:
 

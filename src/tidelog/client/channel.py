@@ -1,6 +1,6 @@
-"""A lasting connection to one broker, for followers, forwarded requests and simulated clients.
+"""A channel to one broker, for followers, forwarded requests and simulated clients.
 
-The connection is opened when a request needs it, and opened again after a failure, at growing intervals. Several
+Its connection is opened when a request needs it, and opened again after a failure, at growing intervals. Several
 requests may be in flight at the same time. A channel uses the network of any runtime, so it also works in the
 simulator.
 """

@@ -62,8 +62,8 @@ ADD_PARTITIONS_MAX = 3
 PRODUCE_MAX = {1: PRODUCE_BY_NAME - 1, 2: NEWEST}
 TXN_OFFSET_COMMIT_MAX = {1: 4, 2: 5}
 END_TXN_MAX = {1: 4, 2: 5}
-"""The last versions of Produce, TxnOffsetCommit and EndTxn, by transaction version. A later request would make the
-broker handle the transaction as one of the later transaction version."""
+"""The last versions of Produce, TxnOffsetCommit and EndTxn, by transaction version. After a request of a later version,
+the broker would handle a transaction of version 1 as one of version 2."""
 OFFSET_FETCH_BY_NAME = 9
 """The last version of OffsetFetch that identifies topics by name. Later versions use topic ids."""
 
@@ -381,7 +381,7 @@ def _ask_coordinator(
     codes: Callable[[M], list[tuple[str, int]]],
     version_max: int,
 ) -> Operation[M]:
-    """Send a producer's request with `ask_coordinator`. Raises ProducerFenced for the errors that mean this."""
+    """Send a producer's request with `ask_coordinator`. Raises ProducerFenced for the codes in FENCING_CODES."""
     key_type, name = key
     try:
         return (
@@ -394,7 +394,7 @@ def _ask_coordinator(
 
 
 def _explained(error: ApiError, producer: TransactionalProducer) -> ApiError:
-    """Return ProducerFenced for an error that means this; return any other error unchanged."""
+    """Return ProducerFenced for an error with a code in FENCING_CODES. Return any other error unchanged."""
     if error.code not in FENCING_CODES:
         return error
     return ProducerFenced(
