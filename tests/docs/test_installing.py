@@ -83,9 +83,3 @@ def test_a_build_takes_nothing_from_one_before(tmp_path: Path) -> None:
         modules.append("tidelog/gone_later.py" in names)
     assert modules == [True, False]
     assert not (tmp_path / "build").exists()
-
-
-def test_the_help_of_the_tests_runs_no_check() -> None:
-    done = subprocess.run(["script/test", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    assert "usage: script/test" in done.stdout
-    assert "== ruff" not in done.stdout
