@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 import shutil
 import sys
@@ -11,7 +12,7 @@ from functools import cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.cli.escapes import escape_unprintable
+from tidelog.cli.escapes import escape, escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -98,11 +99,13 @@ def json_ready(document: Any) -> Any:
     """Return the document with base64 in place of strings whose bytes are not UTF-8.
 
     The value of a field `"group"` then becomes base64 in a field `"group_base64"`, and a string in a list becomes
-    `{"base64": ...}`. In the given strings, lone surrogates represent these bytes ("surrogateescape").
+    `{"base64": ...}`. In the given strings, lone surrogates represent these bytes ("surrogateescape"). In the name of a
+    field they are escaped, as in a table. Numbers that JSON does not have (NaN, infinity) become strings.
     """
     if isinstance(document, dict):
         ready: dict[str, Any] = {}
-        for name, value in document.items():
+        for field, value in document.items():
+            name = field if not isinstance(field, str) or is_utf8(field) else "".join(map(_escape_surrogate, field))
             if isinstance(value, str) and not is_utf8(value):
                 ready[f"{name}_base64"] = base64_text(value)
             else:
@@ -112,7 +115,13 @@ def json_ready(document: Any) -> Any:
         return [json_ready(item) for item in document]
     if isinstance(document, str) and not is_utf8(document):
         return {"base64": base64_text(document)}
+    if isinstance(document, float) and not math.isfinite(document):
+        return str(document)
     return document
+
+
+def _escape_surrogate(character: str) -> str:
+    return escape(character) if 0xD800 <= ord(character) <= 0xDFFF else character
 
 
 def is_utf8(text: str) -> bool:
@@ -125,7 +134,14 @@ def is_utf8(text: str) -> bool:
 
 
 def base64_text(text: str) -> str:
-    return base64.b64encode(text.encode("utf-8", "surrogateescape")).decode()
+    """Return the text's bytes as base64. Lone surrogates that represent no byte (half of a pair, in a message of a
+    program) are encoded as if they were characters.
+    """
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        data = text.encode("utf-8", "surrogatepass")
+    return base64.b64encode(data).decode()
 
 
 def print_table(table: Table) -> None:

@@ -237,8 +237,8 @@ def describe_producers(
     """
     wanted = topics_and_partitions(topic)
     with connect(bootstrap, client).open() as cluster_client:
-        partitions = partitions_of_topics(cluster_client, wanted, broker)
-        producers, failures = producers_of(cluster_client, partitions, broker)
+        partitions, not_found = partitions_of_topics(cluster_client, wanted, broker)
+        producers, unread = producers_of(cluster_client, partitions, broker)
         rows = [
             (tp, each)
             for tp, own in sorted(producers.items())
@@ -246,6 +246,7 @@ def describe_producers(
             if each.start_offset is not None or not only_open
         ]
         names, problems = names_of_producers(cluster_client, [each.producer_id for _, each in rows])
+    failures = [*not_found, *unread.values()]
     if json:
         print_json([producer_json(tp, each) | {"transactional_id": names.get(each.producer_id)} for tp, each in rows])
     elif rows:
@@ -254,8 +255,9 @@ def describe_producers(
         kind = "No transaction is open" if only_open else "No producer has written with a producer id"
         place = f" on broker {broker}" if broker is not None else ""
         print(f"{kind} in {', '.join(wanted)}{place}.", file=sys.stderr)
+    sys.stdout.flush()
     print_notes(problems)
-    raise_together(failures.values())
+    raise_together(failures)
 
 
 def producers_table(rows: "Sequence[tuple[TopicPartition, ActiveProducer]]", names: Mapping[int, str]) -> Table:

@@ -1,6 +1,7 @@
 """`tidelog transaction abort` and `find-hanging`."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -98,16 +99,20 @@ def find_hanging_transactions(
         raise UsageError(f"--max-transaction-timeout: {error}") from None
     wanted = topics_and_partitions(topic)
     with connect(bootstrap, client).open() as cluster_client:
-        partitions = partitions_of_topics(cluster_client, wanted, broker)
+        partitions, not_found = partitions_of_topics(cluster_client, wanted, broker)
         found = find_hanging(cluster_client, partitions, broker, timeout_max_ms)
-    show_hanging(found, max_transaction_timeout, json=json)
+    failures = [*not_found, *found.failures.values()]
+    show_hanging(found, failures, max_transaction_timeout, json=json)
     if wanted:
-        raise_together(found.failures.values())
+        raise_together(failures)
 
 
-def show_hanging(found: HangingTransactions, max_transaction_timeout: str, *, json: bool) -> None:
+def show_hanging(
+    found: HangingTransactions, failures: Sequence[CommandError], max_transaction_timeout: str, *, json: bool
+) -> None:
     """Print the hanging transactions, notes about what could not be decided, and the command that ends the first
-    hanging transaction. If none hangs, say which transactions are open nevertheless.
+    hanging transaction. If none hangs, say which transactions are open nevertheless. `failures` are those of topics
+    and partitions that could not be searched.
     """
     if json:
         print_json(
@@ -139,7 +144,7 @@ def show_hanging(found: HangingTransactions, max_transaction_timeout: str, *, js
             for each in found.hanging
         ]
         print_table(Table(columns, rows, name_columns=3))
-    print_notes([*found.problems, *map(str, found.failures.values())])
+    print_notes([*found.problems, *map(str, failures)])
     if json:
         return
     sys.stdout.flush()
@@ -150,7 +155,7 @@ def show_hanging(found: HangingTransactions, max_transaction_timeout: str, *, js
             f" --partition {first.partition.partition} --start-offset {first.start_offset}",
             file=sys.stderr,
         )
-    elif not found.problems and not found.failures:
+    elif not found.problems and not failures:
         print(paragraph(none_hangs_text(found, max_transaction_timeout)), file=sys.stderr)
 
 
@@ -279,7 +284,9 @@ def abort_in_partition(
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
 
-    (tp,) = partitions_of_topics(client, {topic: [partition]}, None)
+    partitions, not_found = partitions_of_topics(client, {topic: [partition]}, None)
+    raise_together(not_found)
+    (tp,) = partitions
     producers, failures = producers_of(client, [tp], None)
     raise_together(failures.values())
     by_offset = {each.start_offset: each for each in producers[tp] if each.start_offset is not None}

@@ -10,7 +10,7 @@ from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.groups import state_text
 from tidelog.cli.offline import find_offline_partitions, warn
 from tidelog.cli.own_client import broker_address, broker_addresses
-from tidelog.cli.tables import counted, is_terminal, name_text
+from tidelog.cli.tables import counted, is_terminal, name_text, ranges
 from tidelog.cli.when import duration_text, iso_time
 
 if TYPE_CHECKING:
@@ -171,34 +171,38 @@ def transaction_error(failure: "Failure", name: str) -> CommandError:
 
 def partitions_of_topics(
     client: "Client", wanted: Mapping[str, Sequence[int] | None], broker: int | None
-) -> "list[TopicPartition]":
+) -> "tuple[list[TopicPartition], list[CommandError]]":
     """Return the wanted partitions (None: all partitions of the topic), or those of all topics if `wanted` is empty.
-    With `broker`, return only partitions that have a replica on this broker.
+    With `broker`, return only partitions that have a replica on this broker. Also return the failures: wanted topics
+    and partitions that do not exist, and topics that the broker refuses to describe.
 
-    Raises CommandError for a topic, a partition or a broker that does not exist, and if the broker has no replica of
-    the wanted topics.
+    Raises CommandError for a broker that does not exist, and if the broker has no replica of the wanted topics.
     """
     from tidelog.model.ids import TopicPartition
 
     if broker is not None:
         broker_address(broker_addresses(client), broker)
+    described = cluster.describe_each(client, list(wanted) or cluster.topic_names(client), skip_missing=not wanted)
+    failures = list(described.failures.values())
     partitions = []
-    for topic in cluster.describe(client, list(wanted) or cluster.topic_names(client), skip_missing=not wanted):
+    for topic in described.topics:
         numbers = wanted.get(topic.name)
-        missing = set(numbers or ()) - {part.partition for part in topic.partitions}
+        missing = sorted(set(numbers or ()) - {part.partition for part in topic.partitions})
         if missing:
-            raise CommandError(
-                f"topic {topic.name} has {counted(len(topic.partitions), 'partition')}:"
-                f" there is no partition {min(missing)}"
+            failures.append(
+                CommandError(
+                    f"topic {topic.name} has {counted(len(topic.partitions), 'partition')}:"
+                    f" there is no partition {ranges(missing)}"
+                )
             )
         partitions += [
             TopicPartition(topic.name, part.partition)
             for part in topic.partitions
             if (numbers is None or part.partition in numbers) and (broker is None or broker in part.replicas)
         ]
-    if wanted and broker is not None and not partitions:
+    if wanted and broker is not None and not partitions and not failures:
         raise CommandError(f"broker {broker} has no replica of these partitions of {', '.join(wanted)}")
-    return partitions
+    return partitions, failures
 
 
 def producers_of(

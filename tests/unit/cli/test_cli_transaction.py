@@ -213,9 +213,15 @@ def test_producers_of_what_does_not_exist(unchanged: Stage) -> None:
     producers = ("transaction", "describe-producers")
     assert "Missing option '--topic'" in unchanged(*producers, code=2).errors
     assert "did you mean orders?" in unchanged(*producers, "--topic", "order", code=1).errors
-    assert "there is no partition 7" in unchanged(*producers, "--topic", "orders:0,7", code=1).errors
     one = unchanged(*producers, "--topic", "payments:1", code=1).errors
     assert one == "Error: topic payments has 1 partition: there is no partition 1\n"
+    ran = unchanged(*producers, "--topic", "orders:0,7,9", "--topic", "order", "--json", code=1)
+    assert "there is no partition 7,9" in ran.errors
+    assert "did you mean orders?" in ran.errors
+    shown = unchanged(*producers, "--topic", "orders:0", "--json").json()
+    assert ran.json() == shown != [], "a name that is wrong does not hide the others"
+    ran = unchanged("transaction", "find-hanging", "--topic", "orders", "--topic", "order", code=1)
+    assert "did you mean orders?" in ran.errors
 
 
 def test_a_broker_that_does_not_exist_or_has_no_replica(unchanged: Stage) -> None:
