@@ -20,6 +20,7 @@ from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from tidelog.wire.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from tidelog.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from tidelog.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchResponse
 
 GROUP = "billing"
 PARTITION = TopicPartition(TOPIC, 0)
@@ -162,6 +163,27 @@ def test_a_coordinator_that_moves_and_returns_knows_what_was_committed_elsewhere
             assert await committed(client) == {GROUP: offset - 1}
             await commit(client, offset)
             assert coordinator(stage) is leader
+
+    run(scenario)
+
+
+def test_a_coordinator_that_was_paused_does_not_answer_with_old_offsets() -> None:
+    """Requests that arrive during the pause are handled before the timers that notice the end of the lease."""
+
+    async def scenario(stage: Stage) -> None:
+        client = stage.cluster.client("committer")
+        await commit(client, 1)
+        paused = coordinator(stage)
+        impatient = [await stage.client(paused) for _ in range(5)]
+        request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(GROUP, topics=None)])
+        paused.host.pause()
+        waiting = [asyncio.ensure_future(each.ask(request, OffsetFetchResponse)) for each in impatient]
+        await stage.until(lambda: offsets_state(stage).leader not in (-1, paused.node_id))
+        await commit(client, 2)
+        paused.host.resume()
+        answers = [(await answer).groups[0] for answer in waiting]
+        assert {answer.error_code for answer in answers} == {ErrorCode.NOT_COORDINATOR}
+        assert await committed(client) == {GROUP: 2}
 
     run(scenario)
 

@@ -92,6 +92,8 @@ class Faults:
         """
         while True:
             await self._sleep(SUPERVISION_INTERVAL_S)
+            if POWER in self._in_use and self._unsynced_copies_count:
+                continue  # a restarted broker leaves the ISR and the ELR, and the one without power may lose records
             for node in self._cluster.nodes:
                 process = f"{node.host.name} process"
                 if process not in self._in_use and node.running and needs_restart(node):

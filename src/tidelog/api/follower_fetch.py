@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 class Followers(Protocol):
     """The methods of `PartitionFollowers` that handlers use. That class documents them."""
 
-    def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None: ...
+    def fetched(
+        self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int, proved_ms: int
+    ) -> None: ...
     async def wait_for_log_start(
         self, partition: "Partition", offset: int, is_online: "Callable[[int], bool]", timeout_s: float
     ) -> int: ...
@@ -128,6 +130,7 @@ class _ReadsForFollower(Fetch):
         self._followers = followers
         self._follower = follower
         self._idle = idle
+        self._proved_ms = 0 if idle is None else idle.proved_ms
         self._reports_offsets = True
         if idle is not None:
             idle.current = self
@@ -173,7 +176,7 @@ class _ReadsForFollower(Fetch):
             batches = log.read(item.fetch_offset, bytes_left, log.log_end_offset)
             if self._reports_offsets:
                 start = item.follower_start_offset if isinstance(item, FollowerItem) else -1
-                self._followers.fetched(partition, self._follower, item.fetch_offset, start)
+                self._followers.fetched(partition, self._follower, item.fetch_offset, start, self._proved_ms)
         except ApiError as error:
             self._add_error(item, error, item.partition or cached_partition)
             return

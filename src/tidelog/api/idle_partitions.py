@@ -49,19 +49,24 @@ class IdlePartitions:
         self.current: CurrentFetch | None = None
         self._idle: dict[Partition, FetchItem] = {}
         self._fetch_time = FetchTime()
-        """The time of the session's last request. Each idle partition's replica has a reference to this object, so that
-        the request counts as the follower's fetch of all idle partitions."""
+        """The times of the session's last requests. Each idle partition's replica has a reference to this object, so
+        that a request counts as the follower's fetch of all idle partitions."""
         self._follower = follower
         self._watchers = watchers
 
     def __len__(self) -> int:
         return len(self._idle)
 
+    @property
+    def proved_ms(self) -> int:
+        """See `FetchTime.proved_ms`."""
+        return self._fetch_time.proved_ms
+
     def begin(self, follower: "Follower", now_ms: int) -> None:
         """Note that a request of the session was received. If the follower has a new broker epoch, make all
         partitions active, since its earlier reports are no longer valid.
         """
-        self._fetch_time.ms = now_ms
+        self._fetch_time.begin(now_ms)
         if follower != self._follower:
             self._follower = follower
             self._activate_all()

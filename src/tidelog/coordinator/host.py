@@ -80,6 +80,9 @@ class CoordinatorHost(Generic[C]):
         """The partition number of each key. It is cached because its computation costs time."""
         self._group_log = GroupLog(runtime.clock, runtime.tasks)
         self._sweeps: list[asyncio.Task[None]] = []
+        self.check_lease: Callable[[], None] | None = None
+        """Called before a request is handled. If this broker's lease has ended, it ends the roles of the partitions that
+        another broker may coordinate now. None if there is no other broker."""
         partitions.watch_roles(topic, self._role_changed)
 
     # Life cycle
@@ -161,6 +164,8 @@ class CoordinatorHost(Generic[C]):
 
     def coordinator(self, key: str) -> "CoordinatorPartition[C]":
         """Return the coordinator of the key. Raises NotCoordinator if it is not on this broker."""
+        if self.check_lease is not None:
+            self.check_lease()
         count = self._partition_count
         coordinator = self._coordinators.get(self._partition_index(key, count)) if count else None
         if coordinator is None:
@@ -169,6 +174,8 @@ class CoordinatorHost(Generic[C]):
 
     def coordinator_of(self, index: int) -> "CoordinatorPartition[C]":
         """Return the coordinator of a partition. Raises NotCoordinator if it is not on this broker."""
+        if self.check_lease is not None:
+            self.check_lease()
         coordinator = self._coordinators.get(index)
         if coordinator is None:
             raise NotCoordinator

@@ -75,6 +75,8 @@ class BrokerLifecycle:
         self._incarnation = incarnation
         self._registration: Registration | None = None
         self._lease: HeldLease | None = None
+        self._lease_over_s = float("-inf")
+        """Monotonic time of the last call of `on_lease_over`, in seconds."""
         self._lease_renewal: asyncio.Task[None] | None = None
         self._heartbeat_task: asyncio.Task[None] | None = None
         self._is_fenced = True
@@ -140,7 +142,7 @@ class BrokerLifecycle:
         acquiring = self._tasks.spawn(self._acquire_when_reachable(), name="broker-lease-regain")
         try:
             while not acquiring.done():
-                self._notify(self.on_lease_over)
+                self._end_leading()
                 await asyncio.wait((acquiring,), timeout=LEASE_CHECK_S)
             return acquiring.result()
         finally:
@@ -164,8 +166,24 @@ class BrokerLifecycle:
                 logger.warning("broker lease acquired again node=%d", self._node_id)
                 self._notify(self.on_lease_regained)
                 return
-            self._notify(self.on_lease_over)
+            self._end_leading()
             await self._tasks.sleep(HEARTBEAT_RETRY_S)
+
+    def check_lease(self) -> None:
+        """Call `on_lease_over` at once if the lease has ended and its renewal has not noticed this yet.
+
+        That happens after a pause of the whole process: requests that have arrived meanwhile are handled before the
+        timers of the renewal. Call this before an answer that must not be older than the lease.
+        """
+        lease = self._lease
+        if lease is None or lease.is_valid:
+            return
+        if self._runtime.clock.monotonic() - self._lease_over_s >= LEASE_CHECK_S:
+            self._end_leading()
+
+    def _end_leading(self) -> None:
+        self._lease_over_s = self._runtime.clock.monotonic()
+        self._notify(self.on_lease_over)
 
     def _notify(self, listener: Callable[[], None] | None) -> None:
         if listener is not None:

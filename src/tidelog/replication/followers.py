@@ -46,9 +46,11 @@ class PartitionFollowers:
         self._awaited_starts: dict[Partition, asyncio.Future[None]] = {}
         """Partitions with requests that wait for the log start offsets of their followers."""
 
-    def fetched(self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int) -> None:
+    def fetched(
+        self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int, proved_ms: int
+    ) -> None:
         """Note that a follower has all records below `fetch_offset`, and that its log begins at `log_start_offset` (-1
-        if the request does not name it).
+        if the request does not name it). The follower sent the request after `proved_ms` (see `isr.FetchTime`).
 
         This may move the high watermark. Raises NotLeaderOrFollower if this broker does not lead the partition, or
         if the follower is not one of its replicas or names a stale broker epoch.
@@ -60,7 +62,9 @@ class PartitionFollowers:
             raise NotLeaderOrFollower(
                 f"broker {broker} with epoch {broker_epoch} is no follower of {partition.topic}-{partition.index}"
             )
-        partition.step(FollowerFetched(partition.leader_epoch, broker, broker_epoch, fetch_offset, log_start_offset))
+        partition.step(
+            FollowerFetched(partition.leader_epoch, broker, broker_epoch, fetch_offset, log_start_offset, proved_ms)
+        )
         awaited = self._awaited_starts.get(partition)
         if awaited is not None and not awaited.done():
             awaited.set_result(None)

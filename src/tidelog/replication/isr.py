@@ -27,14 +27,23 @@ def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
 
 
 class FetchTime:
-    """The time of the last request in a fetch session. It counts for each partition of the session for which the
+    """The times of the last requests in a fetch session. They count for each partition of the session for which the
     follower has all records.
     """
 
-    __slots__ = ("ms",)
+    __slots__ = ("ms", "proved_ms")
 
     def __init__(self) -> None:
         self.ms = 0
+        """The time at which the last request was handled."""
+        self.proved_ms = 0
+        """The time at which the request before it was handled. The follower certainly sent the last request after this
+        time, because a request of a session contains the number of the previous answer. The last request itself may
+        have been sent long before it was handled, for example while this process was paused."""
+
+    def begin(self, now_ms: int) -> None:
+        """Note that a request is handled now."""
+        self.proved_ms, self.ms = self.ms, now_ms
 
 
 class FollowerState:
@@ -43,6 +52,7 @@ class FollowerState:
     __slots__ = (
         "_caught_up_ms",
         "_fetched_ms",
+        "_proved_ms",
         "broker_epoch",
         "end_offset",
         "leader_end_at_fetch",
@@ -57,6 +67,7 @@ class FollowerState:
         """The broker epoch that its last fetch named."""
         self._caught_up_ms = caught_up_ms
         self._fetched_ms = 0
+        self._proved_ms = 0
         self.session: FetchTime | None = None
         """The time of the last request in the follower's fetch session. Set while the follower has all records of the
         leader and its requests do not name the partition (KIP-227). In this state, each request of the session says
@@ -72,6 +83,11 @@ class FollowerState:
         return self._fetched_ms if self.session is None else max(self._fetched_ms, self.session.ms)
 
     @property
+    def proved_ms(self) -> int:
+        """The follower certainly sent its last fetch after this time. See `FetchTime.proved_ms`."""
+        return self._proved_ms if self.session is None else max(self._proved_ms, self.session.proved_ms)
+
+    @property
     def caught_up_ms(self) -> int:
         """The last time at which the follower had all records of the leader."""
         return self._caught_up_ms if self.session is None else max(self._caught_up_ms, self.session.ms)
@@ -79,10 +95,13 @@ class FollowerState:
     def leave_session(self) -> None:
         """Note that the partition may have news: from now on, only fetches that name the partition count."""
         self._fetched_ms, self._caught_up_ms = self.fetched_ms, self.caught_up_ms
+        self._proved_ms = self.proved_ms
         self.session = None
 
-    def fetched(self, offset: int, broker_epoch: int, leader_end: int, now_ms: int) -> None:
-        """Process a fetch from `offset`, which shows that the follower has all records below this offset."""
+    def fetched(self, offset: int, broker_epoch: int, leader_end: int, now_ms: int, proved_ms: int) -> None:
+        """Process a fetch from `offset`, which shows that the follower has all records below this offset. The follower
+        sent it after `proved_ms`.
+        """
         if self.session is not None:
             self.leave_session()
         if offset >= leader_end:
@@ -94,6 +113,7 @@ class FollowerState:
         self.broker_epoch = broker_epoch
         self.leader_end_at_fetch = leader_end
         self._fetched_ms = now_ms
+        self._proved_ms = max(self._proved_ms, proved_ms)
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
         """Return whether the follower has all records of the leader, or had all of them at some time within the last

@@ -1,9 +1,15 @@
 """Stop leading partitions after the lease of this broker has ended, if another broker may have been elected.
 
-The controller elects a member of the ISR as the new leader. A member that fetches from this leader, in this leader
-epoch, is not the leader at that time. So if every member has fetched within the last lease time, another leader cannot
-have existed for longer than the lease time. If one member has not fetched for that time, it may lead the partition now,
-and this broker would answer with records that are not the newest.
+The controller elects a member of the ISR as the new leader. A member that sends a fetch to this leader, in this leader
+epoch, is not the leader at that time. So if every member has sent one a moment ago, another leader cannot have existed
+for longer than this moment, and this broker continues to serve while the store cannot be reached. If one member has not,
+it may lead the partition now, and this broker would answer with records that are not the newest, or with offsets of
+groups that were committed anew elsewhere.
+
+The moment is half of the lease's term. The lease is renewed after each third of it. So a process that is paused until
+its lease has ended, and another leader could be elected, is paused for two thirds of the term or more. The time at which
+a fetch was sent is known only as `FetchTime.proved_ms`: after a pause, fetches are handled that were sent before the
+election.
 """
 
 from collections.abc import Callable
@@ -25,7 +31,7 @@ class LeaseGuard:
 
     def lease_is_over(self) -> None:
         """Stop leading the partitions that another broker may lead now. Called at intervals while there is no lease."""
-        earliest_ms = int(self._monotonic() * 1000) - self._lease_ms
+        earliest_ms = int(self._monotonic() * 1000) - self._lease_ms // 2
         for partition in self._partitions:
             replica = partition.replica
             if replica.leads and not replica.is_alone and not _are_fetching(replica, earliest_ms):
@@ -37,11 +43,11 @@ class LeaseGuard:
 
 
 def _are_fetching(replica: Replica, earliest_ms: int) -> bool:
-    """Return whether every other member of the ISR has fetched in this leader epoch since `earliest_ms`."""
+    """Return whether every other member of the ISR has sent a fetch in this leader epoch since `earliest_ms`."""
     isr = replica.isr
     assert isr is not None
     return all(
-        isr.followers[member].end_offset >= 0 and isr.followers[member].fetched_ms >= earliest_ms
+        isr.followers[member].end_offset >= 0 and isr.followers[member].proved_ms >= earliest_ms
         for member in isr.maximal
         if member in isr.followers
     )

@@ -101,6 +101,8 @@ class FollowerFetched(NamedTuple):
     offset: int
     log_start_offset: int = UNKNOWN
     """The start of the follower's log."""
+    proved_ms: int = 0
+    """The follower sent the request after this time. See `isr.FetchTime`."""
 
 
 class BrokersChanged(NamedTuple):
@@ -479,7 +481,7 @@ class Replica:
         follower = isr.followers.get(event.broker)
         if follower is None or event.broker_epoch < follower.broker_epoch or event.offset > self.end_offset:
             return []
-        follower.fetched(event.offset, event.broker_epoch, self.end_offset, now_ms)
+        follower.fetched(event.offset, event.broker_epoch, self.end_offset, now_ms, event.proved_ms)
         follower.log_start_offset = event.log_start_offset
         effects: list[Effect] = []
         if isr.proposed is None and isr.may_join(event.broker, self.high_watermark, self.epoch_start, self._eligible):

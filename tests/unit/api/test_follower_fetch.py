@@ -54,7 +54,9 @@ class FakeFollowers:
         self.watchers: dict[EndWatcher, None] = {}
         self._services = services
 
-    def fetched(self, partition: Partition, follower: Follower, fetch_offset: int, log_start_offset: int) -> None:
+    def fetched(
+        self, partition: Partition, follower: Follower, fetch_offset: int, log_start_offset: int, proved_ms: int
+    ) -> None:
         if partition.index in self.refused:
             raise NotLeaderOrFollower(f"broker {follower.broker_id} is no replica")
         self.reports.append((partition.index, *follower, fetch_offset, log_start_offset))

@@ -312,7 +312,7 @@ class ReportedFetches:
     def __init__(self) -> None:
         self.brokers: list[int] = []
 
-    def fetched(self, partition: Any, follower: Any, fetch_offset: int, log_start_offset: int) -> None:
+    def fetched(self, partition: Any, follower: Any, fetch_offset: int, log_start_offset: int, *_: int) -> None:
         self.brokers.append(follower.broker_id)
 
     def watch_ends(self, watcher: Any) -> None: ...

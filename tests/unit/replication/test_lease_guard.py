@@ -27,8 +27,8 @@ class Leader:
     def step(self, event: Event) -> None:
         self.replica.step(event, self.now_ms)
 
-    def fetch(self, broker: int, offset: int = 10) -> None:
-        self.step(FollowerFetched(EPOCH, broker, 7, offset))
+    def fetch(self, broker: int, offset: int = 10, sent_before_ms: int = 0) -> None:
+        self.step(FollowerFetched(EPOCH, broker, 7, offset, proved_ms=self.now_ms - sent_before_ms))
 
 
 class PartitionsDouble:
@@ -45,7 +45,7 @@ def test_it_serves_on_while_all_members_fetch() -> None:
     for _ in range(5):
         leader.fetch(2)
         leader.fetch(3)
-        leader.now_ms += LEASE_MS
+        leader.now_ms += LEASE_MS // 2
         leader.guard.lease_is_over()
         assert leader.replica.leads
     leader.now_ms += 1
@@ -58,6 +58,17 @@ def test_it_serves_on_while_all_members_fetch() -> None:
 def test_one_member_that_does_not_fetch_is_enough_to_resign() -> None:
     leader = Leader((1, 2, 3))
     leader.fetch(2)
+    leader.guard.lease_is_over()
+    assert not leader.replica.leads
+
+
+def test_a_fetch_that_may_have_been_sent_before_the_lease_ended_does_not_count() -> None:
+    leader = Leader((1, 2))
+    leader.fetch(2, sent_before_ms=LEASE_MS // 2)
+    leader.guard.lease_is_over()
+    assert leader.replica.leads
+    leader.now_ms += 1
+    leader.fetch(2, sent_before_ms=LEASE_MS // 2 + 1)
     leader.guard.lease_is_over()
     assert not leader.replica.leads
 
