@@ -8,7 +8,7 @@ from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.transactions import code_for_version
-from tidelog.coordinator.transaction.transitions import Producer
+from tidelog.coordinator.decision import Producer
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse

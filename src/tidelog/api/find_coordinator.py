@@ -64,8 +64,6 @@ def _answer(
 def _coordinator(services: Services, context: RequestContext, key_type: int, key: str) -> Coordinator:
     try:
         host = _host(services, key_type)
-        if key_type == TRANSACTION_TYPE and not key:
-            raise InvalidRequest("the transactional id is empty")
         node_id, address = host.address_of(key, context.peer.listener)
     except ApiError as error:
         return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message)

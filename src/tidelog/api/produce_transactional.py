@@ -59,7 +59,7 @@ def verify_first(
         except ApiError as error:
             raise _for_producer(error, version) from None
 
-    unverified.add(batch, header, question, ask, done)
+    unverified.add(batch, header, question, ask, done, must_begin_at_0=adds)
     return True
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidelog.config.broker_config import BrokerConfig
-    from tidelog.coordinator.decision import Reply
+    from tidelog.coordinator.decision import Producer, Reply
     from tidelog.coordinator.group.core import GroupCore, GroupListing
     from tidelog.coordinator.group.durable import DurableGroup
     from tidelog.coordinator.group.offsets import OffsetCommit
@@ -278,13 +278,13 @@ class GroupCoordinators:
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
     def end_transaction(
-        self, index: int, marker: bytearray, producer_id: int, *, is_commit: bool, reply: "Reply"
+        self, index: int, marker: bytearray, producer: "Producer", *, is_commit: bool, reply: "Reply"
     ) -> None:
         """Append a marker to a partition of `__consumer_offsets`, and commit or drop the transaction's offsets.
 
         The reply is None or an ApiError. Raises ApiError if nothing was appended.
         """
-        self.host.coordinator_of(index).end_transaction(marker, producer_id, reply, is_commit=is_commit)
+        self.host.coordinator_of(index).end_transaction(marker, producer, reply, is_commit=is_commit)
 
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
         """Delete a group in steps. The reply is None; it is sent when all records of the group are deleted.

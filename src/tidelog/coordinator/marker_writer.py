@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable
 from tidelog.coordinator.transaction.markers import MarkersToWrite
 from tidelog.model.ids import indexes_by_topic
+from tidelog.runtime.log_limit import LogLimit
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -92,6 +93,10 @@ class MarkerWriter:
         self._senders: dict[int, asyncio.Task[None]] = {}
         """For each broker with markers, the task that sends them."""
         self._is_closed = False
+        # Each try to write markers may fail for hours, and each transaction of a broken client may be refused.
+        self._failure_lines = LogLimit(runtime.clock.monotonic)
+        self._error_lines = LogLimit(runtime.clock.monotonic)
+        self._refusal_lines = LogLimit(runtime.clock.monotonic)
 
     def begin(self, coordinator: "CoordinatorPartition[Any]", markers: MarkersToWrite) -> None:
         """Begin to write the markers. The coordinator's core is informed of each written marker."""
@@ -144,10 +149,12 @@ class MarkerWriter:
                 try:
                     failed = await self._send(broker_id, batch)
                 except (BrokerUnreachable, BrokenProtocol, ApiNotSupported) as error:
-                    logger.info("markers not written, tried again broker=%d reason=%s", broker_id, error)
+                    if self._failure_lines.admits_line():
+                        logger.info("markers not written, tried again broker=%d reason=%s", broker_id, error)
                     failed = {work: list(partitions) for work, partitions in batch.items()}
                 except Exception:
-                    logger.exception("markers not written, tried again broker=%d", broker_id)
+                    if self._error_lines.admits_line():
+                        logger.exception("markers not written, tried again broker=%d", broker_id)
                     failed = {work: list(partitions) for work, partitions in batch.items()}
             if failed:
                 await self._tasks.sleep(RETRY_DELAY_S)
@@ -184,7 +191,7 @@ class MarkerWriter:
             if repeated:
                 failed[work] = repeated
             refused_count = sum(1 for partition in batch[work] if codes.get(partition) in SUPERSEDED)
-            if refused_count:
+            if refused_count and self._refusal_lines.admits_line():
                 logger.warning(
                     "markers refused, since a partition knows a higher epoch transactional_id=%s partitions=%d",
                     work.markers.transactional_id,
@@ -206,7 +213,7 @@ def _leader(image: "MetadataImage", partition: "Partition") -> int | None:
     """
     name, index = partition
     topic = image.topics.get(name)
-    if topic is None or index >= len(topic.partitions):
+    if topic is None or not 0 <= index < len(topic.partitions):
         return None
     leader = topic.partitions[index].leader
     broker = image.brokers.get(leader)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.decision import Decision, LoadOrder, Moment, Producer, Reply
 from tidelog.coordinator.loading import Loader
 from tidelog.log.errors import CorruptLog
 from tidelog.wire.errors import (
@@ -85,15 +85,19 @@ if TYPE_CHECKING:
     class Core(Protocol):
         """A pure coordinator. Only `replay` changes its durable state."""
 
+        @property
+        def load_order(self) -> LoadOrder: ...
         def decode(self, key: bytes, value: bytes | None) -> Any: ...
         def replay(self, record: Any, next_offset: int) -> None: ...
         def replay_pending(
-            self, record: Any, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+            self, record: Any, next_offset: int, producer: Producer, record_offset: int, *, is_superseded: bool
         ) -> None:
             """Replay a record of a transaction that is open."""
 
-        def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
-            """Replay the marker that ends a producer's transaction."""
+        def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
+            """Replay the marker that ends a producer's transaction. With transaction version 2, or if the producer was
+            fenced, the marker's epoch is higher than that of the records.
+            """
 
         def loaded(self, now: Moment) -> Decision: ...
         def next_deadline_ms(self) -> int | None: ...
@@ -147,6 +151,8 @@ class CoordinatorPartition(Generic[C]):
         """The error that requests get after a failed load; None if the last load did not fail."""
         self._reload_delay_s = RELOAD_DELAY_S
         self._reload_timer: TimerHandle | None = None
+        self._failed_appends = 0
+        """Number of appends that failed since the last one that did not."""
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
         self._is_expiring = False
@@ -255,6 +261,7 @@ class CoordinatorPartition(Generic[C]):
                 self._refuse([reply for reply, _ in decision.replies], error)
                 return
             except (ApiError, OSError) as error:
+                self._failed_appends += 1
                 if not self.partition.deleted and self._group_log.failed_appends.admits_line():
                     logger.error("append failed, loading again partition=%s error=%s", self.name, error)
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
@@ -264,6 +271,7 @@ class CoordinatorPartition(Generic[C]):
                 self._replace_failed_core(decision.replies, error)
                 return
             reply_offset = appended.next_offset
+            self._failed_appends = 0
             try:
                 self._replay(core, decision, appended)
             except Exception as error:
@@ -278,15 +286,15 @@ class CoordinatorPartition(Generic[C]):
             self._answer(decision.replies, reply_offset)
 
     def _replay(self, core: C, decision: Decision, appended: "Appended") -> None:
-        producer_id, next_offset = decision.producer_id, appended.next_offset
-        if producer_id is None:
+        producer, next_offset = decision.producer, appended.next_offset
+        if producer is None:
             for record in decision.records:
                 core.replay(record, next_offset)
             return
         for record_offset, record in enumerate(decision.records, appended.base_offset):
-            core.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=False)
+            core.replay_pending(record, next_offset, producer, record_offset, is_superseded=False)
 
-    def end_transaction(self, marker: bytearray, producer_id: int, reply: Reply, *, is_commit: bool) -> None:
+    def end_transaction(self, marker: bytearray, producer: Producer, reply: Reply, *, is_commit: bool) -> None:
         """Append the marker that ends a producer's transaction in this partition. The reply is None.
 
         Raises ApiError if nothing was appended.
@@ -294,7 +302,7 @@ class CoordinatorPartition(Generic[C]):
         core = self.core
         appended = self.partition.append_batch(marker, self.leader_epoch)
         try:
-            core.end_transaction(producer_id, appended.next_offset, is_commit=is_commit)
+            core.end_transaction(producer, appended.next_offset, is_commit=is_commit)
         except Exception as error:
             self._replace_failed_core([(reply, None)], error)
             return
@@ -484,7 +492,25 @@ class CoordinatorPartition(Generic[C]):
         seconds = self._clock.monotonic() - began
         level = logging.INFO if seconds > SLOW_LOAD_S else logging.DEBUG
         logger.log(level, "loaded partition=%s records=%d seconds=%.3f", self.name, loader.records, seconds)
-        self.apply(core.loaded(self.now()))
+        decision = core.loaded(self.now())
+        if self._failed_appends and decision.effects:
+            self._perform_later(core, decision.effects)
+            decision.effects = []
+        self.apply(decision)
+
+    def _perform_later(self, core: C, effects: list[Any]) -> None:
+        """Begin effects of a load that followed failed appends. With each failure, the pause becomes longer.
+
+        On a full disk, the record that an effect is complete cannot be appended, so the log is loaded again and again. If
+        each load began its effects at once, each transaction would get ten markers in a second.
+        """
+
+        def begin() -> None:
+            if self._core is core:
+                self._perform_when_committed(effects, 0)
+
+        delay_s = min(RELOAD_DELAY_S * 2 ** min(self._failed_appends, 10), RELOAD_DELAY_MAX_S)
+        self._tasks.call_later(delay_s, begin)
 
     def _schedule_load(self) -> None:
         """Schedule a new load, unless a load is scheduled already. One failed append may make several replies fail,

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.coordinator.host import CoordinatorHost
-from tidelog.coordinator.transaction.settings import TransactionSettings
+from tidelog.coordinator.transaction.settings import TransactionMemory, TransactionSettings
 from tidelog.metadata.image import TRANSACTION_FEATURE, TRANSACTION_STATE
 from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, ErrorCode, InvalidRequest
 
@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tidelog.config.broker_config import BrokerConfig
-    from tidelog.coordinator.decision import Reply
+    from tidelog.coordinator.decision import Producer, Reply
     from tidelog.coordinator.runtime import CoordinatorPartition, Perform
     from tidelog.coordinator.transaction.core import TransactionCore
     from tidelog.coordinator.transaction.records import Partition, Transaction
-    from tidelog.coordinator.transaction.transitions import Producer
     from tidelog.metadata.link import ControllerLink
     from tidelog.metadata.producer_ids import ProducerIds
     from tidelog.metadata.publisher import MetadataCache
@@ -58,6 +57,7 @@ class TransactionCoordinators:
         self._metadata = metadata
         self._producer_ids = producer_ids
         self._timeout_max_ms = config.get("transaction.max.timeout.ms")
+        self._memory = TransactionMemory()
         self._settings = TransactionSettings(id_expiration_ms=config.get("transactional.id.expiration.ms"))
         self.host: CoordinatorHost[TransactionCore] = CoordinatorHost(
             TRANSACTION_STATE,
@@ -205,7 +205,9 @@ class TransactionCoordinators:
     def _new_core(self) -> "TransactionCore":
         from tidelog.coordinator.transaction.core import TransactionCore
 
-        return TransactionCore(self._settings, lambda: self._metadata.image.feature_level(TRANSACTION_FEATURE))
+        return TransactionCore(
+            self._settings, lambda: self._metadata.image.feature_level(TRANSACTION_FEATURE), self._memory
+        )
 
 
 def _check_id(transactional_id: str) -> None:

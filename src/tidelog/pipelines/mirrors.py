@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, pipeline
-from tidelog.pipelines.topics import matcher
+from tidelog.pipelines.topics import matcher, task_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +84,7 @@ class Mirror:
         reader = context.spark.readStream if context.is_streaming else context.spark.read
         options = {
             "maxOffsetsPerTrigger": OFFSETS_PER_TRIGGER,
+            **task_limit(context.spark, self.read_options),
             **self.read_options,
             "kafka.bootstrap.servers": self.source,
             "kafka.isolation.level": "read_committed",

@@ -38,6 +38,8 @@ class _Waiting(NamedTuple):
     question: Hashable
     ask: Ask
     done: "Outcome"
+    must_begin_at_0: bool
+    """Whether the producer's first batch in the partition must have sequence 0. See `add`."""
 
 
 class UnverifiedBatches:
@@ -62,13 +64,25 @@ class UnverifiedBatches:
             self._partition, header.producer_id, header.producer_epoch
         )
 
-    def add(self, batch: memoryview, header: BatchHeader, question: Hashable, ask: Ask, done: "Outcome") -> None:
+    def add(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        question: Hashable,
+        ask: Ask,
+        done: "Outcome",
+        *,
+        must_begin_at_0: bool = False,
+    ) -> None:
         """Append the batch when the coordinator has confirmed the partition. `done` is called later with the result.
 
-        Batches with equal `question`s get the same answer. Raises RequestTimedOut if too many bytes wait already.
+        Batches with equal `question`s get the same answer. With `must_begin_at_0`, a batch with another sequence than
+        0 is refused if the log has no batch of its producer: an earlier batch is still on its way. With transaction
+        version 2 this is always so, because each transaction begins with sequence 0. Raises RequestTimedOut if too
+        many bytes wait already.
         """
         self._bytes.reserve(len(batch))
-        item = _Waiting(bytearray(batch), question, ask, done)
+        item = _Waiting(bytearray(batch), question, ask, done, must_begin_at_0)
         waiting = self._waiting.get(header.producer_id)
         if waiting is not None:
             waiting.append(item)
@@ -84,7 +98,7 @@ class UnverifiedBatches:
             while waiting:
                 item = waiting[0]
                 header = BatchHeader(item.batch)
-                error = None if self._continues_transaction(header) else await self._verify(header, item.ask)
+                error = None if self._continues_transaction(header) else await self._verify(header, item)
                 if error is None:
                     self._append(waiting, header)
                     continue
@@ -99,26 +113,34 @@ class UnverifiedBatches:
             while waiting:
                 self._remove_first(waiting)(NotLeaderOrFollower("the broker stops"))
 
-    async def _verify(self, header: BatchHeader, ask: Ask) -> ApiError | None:
+    async def _verify(self, header: BatchHeader, item: _Waiting) -> ApiError | None:
         """Return the error with which the batch must be refused, or None if it may be appended."""
         try:
             verification = Verification(self._partition, header.producer_id, header.producer_epoch)
         except ApiError as refusal:
             return refusal
         try:
-            await ask()
+            await item.ask()
             verification.check()
         except ApiError as refusal:
             return refusal
         finally:
             verification.end()
-        return self._check_sequence(header)
+        return self._check_sequence(header, must_begin_at_0=item.must_begin_at_0)
 
-    def _check_sequence(self, header: BatchHeader) -> ApiError | None:
-        """Return an error for a batch that overtakes an earlier batch, which was refused and will be sent again.
+    def _check_sequence(self, header: BatchHeader, *, must_begin_at_0: bool) -> ApiError | None:
+        """Return an error for a batch that overtakes an earlier batch, which was refused and will be sent again, or
+        which has not arrived yet.
 
         The log itself cannot notice this if it has no batch of the producer yet.
         """
+        if must_begin_at_0 and header.base_sequence > 0:
+            entry = self._partition.log.producers.entries.get(header.producer_id)
+            if entry is None or not entry.batches:
+                return OutOfOrderSequenceNumber(
+                    f"producer {header.producer_id} began its first transaction in the partition with sequence "
+                    f"{header.base_sequence}, it must begin with 0"
+                )
         refused = self._refused.get(header.producer_id)
         if refused is None:
             return None

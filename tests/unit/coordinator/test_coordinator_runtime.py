@@ -14,7 +14,7 @@ from group_harness.invariants import check_core
 from group_harness.memory import COMMIT_TIMEOUT_MS, LoopClock, MemoryPartition
 from tidelog.coordinator import group_log
 from tidelog.coordinator.deadlines import Deadline
-from tidelog.coordinator.decision import Decision, Moment
+from tidelog.coordinator.decision import Decision, Moment, Producer
 from tidelog.coordinator.group.classic import JoinCall
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.records import OffsetRecord
@@ -524,7 +524,7 @@ def test_offsets_of_an_open_transaction_wait_for_its_end() -> None:
     assert durable.by_id["g"].offsets == {}
     assert durable.pending.of_group("g") == [("g", "t", 0)]
     marker = marker_batch(5, 0, 0, is_commit=True, timestamp=2)
-    stage.led.end_transaction(marker, 5, stage.answers.append, is_commit=True)
+    stage.led.end_transaction(marker, Producer(5, 0), stage.answers.append, is_commit=True)
     assert stage.committed() == 9
     assert durable.pending.of_group("g") == []
 

@@ -11,8 +11,9 @@ from tidelog.coordinator.decision import Decision
 from tidelog.coordinator.transaction import core as core_module
 from tidelog.coordinator.transaction import transitions
 from tidelog.coordinator.transaction.records import EPOCH_MAX, Transaction, TransactionRecord
+from tidelog.metadata.producer_ids import ProducerIds
 from tidelog.replication.partition import Partition
-from tidelog.wire.errors import ErrorCode, NotLeaderOrFollower
+from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower
 from tidelog.wire.messages.delete_topics import DeleteTopicState
 from transaction_harness import END_V1, END_V2, Producer, Stage, run
 
@@ -104,6 +105,33 @@ def test_epochs_that_are_used_up(version: int) -> None:
         is_in_log = version == END_V2
         expected = ErrorCode.INVALID_PRODUCER_EPOCH if is_in_log else ErrorCode.INVALID_PRODUCER_ID_MAPPING
         assert await stage.produce(last, b"late", sequence=1) == expected
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT])
+def test_used_up_epochs_without_a_controller(code: ErrorCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer tries again, as with Kafka. Some producers would give up after these errors."""
+
+    async def scenario(stage: Stage) -> None:
+        first = await stage.producer()
+        store(stage, "tx", producer_epoch=EPOCH_MAX - 1)
+        last = first._replace(epoch=EPOCH_MAX - 1)
+        assert await stage.produce(last, b"v") == 0
+
+        async def refuse(_: object) -> int:
+            raise ApiError("", code)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ProducerIds, "next", refuse)
+            expected = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            assert (await stage.end(last, commit=True)).error_code == expected
+            fresh = await stage.call(
+                "InitProducerId", 4, transactional_id="fresh", transaction_timeout_ms=1000, producer_id=-1
+            )
+            assert fresh.error_code == expected
+        await stage.finish(last, commit=True)
+        assert await stage.values() == [b"v"]
 
     run(scenario)
 
@@ -288,8 +316,7 @@ def test_a_coordinator_with_a_higher_epoch_does_not_hold_the_transaction() -> No
     async def scenario(stage: Stage) -> None:
         producer = await stage.producer()
         assert await stage.produce(producer, b"v") == 0
-        assert await stage.mark(producer, 0, coordinator_epoch=77) == [0]
-        assert await stage.produce(producer, b"w", sequence=1) == 0
+        stage.partition().log.producers.entries[producer.producer_id].coordinator_epoch = 77
         await stage.finish(producer, commit=True)
 
     run(scenario)

@@ -45,7 +45,9 @@ class Bench:
         self.results: dict[bytes, int | ErrorCode] = {}
         """The offset or the error of each batch, by its value."""
 
-    async def send(self, value: bytes, sequence: int, *, epoch: int = 0, producer_id: int = 7) -> None:
+    async def send(
+        self, value: bytes, sequence: int, *, epoch: int = 0, producer_id: int = 7, begins_at_0: bool = False
+    ) -> None:
         batch = encode_batch(
             [Record(value=value)],
             producer_id=producer_id,
@@ -64,7 +66,8 @@ class Bench:
             self.results[value] = outcome.code if isinstance(outcome, ApiError) else outcome.base_offset
 
         if self.unverified.must_wait(header):
-            self.unverified.add(memoryview(batch), header, (producer_id, epoch), ask, done)
+            question = producer_id, epoch
+            self.unverified.add(memoryview(batch), header, question, ask, done, must_begin_at_0=begins_at_0)
         else:
             done(self.partition.append(memoryview(batch), header))
         await self.settle()
@@ -166,6 +169,36 @@ def test_a_batch_that_overtakes_a_refused_one_is_refused() -> None:
         await bench.answer()
         await bench.send(b"1", 1)
         assert bench.results == {b"0": 0, b"1": 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_overtakes_the_first_one_is_refused_with_version_2() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"1", 1, begins_at_0=True)
+        await bench.answer()
+        await bench.send(b"0", 0, begins_at_0=True)
+        await bench.answer()
+        await bench.send(b"1 again", 1, begins_at_0=True)
+        assert bench.results == {b"1": ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, b"0": 0, b"1 again": 1}
+        bench.mark(epoch=1)
+        await bench.send(b"next", 1, epoch=1, begins_at_0=True)
+        await bench.answer()
+        assert bench.results[b"next"] == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    asyncio.run(scenario())
+
+
+def test_the_sequences_go_on_when_a_producer_of_version_1_changes_to_version_2() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"0", 4)
+        await bench.answer()
+        bench.mark()
+        await bench.send(b"1", 5, begins_at_0=True)
+        await bench.answer()
+        assert bench.results == {b"0": 0, b"1": 2}
 
     asyncio.run(scenario())
 

@@ -143,7 +143,8 @@ class ConsumerGroups:
         """Raise ApiError unless the sender may commit these offsets now.
 
         If a member already had a partition in an older epoch, it may still commit the partition's offset with that
-        epoch (KIP-1251).
+        epoch (KIP-1251). A producer that commits in a transaction gets ILLEGAL_GENERATION for another epoch: no
+        version of TxnOffsetCommit has STALE_MEMBER_EPOCH, and clients would treat it as fatal.
         """
         if commit.generation < 0 and not group.members:
             return  # an administrator, or a consumer that assigns its partitions itself
@@ -154,12 +155,13 @@ class ConsumerGroups:
             raise UnsupportedVersion
         if commit.generation == member.epoch:
             return
+        stale = IllegalGeneration() if commit.is_transactional else _stale_epoch_error(member)
         if commit.generation > member.epoch:
-            raise _stale_epoch_error(member)
+            raise stale
         for offset in commit.offsets:
             epoch = member.assignment_epoch(offset.topic_id, offset.partition)
             if epoch is None or commit.generation < epoch:
-                raise _stale_epoch_error(member)
+                raise stale
 
     def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
         """Raise ApiError unless the sender may fetch offsets. A client that is not a member sends neither a member id

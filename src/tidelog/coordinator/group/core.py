@@ -11,7 +11,7 @@ from tidelog.coordinator.consumer.heartbeats import HeartbeatCall
 from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroupState
 from tidelog.coordinator.consumer.topics import changed_names
 from tidelog.coordinator.deadlines import Deadlines
-from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.decision import Decision, LoadOrder, Moment, Producer, Reply
 from tidelog.coordinator.group.classic import ClassicGroup, JoinCall
 from tidelog.coordinator.group.deletion import check_deletable, check_offsets_deletable, is_empty, is_subscribed
 from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
@@ -63,6 +63,8 @@ class GroupListing(NamedTuple):
 class GroupCore:
     """The durable state of all groups, and the soft state of groups that have or recently had members."""
 
+    load_order = LoadOrder.LAST_OF_EACH_KEY
+
     def __init__(self, settings: GroupSettings, image_now: Callable[[], MetadataImage] = MetadataImage) -> None:
         self.settings = settings
         self.durable = DurableGroups()
@@ -81,13 +83,13 @@ class GroupCore:
         self.durable.replay(record, next_offset)
 
     def replay_pending(
-        self, record: AnyRecord, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+        self, record: AnyRecord, next_offset: int, producer: Producer, record_offset: int, *, is_superseded: bool
     ) -> None:
         if isinstance(record, OffsetRecord):  # a transaction has no other records
-            self.durable.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=is_superseded)
+            self.durable.replay_pending(record, next_offset, producer, record_offset, is_superseded=is_superseded)
 
-    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
-        self.durable.end_transaction(producer_id, next_offset, is_commit=is_commit)
+    def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
+        self.durable.end_transaction(producer, next_offset, is_commit=is_commit)
 
     def loaded(self, now: Moment) -> Decision:
         """Restore the soft state after all records have been replayed: start new sessions, and rebalance groups that
@@ -198,7 +200,7 @@ class GroupCore:
         out = Decision()
         out.records, out.batch = list(prepared.records), prepared.batch
         if commit.is_transactional:
-            out.producer_id = commit.producer_id
+            out.producer = Producer(commit.producer_id, commit.producer_epoch)
         out.reply(reply, prepared.codes)
         return out
 

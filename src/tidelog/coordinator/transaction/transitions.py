@@ -17,9 +17,8 @@ repeated request follows from the state alone.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from tidelog.coordinator.decision import Moment
+from tidelog.coordinator.decision import Moment, Producer
 from tidelog.coordinator.transaction.records import (
     EPOCH_MAX,
     NO_EPOCH,
@@ -33,14 +32,6 @@ from tidelog.coordinator.transaction.records import (
 )
 from tidelog.coordinator.transaction.settings import PARTITIONS_MAX
 from tidelog.wire.errors import ApiError, ErrorCode
-
-
-class Producer(NamedTuple):
-    """A producer id and an epoch, as a request states them or an answer returns them."""
-
-    producer_id: int
-    epoch: int
-
 
 NO_PRODUCER = Producer(NO_PRODUCER_ID, NO_EPOCH)
 
