@@ -199,15 +199,15 @@ class ProducerState:
         """Raise INVALID_REQUEST if a marker states a coordinator epoch that no coordinator has had.
 
         `epoch_max` is the highest epoch of a coordinator that this broker knows; an earlier marker of the producer may
-        state a higher one. If an invented epoch was accepted, the partition would refuse the markers of the real
-        coordinator for ever, and the producer's transactions would stay open in it. A coordinator whose epoch this broker
-        does not know yet tries again.
+        state a higher one. If an invented epoch was accepted, the partition would always refuse the markers of the real
+        coordinator, and the producer's transactions would stay open in this partition. If this broker does not know
+        the epoch of a real coordinator yet, the coordinator sends its marker again later.
         """
         entry = self.entries.get(producer_id)
         if coordinator_epoch > max(epoch_max, -1 if entry is None else entry.coordinator_epoch):
             raise ApiError(
-                f"a marker for producer {producer_id} has coordinator epoch {coordinator_epoch}, but no coordinator has "
-                f"a higher epoch than {epoch_max}",
+                f"a marker for producer {producer_id} has coordinator epoch {coordinator_epoch}, but no coordinator "
+                f"has a higher epoch than {epoch_max}",
                 ErrorCode.INVALID_REQUEST,
             )
 
@@ -303,9 +303,10 @@ class ProducerState:
         """Forget producers without an open transaction that were silent for `expiration_ms`. Returns their number.
 
         `end_offset` is the end of the log. A producer is silent if its last timestamp is old, and if it has appended
-        nothing since an earlier call. That call was `expiration_ms` ago; if this state is younger, it was the first
-        call. The timestamp alone does not show that a producer is silent: an active producer that copies old records
-        has old timestamps, too. If it was forgotten, a batch that it repeats would be appended twice.
+        nothing since an earlier call: the last call that was at least `expiration_ms` ago, or the first call if none
+        was so long ago. The timestamp alone does not show that a producer is silent: an active producer that copies
+        old records has old timestamps, too. If such a producer was forgotten, a batch that it sends again would be
+        appended twice.
         """
         ends = self._past_ends
         if ends and (not self.entries or now_ms < ends[-1][0]):  # the clock was set back
