@@ -5,7 +5,7 @@ contains the producer id and the epoch with which the client continues.
 from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
-from tidelog.api.transactions import code_for_producer, code_for_version
+from tidelog.api.transactions import code_for_version
 from tidelog.coordinator.decision import Producer
 from tidelog.coordinator.transaction.records import V2
 from tidelog.wire.errors import ApiError
@@ -25,7 +25,7 @@ async def handle(
 
     def build(answer: Producer | ApiError) -> EndTxnResponse:
         if isinstance(answer, ApiError):
-            return EndTxnResponse(error_code=code_for_version(code_for_producer(answer.code), version, FENCED_SINCE))
+            return EndTxnResponse(error_code=code_for_version(answer.code, version, FENCED_SINCE))
         if version < V2_SINCE:
             return EndTxnResponse()
         return EndTxnResponse(producer_id=answer.producer_id, producer_epoch=answer.epoch)

@@ -8,7 +8,7 @@ that belongs to its transactional id, with the next epoch.
 from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
-from tidelog.api.transactions import code_for_producer, code_for_version
+from tidelog.api.transactions import code_for_version
 from tidelog.wire.errors import ApiError, InvalidRequest
 from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
@@ -51,5 +51,5 @@ async def _initialize(
 
 
 def _failure(version: int, error: ApiError) -> InitProducerIdResponse:
-    code = code_for_version(code_for_producer(error.code), version, FENCED_SINCE)
+    code = code_for_version(error.code, version, FENCED_SINCE)
     return InitProducerIdResponse(error_code=code, producer_id=NONE, producer_epoch=NONE)

@@ -6,10 +6,11 @@ must follow the last batch. A new epoch begins at sequence 0. An unknown or forg
 sequence. Sequences wrap from 2^31-1 to 0.
 """
 
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.transaction_index import AbortedTransaction
-from tidelog.wire.batches import CONTROL_BIT, TRANSACTIONAL_BIT
+from tidelog.wire.batches import ABORT, CONTROL_BIT, TRANSACTIONAL_BIT
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidProducerEpoch, OutOfOrderSequenceNumber
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ FORGOTTEN_DIVISOR = 10
 the producers that were silent for the longest time is rare."""
 EXPIRY_SAMPLES = 8
 """Number of log ends that `expire` remembers for one expiration time."""
-
-ABORT = 0
-COMMIT = 1
 
 
 class ProducedBatch(NamedTuple):
@@ -106,8 +104,9 @@ class ProducerState:
         self.entries: dict[int, ProducerEntry] = {}
         self.open_transactions: dict[int, int] = {}
         """Producer ids of open transactions by first offset, ascending."""
-        self._replicating: list[CompletedTransaction] = []
-        """Completed transactions whose marker is possibly not below the high watermark yet."""
+        self._replicating: deque[CompletedTransaction] = deque()
+        """Completed transactions whose marker is possibly not below the high watermark yet, in the order of their
+        markers. See `forget_replicated`."""
         self.producers_max = producers_max
         self._past_ends: list[tuple[int, int]] = []
         """Times and ends of the log at earlier calls of `expire`, ascending."""
@@ -238,7 +237,7 @@ class ProducerState:
         """Update the state for an appended batch of records. Live appends and recovery both call this method."""
         entry = self.entries.get(producer_id)
         if entry is None:
-            entry = self._add(producer_id, epoch, timestamp)
+            entry = self._add_entry(producer_id, epoch, timestamp)
         elif entry.epoch != epoch:
             entry.begin_epoch(epoch)
         last_sequence = base_sequence + last_offset_delta
@@ -260,7 +259,7 @@ class ProducerState:
         self.invalidate_verifications(producer_id, epoch)
         entry = self.entries.get(producer_id)
         if entry is None:
-            entry = self._add(producer_id, epoch, timestamp)
+            entry = self._add_entry(producer_id, epoch, timestamp)
         elif entry.epoch != epoch:
             entry.begin_epoch(epoch)
         entry.coordinator_epoch = coordinator_epoch
@@ -288,16 +287,22 @@ class ProducerState:
         """Return the first offset of the oldest transaction that is open, or whose marker is not below the high
         watermark yet; None if there is no such transaction.
         """
-        waiting = self._replicating
-        if waiting and waiting[0].last_offset < high_watermark:
-            waiting = self._replicating = [
-                completed for completed in waiting if completed.last_offset >= high_watermark
-            ]
+        self.forget_replicated(high_watermark)
         first_open = next(iter(self.open_transactions), None)
-        if not waiting:
+        if not self._replicating:
             return first_open
-        first = min(completed.first_offset for completed in waiting)
+        first = min(completed.first_offset for completed in self._replicating)
         return first if first_open is None else min(first, first_open)
+
+    def forget_replicated(self, high_watermark: int) -> None:
+        """Forget the completed transactions whose marker is below the high watermark.
+
+        Code that appends markers calls this method, because many partitions are never read by consumers, for example
+        those of `__consumer_offsets`.
+        """
+        replicating = self._replicating
+        while replicating and replicating[0].last_offset < high_watermark:
+            replicating.popleft()
 
     def expire(self, now_ms: int, expiration_ms: int, end_offset: int) -> int:
         """Forget producers without an open transaction that were silent for `expiration_ms`. Returns their number.
@@ -331,11 +336,11 @@ class ProducerState:
         """Replace the state by the state of a snapshot."""
         self.entries = entries
         self._past_ends = []
-        self._replicating = []
+        self._replicating.clear()
         starts = sorted((e.transaction_start, i) for i, e in entries.items() if e.transaction_start >= 0)
         self.open_transactions = dict(starts)
 
-    def _add(self, producer_id: int, epoch: int, timestamp: int) -> ProducerEntry:
+    def _add_entry(self, producer_id: int, epoch: int, timestamp: int) -> ProducerEntry:
         if len(self.entries) >= self.producers_max:
             self._forget_silent()
         entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)

@@ -17,8 +17,7 @@ from tidelog.log.batch_scan import (
     Fields,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.log.producer_state import ABORT, COMMIT
-from tidelog.wire.batches import CONTROL_BIT
+from tidelog.wire.batches import ABORT, COMMIT, CONTROL_BIT
 from tidelog.wire.errors import InvalidRecord
 from tidelog.wire.records import decode_records
 

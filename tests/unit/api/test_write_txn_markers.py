@@ -4,8 +4,15 @@ exception.
 
 import pytest
 
+from tidelog.replication.verification import Verification
 from tidelog.wire.control_batches import marker_batch
-from tidelog.wire.errors import ErrorCode
+from tidelog.wire.errors import (
+    ApiError,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    ErrorCode,
+    NotCoordinator,
+)
 from tidelog.wire.messages.describe_producers import TopicRequest
 from tidelog.wire.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic
 from transaction_harness import PRODUCE_V1, Producer, Stage, run
@@ -41,6 +48,7 @@ def test_markers_that_are_refused(version: int) -> None:
         for asked, codes in (
             (stage.mark(producer, 0, version=version), [ErrorCode.INVALID_PRODUCER_EPOCH]),
             (stage.mark(producer._replace(epoch=-1), 0, version=version), [ErrorCode.UNKNOWN_SERVER_ERROR]),
+            (stage.mark(Producer(-1, 0), 0, version=version), [ErrorCode.UNKNOWN_SERVER_ERROR]),
             (
                 stage.mark(producer._replace(epoch=6), 0, coordinator_epoch=2, version=version),
                 [ErrorCode.TRANSACTION_COORDINATOR_FENCED],
@@ -121,6 +129,46 @@ def test_a_marker_in_a_partition_of_groups_ends_the_pending_offsets(*, commit: b
         await stage.kill()
         assert await stage.offset() == (5 if commit else -1)
         assert await stage.mark(producer, 9, topic="__consumer_offsets") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress])
+def test_a_marker_for_groups_that_are_not_loaded_can_be_sent_again(error: type[ApiError]) -> None:
+    """Kafka's tools repeat it after NOT_LEADER_OR_FOLLOWER, and give up after an error of coordinators."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        await stage.commit_offset(producer, 5)
+        (index,) = (await stage.describe()).topics[0].partitions
+        services = stage.broker.services
+
+        def refuse(*args: object, **options: object) -> None:
+            raise error
+
+        services.groups.end_transaction, end = refuse, services.groups.end_transaction  # type: ignore[method-assign]
+        assert await stage.mark(producer, index, topic="__consumer_offsets") == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+        services.groups.end_transaction = end  # type: ignore[method-assign]
+        assert await stage.mark(producer, index, topic="__consumer_offsets") == [0]
+
+    run(scenario)
+
+
+def test_only_a_marker_that_is_written_ends_the_verifications_of_version_1() -> None:
+    """A late marker of the coordinator before must not disturb the producer's next transaction."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"v") == 0
+        write_as_coordinator(stage, producer, coordinator_epoch=3)
+        verification = Verification(stage.partition(), producer.producer_id, producer.epoch)
+        fenced = await stage.mark(producer, 0, commit=True, coordinator_epoch=2)
+        assert fenced == [ErrorCode.TRANSACTION_COORDINATOR_FENCED]
+        verification.check()
+        assert await stage.mark(producer, 0, commit=True, coordinator_epoch=3) == [0]
+        with pytest.raises(ApiError, match="ended"):
+            verification.check()
+        verification.end()
 
     run(scenario)
 

@@ -3,9 +3,9 @@
 import pytest
 
 from log_harness import NOW_MS, make_batch
-from tidelog.log.producer_state import ABORT, COMMIT, SEQUENCE_MAX, ProducedBatch, ProducerState, advance_sequence
+from tidelog.log.producer_state import SEQUENCE_MAX, ProducedBatch, ProducerState, advance_sequence
 from tidelog.log.transaction_index import AbortedTransaction
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import ABORT, COMMIT, BatchHeader
 from tidelog.wire.errors import ApiError, ErrorCode
 
 

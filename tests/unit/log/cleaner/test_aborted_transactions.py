@@ -4,7 +4,6 @@ import pytest
 
 from log_harness import LogOnDisk
 from log_harness.compaction import compact, stored
-from tidelog.wire.batches import BatchHeader
 from tidelog.wire.control_batches import marker_batch
 from tidelog.wire.records import Record, encode_batch
 
