@@ -38,7 +38,7 @@ TIMEOUT_MS = 10_000
 def handle(
     services: Services, context: RequestContext, request: DescribeQuorumRequest
 ) -> "Steps[Outcome[DescribeQuorumResponse]]":
-    # Two topics are enough to see whether the request names only the metadata partition. It may name millions of them.
+    # Two topics are enough to see whether the request names only the metadata partition. A request may name millions.
     names = [(topic.topic_name, [part.partition_index for part in topic.partitions]) for topic in request.topics[:2]]
     if names == [(CLUSTER_METADATA, [0])]:
         return _describe(services, context.api_version)

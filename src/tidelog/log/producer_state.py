@@ -164,13 +164,14 @@ class ProducerState:
                 if repeated is not None:
                     return repeated
                 raise OutOfOrderSequenceNumber(
-                    f"producer {header.producer_id} epoch {epoch} sent sequence {first}, expected {entry.next_sequence}"
+                    f"producer {header.producer_id} with epoch {epoch} sent sequence {first}, but sequence "
+                    f"{entry.next_sequence} was expected"
                 )
         elif epoch < entry.epoch:
             raise _old_epoch(header.producer_id, epoch, entry.epoch)
         elif first > 0:
             raise OutOfOrderSequenceNumber(
-                f"producer {header.producer_id} began epoch {epoch} with sequence {first}, it must begin with 0"
+                f"producer {header.producer_id} began epoch {epoch} with sequence {first}, but each epoch begins with 0"
             )
         if entry.transaction_start >= 0 and not header.attributes & TRANSACTIONAL_BIT:
             raise ApiError(
@@ -185,7 +186,8 @@ class ProducerState:
             return
         if producer_epoch < entry.epoch:
             raise InvalidProducerEpoch(
-                f"a marker for producer {producer_id} has epoch {producer_epoch} < {entry.epoch}"
+                f"a marker for producer {producer_id} has epoch {producer_epoch}, but the partition has seen epoch "
+                f"{entry.epoch}"
             )
         if coordinator_epoch < entry.coordinator_epoch:
             raise ApiError(
@@ -359,7 +361,7 @@ class ProducerState:
 
 def _old_epoch(producer_id: int, epoch: int, newest_epoch: int) -> InvalidProducerEpoch:
     return InvalidProducerEpoch(
-        f"producer {producer_id} sent epoch {epoch}, the partition has seen epoch {newest_epoch}"
+        f"producer {producer_id} sent epoch {epoch}, but the partition has seen epoch {newest_epoch}"
     )
 
 

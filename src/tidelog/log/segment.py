@@ -423,8 +423,8 @@ class Segment:
             if last_offset >= offset:
                 if position == start and start and last_offset > offset:
                     raise CorruptIndex(
-                        f"{self.index.path}: the batch at {start} ends with offset {last_offset}, its entry states an "
-                        f"offset of at most {offset}"
+                        f"{self.index.path}: the batch at {start} ends with offset {last_offset}, but its entry states "
+                        f"an offset of at most {offset}"
                     )
                 return header_at
         return None
