@@ -6,7 +6,7 @@ inspect the data directories (lock, identity, journal, Kafka's partitions) -> bi
       -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
         -> listen
 
-A broker of a cluster acquires its lease before it replays the journal. If the metadata has fencing (`has_fencing`), the
+A broker of a cluster acquires its lease before it replays the journal. If the metadata fences new brokers, the
 broker is registered before it opens partitions, but remains fenced. When it listens, it sends heartbeats, and may lead
 partitions after the controller has unfenced it.
 """
@@ -199,7 +199,7 @@ class BrokerServer:
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
-        is_fenced_at_first = metadata.has_fencing
+        is_fenced_at_first = metadata.fences_new_brokers
         if is_fenced_at_first:
             await self._register()
         reconciler = services.partitions.reconciler

@@ -36,7 +36,7 @@ QUESTIONS_PER_REQUEST_MAX = 1_000
 
 class Question(NamedTuple):
     """Asks whether the partition belongs to the producer's transaction. With `adds`, asks the coordinator to add the
-    partition to it.
+    partition to the transaction.
     """
 
     transactional_id: str
@@ -150,6 +150,7 @@ class TransactionGuard:
             reply(error)
 
     async def _send_all(self, broker_id: int) -> None:
+        """Send the questions that wait for this broker, until there are none."""
         waiting = self._waiting[broker_id]
         batch: _Questions = []
         try:

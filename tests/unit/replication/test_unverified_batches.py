@@ -266,7 +266,7 @@ def test_a_batch_that_cannot_be_appended_is_answered(failure: Exception, monkeyp
             raise failure
 
         monkeypatch.setattr(Partition, "append", fail)
-        queued = bench.partition.queue._bytes
+        queued = bench.partition.queue._queued_bytes
         queued.total = queued.limit
         await bench.send(b"0", 0)
         await bench.send(b"1", 1)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.leave_group import LeaveGroupRequest
     from tidelog.wire.messages.sync_group import SyncGroupRequest
 
-MEMBER_EPOCH_VERSION = 9
-"""From this version of OffsetCommit on, members of the consumer protocol may commit."""
+MEMBER_EPOCH_SINCE = 9
+"""The first version of OffsetCommit with which members of the consumer protocol may commit."""
 
 
 class ConsumerGroups:
@@ -151,7 +151,7 @@ class ConsumerGroups:
         member = group.members.get(commit.member_id)
         if member is None:
             raise UnknownMemberId
-        if member.classic is None and commit.version < MEMBER_EPOCH_VERSION:
+        if member.classic is None and commit.version < MEMBER_EPOCH_SINCE:
             raise UnsupportedVersion
         if commit.generation == member.epoch:
             return

@@ -153,14 +153,16 @@ class TransactionCore:
         return is_rotation_due(self._state(transactional_id), expected)
 
     def initialize(self, call: InitCall, reply: Reply, now: Moment) -> Decision:
-        """Handle InitProducerId. The reply is a Producer.
+        """Handle InitProducerId. On success, `reply` is called with a Producer.
 
         Raises CoordinatorNotAvailable if there are too many ids, or if all transactions together use too much memory.
         """
         state = self._state(call.transactional_id)
         if state is None:
             if len(self._entries) >= TRANSACTIONAL_IDS_MAX:
-                raise CoordinatorNotAvailable(f"this coordinator has {TRANSACTIONAL_IDS_MAX} transactional ids already")
+                raise CoordinatorNotAvailable(
+                    f"this coordinator has {TRANSACTIONAL_IDS_MAX} transactional ids, which is the limit"
+                )
             self._check_memory()
         out = self._decision(call.transactional_id)
         try:
@@ -185,7 +187,8 @@ class TransactionCore:
         reply: Reply,
         now: Moment,
     ) -> Decision:
-        """Add partitions to the producer's transaction, and begin one if it has none. The reply is None.
+        """Add partitions to the producer's transaction, and begin one if it has none. On success, `reply` is called
+        with None.
 
         Raises CoordinatorNotAvailable if all transactions together use too much memory.
         """
@@ -204,7 +207,8 @@ class TransactionCore:
     def verify_partitions(
         self, transactional_id: str, producer: Producer, partitions: Iterable[Partition], reply: Reply
     ) -> Decision:
-        """Say which partitions belong to the producer's transaction. The reply is one error code for each partition.
+        """Find out which partitions belong to the producer's transaction. On success, `reply` is called with one error
+        code for each partition.
 
         The question comes from the leader of a partition that has received records or offsets for the transaction
         (KIP-890).
@@ -237,8 +241,8 @@ class TransactionCore:
         reply: Reply,
         now: Moment,
     ) -> Decision:
-        """Handle EndTxn. The reply is the Producer with which the client continues: with version 2, it has the next
-        epoch, and perhaps the producer id `next_id`.
+        """Handle EndTxn. On success, `reply` is called with the Producer with which the client continues. With version
+        2, this Producer has the next epoch, and perhaps the producer id `next_id`.
         """
         out = self._decision(transactional_id)
         state = self._state(transactional_id)
@@ -352,14 +356,18 @@ class TransactionCore:
         """Return an empty decision whose replies wait until the present state of the transactional id is committed."""
         out = Decision()
         entry = self._entries.get(transactional_id)
-        out.reply_offset = self._last_removal_offset if entry is None else entry.next_offset
+        out.awaited_offset = self._last_removal_offset if entry is None else entry.next_offset
         return out
 
     def _check_memory(self) -> None:
         if self._bytes >= BYTES_MAX:
-            raise CoordinatorNotAvailable(f"the transactions of this coordinator have {BYTES_MAX} bytes already")
+            raise CoordinatorNotAvailable(
+                f"the transactions of this coordinator use {BYTES_MAX} bytes, which is the limit"
+            )
         if self._memory.size_bytes >= BROKER_BYTES_MAX:
-            raise CoordinatorNotAvailable(f"the transactions of this broker have {BROKER_BYTES_MAX} bytes already")
+            raise CoordinatorNotAvailable(
+                f"the transactions of this broker use {BROKER_BYTES_MAX} bytes, which is the limit"
+            )
 
     def _grow(self, size_bytes: int) -> None:
         self._bytes += size_bytes

@@ -49,7 +49,7 @@ class Coordinator:
             self.core.replay(record, len(self.log))
         self.effects += decision.effects
         for reply, answer in decision.replies:
-            assert decision.reply_offset <= len(self.log)
+            assert decision.awaited_offset <= len(self.log)
             reply(answer)
 
     def apply_record(self, record: TransactionRecord) -> None:
