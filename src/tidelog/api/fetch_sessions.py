@@ -199,7 +199,9 @@ class FetchSessions:
         if session is None:
             raise FetchSessionIdNotFound(f"fetch session {request.session_id} is not known")
         if session.epoch != request.session_epoch:
-            raise InvalidFetchSessionEpoch(f"fetch session epoch {request.session_epoch} is not {session.epoch}")
+            raise InvalidFetchSessionEpoch(
+                f"the request has fetch session epoch {request.session_epoch}, but epoch {session.epoch} was expected"
+            )
         if session.uses_topic_ids != uses_topic_ids:
             raise FetchSessionTopicIdError("a fetch session must use either topic names or topic ids in all requests")
         if requested_items is not None and _exceeds_changes_max(requested_items, request):

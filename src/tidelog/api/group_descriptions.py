@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 DescribeGroup = Callable[[str, Callable[[Any], None]], None]
-"""A function that asks a group's coordinator to describe the group. It calls its second argument with the
+"""A function that asks a group's coordinator to describe the group. The function calls its second argument with the
 description or an ApiError, immediately or later. Raises ApiError."""
 
 

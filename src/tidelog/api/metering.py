@@ -54,8 +54,11 @@ class Meter:
         self.throttle_ms = 0
         """Time for which the connection is not read after the response."""
         self._strict = api_version >= MUTATIONS_REFUSED_SINCE.get(api_key, 0)
+        """Whether the controller refuses to create or delete partitions beyond the quota (see `MutationQuota.take`)."""
         self._seconds = 0.0
+        """Counted time on the event loop."""
         self._recorded_s = 0.0
+        """The part of `_seconds` that `_percent` has returned already."""
         self._began_s: float | None = None
         self._is_recorded = False
 

@@ -24,7 +24,7 @@ OFFSETS_PER_STEP = 200
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
 ) -> "Steps[Outcome[OffsetDeleteResponse]]":
-    """Ask the coordinator to delete the offsets of the partitions that exist. It may refuse some of these
+    """Ask the coordinator to delete the offsets of the partitions that exist. The coordinator may refuse some of these
     partitions.
 
     In the response, topics with partitions that do not exist come first. Within each topic, these partitions come

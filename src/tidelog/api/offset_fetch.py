@@ -134,7 +134,7 @@ class _Fetch:
         return self._pending
 
     def query_group(self, services: Services, query: GroupQuery) -> None:
-        """Ask the coordinator of one group for the offsets. It may answer later."""
+        """Ask the coordinator of one group for the offsets. The coordinator may answer later."""
         number = len(self._queries)
         self._queries.append((query.group_id, query.topics))
         self._results.append({})

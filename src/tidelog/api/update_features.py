@@ -87,8 +87,8 @@ def _check(feature: Feature | None, update: FeatureUpdateKey, *, is_finalized: b
         raise _error(f"{name} has level {feature.level}, and a downgrade to level {level} would be an upgrade")
     if level != feature.level and not is_finalized:
         raise _error(
-            f"{name} remains at level {feature.level}: group.coordinator.rebalance.protocols determines it when the "
-            "broker starts"
+            f"{name} remains at level {feature.level}: the setting group.coordinator.rebalance.protocols determines "
+            "this level when the broker starts"
         )
 
 

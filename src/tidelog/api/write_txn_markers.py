@@ -141,9 +141,10 @@ def _write(
             appended = partition.append_batch(batch)
             partition.when_committed(appended.next_offset, settle)
         if marker.transaction_version < V2:
-            # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. Those with a
-            # lower one were invalidated by the append. With version 2, these are all: the marker's epoch is the epoch
-            # of the next transaction, whose first batches may wait for verification now.
+            # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. The append
+            # has made the verifications of lower epochs invalid. Those of the marker's epoch become invalid here. With
+            # version 2 they remain valid: the marker's epoch is the epoch of the next transaction, whose first batches
+            # may wait for verification now.
             producers.invalidate_verifications(marker.producer_id, marker.producer_epoch + 1)
     except ApiError as error:
         settle(error)

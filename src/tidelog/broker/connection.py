@@ -529,8 +529,7 @@ class ServerConnection:
     def _begin_wide(self, route: Route, context: RequestContext, frame: memoryview, position: int) -> None:
         """Decode, handle and encode a request in steps. Most requests end within the first turn, inside this call."""
         if len(frame) > OTHER_REQUEST_BYTES_MAX and route.api_key != PRODUCE_KEY:
-            limit = f"only a produce request may have more than {OTHER_REQUEST_BYTES_MAX} bytes"
-            self.close(f"{route.name} request of {len(frame)} bytes: {limit}")
+            self.close(f"{route.name} request of {len(frame)} bytes: only produce may exceed {OTHER_REQUEST_BYTES_MAX}")
             return
         slot = Slot(self, route, context)
         slot.pipelined = False  # the next request waits until this request is answered

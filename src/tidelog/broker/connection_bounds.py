@@ -30,7 +30,8 @@ class ConnectionBounds:
         self._frame_bytes_max = budget if budget > 0 else 4 * config.socket_request_max_bytes
 
     def opened(self, connection: "ServerConnection", *, is_protected: bool = False) -> str:
-        """Count a new connection. Returns "", or the reason to close the connection immediately.
+        """Count a new connection. Returns "", or the reason to close the connection immediately. A connection that must
+        be closed is also counted, until `client_disconnected` is called.
 
         If `is_protected`, `max.connections` does not apply to the connection.
         """

@@ -33,8 +33,8 @@ class BrokerLeases:
         self._runtime = runtime
 
     async def prepare(self) -> None:
-        """Load the modules that `end` needs, by a first use of the store. This takes longer than `end` itself. If
-        `end` had to load them, no partition of a dead broker would have a leader in this time.
+        """Load the modules that `end` needs, by a first use of the store. To load them takes longer than `end` itself.
+        If `end` had to load them, no partition of a dead broker would have a leader in this time.
         """
         await self.controller()
 

@@ -16,9 +16,9 @@ REQUESTS_PER_TURN = 64
 """Upper bound on the requests of one connection that are handled in one turn. All connections together have about the
 same bound on the waiting requests that are handled in one turn."""
 DIRECT_PER_TURN = 256
-"""Number of requests of all connections together that are handled directly when they arrive, in one turn. After this,
-each connection may still handle SHARE_MIN requests. With this value, 50 producers with five outstanding requests each
-need only one turn."""
+"""Number of requests of all connections together that are handled directly when they arrive, in one turn. When this
+number is used up, each connection may still handle SHARE_MIN requests. With this value, 50 producers with five
+outstanding requests each need only one turn."""
 COMBINE_REQUESTS = 16
 """If the bytes that a connection has received are enough for this many frames of the first frame's size, the responses
 are sent in one call."""

@@ -20,17 +20,15 @@ def directory_state(directories: "DataDirectories", *, is_new: bool) -> str:
     return "clean" if directories.clean else "unclean"
 
 
-def log_start(
-    config: "BrokerConfig", cluster_id: str, directory_state: str, partitions: "Partitions", seconds: float
-) -> None:
-    """Log the results of the start in one line."""
+def log_start(config: "BrokerConfig", cluster_id: str, state: str, partitions: "Partitions", seconds: float) -> None:
+    """Log the results of the start in one line. `state` is the result of `directory_state`."""
     reports = [partition.log.recovery for partition in partitions]
     logger.info(
         "started cluster=%s node=%d directory=%s partitions=%d offline=%d scanned_bytes=%d truncated_bytes=%d "
         "seconds=%.3f",
         cluster_id,
         config.node_id,
-        directory_state,
+        state,
         partitions.count,
         partitions.offline_count,
         sum(report.scanned_bytes for report in reports),

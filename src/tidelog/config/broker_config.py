@@ -337,7 +337,9 @@ class BrokerConfig:
         unknown = [entry for entry in entries if entry not in self.data_directories]
         if unknown and entries != ["*"]:
             raise InvalidValue(
-                "cordoned.log.dirs", ",".join(unknown), f"the data directories are {', '.join(self.data_directories)}"
+                "cordoned.log.dirs",
+                ",".join(unknown),
+                f"not a data directory; the data directories are {', '.join(self.data_directories)}",
             )
 
     def _check(self) -> None:
@@ -454,7 +456,10 @@ def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
     if broker is not None and _integer_value(broker) == -1:
         broker = None
     if node is not None and broker is not None and _integer_value(node) != _integer_value(broker):
-        raise ConfigError(f"node.id is {node.text} ({node.origin}) and broker.id is {broker.text} ({broker.origin})")
+        raise ConfigError(
+            f"node.id is {node.text} ({node.origin}) and broker.id is {broker.text} ({broker.origin}): "
+            "they are two names of one setting; remove one of them"
+        )
     setting = node or broker
     return static | {"node.id": setting, "broker.id": setting} if setting else static
 

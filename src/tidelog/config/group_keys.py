@@ -12,8 +12,8 @@ _DURATION = re.compile(
 )
 _SECONDS_IN = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
 _NUMBER_LENGTH_MAX = 20
-"""A number of a duration with more characters than this does not fit into 64 bits (except with leading zeros). It is
-refused before it is converted, because the conversion of a very long text takes a long time."""
+"""A number of a duration with more characters than this does not fit into 64 bits (except with leading zeros). Such a
+number is refused before it is converted, because the conversion of a very long text takes a long time."""
 BY_DURATION = "by_duration:"
 
 

@@ -10,10 +10,10 @@ from tidelog.config import (
     cluster_keys,
     coordinator_keys,
     group_keys,
-    idle_keys,
     quota_keys,
     replication_keys,
     topic_keys,
+    unsupported_keys,
 )
 from tidelog.config.key import InvalidValue, Key, Value
 
@@ -26,7 +26,7 @@ BROKER_KEYS: Mapping[str, Key] = {
         *coordinator_keys.KEYS,
         *quota_keys.KEYS,
         *replication_keys.KEYS,
-        *idle_keys.KEYS,
+        *unsupported_keys.KEYS,
     )
 }
 GROUP_KEYS: Mapping[str, Key] = {key.name: key for key in group_keys.KEYS}

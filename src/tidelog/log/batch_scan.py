@@ -53,11 +53,11 @@ def defect(fields: Fields, available_bytes: int, next_offset: int, offset_end: i
     """
     size = fields[LENGTH] + LENGTH_END
     if fields[LENGTH] < MIN_LENGTH:
-        return f"the batch states a length of {fields[LENGTH]} bytes, the least possible is {MIN_LENGTH}"
+        return f"the batch states a length of {fields[LENGTH]} bytes, but the least possible length is {MIN_LENGTH}"
     if fields[MAGIC_AT] != MAGIC:
-        return f"the batch states magic {fields[MAGIC_AT]}, this log holds magic {MAGIC}"
+        return f"the batch states magic {fields[MAGIC_AT]}, but a log contains only batches of magic {MAGIC}"
     if size > available_bytes:
-        return f"the batch states {size} bytes, {available_bytes} bytes are left"
+        return f"the batch states {size} bytes, but only {available_bytes} bytes are left"
     if size > BATCH_BYTES_MAX:
         return f"the batch states {size} bytes, more than any request carries"
     if fields[BASE_OFFSET] < next_offset:
@@ -66,7 +66,7 @@ def defect(fields: Fields, available_bytes: int, next_offset: int, offset_end: i
         return f"the batch states {fields[COUNT]} records and a last offset delta of {fields[LAST_OFFSET_DELTA]}"
     if fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= offset_end:
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
-        return f"the batch's last offset is {last_offset}, a segment's offsets lie below {offset_end}"
+        return f"the batch's last offset is {last_offset}, but the offsets of this segment are below {offset_end}"
     return None
 
 
@@ -114,7 +114,7 @@ def headers(
             at = 0
             if available < HEADER_BYTES:
                 raise CorruptLog(
-                    file.path, position, f"{available} bytes are left, a batch header needs {HEADER_BYTES}"
+                    file.path, position, f"{available} bytes are left, but a batch header needs {HEADER_BYTES}"
                 )
         fields: Fields = unpack(chunk, at)
         # This loop uses the numbers of the fields instead of the constants above, since looking up a name takes time.
@@ -154,7 +154,7 @@ def batches(
             at = 0
             if len(chunk) < HEADER_BYTES:
                 raise CorruptLog(
-                    file.path, position, f"{len(chunk)} bytes are left, a batch header needs {HEADER_BYTES}"
+                    file.path, position, f"{len(chunk)} bytes are left, but a batch header needs {HEADER_BYTES}"
                 )
         fields: Fields = unpack(chunk, at)
         problem = defect(fields, end - position, next_offset, offset_end)
@@ -166,7 +166,7 @@ def batches(
             start = position
             at = 0
             if len(chunk) < size:
-                raise CorruptLog(file.path, position, f"the batch states {size} bytes, {len(chunk)} could be read")
+                raise CorruptLog(file.path, position, f"the batch states {size} bytes, but {len(chunk)} could be read")
         yield position, chunk[at : at + size], fields
         position += size
         next_offset = fields[0] + fields[6] + 1

@@ -58,6 +58,8 @@ def check_torn_tail(
     following = next_sound_batch(file, position, end, next_offset)
     if following is None and (is_short or not has_later_records):
         return
+    # The bad batch ends where its header says, or, if the header itself is damaged, at the next sound batch at the
+    # latest. A lost sector before one of these ends explains the damage.
     region_end = end if following is None else following
     stated_end = position + fields[LENGTH] + LENGTH_END if fields is not None else region_end
     ends = [end for end in (stated_end, region_end) if position < end <= region_end]

@@ -273,7 +273,7 @@ class DataDirectories:
         for partition, copy, old, discarded in unsettled:
             if copy.path in self.failed or old.path in self.failed:
                 continue  # one of the two directories has failed in the meantime; the next start decides again
-            discarded.give_up(partition)
+            discarded.remove_entries(partition)
             if discarded is old:
                 retire_log(self._disk, old.path, partition, bytes(16))
                 remove_mark(self._disk, copy.path, partition)
@@ -411,7 +411,7 @@ class DataDirectories:
         def drop_stale_entries(directory: DataDirectory) -> None:
             stale_keys = [key for key in directory.entries() if not exists(key) or self._is_elsewhere(directory, key)]
             if stale_keys:
-                directory.give_up(*stale_keys)
+                directory.remove_entries(*stale_keys)
 
         for path, error in self._in_each(drop_stale_entries).items():
             logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", path, error)

@@ -2,7 +2,7 @@
 
 Every method blocks. `open`, `inspect`, `lock` and `begin` are called before the broker runs, and `close_clean` after it
 has stopped. All other methods are thread-safe. But methods that write checkpoints (`write_...`, `adopt_start_offsets`,
-`retire`, `remove_retired`, `give_up`, `make_way`, `register_incoming`) must be called one at a time.
+`retire`, `remove_retired`, `remove_entries`, `make_way`, `register_incoming`) must be called one at a time.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
 created. Otherwise the new log would look as if it had lost records at its end or start.
@@ -261,7 +261,7 @@ class DataDirectory:
         Called after InTheWay. Raises OSError.
         """
         if self.has_entries_of(key):
-            self.give_up(key)
+            self.remove_entries(key)
         path = f"{self.path}/{key}"
         stored_id = self._read_id(path, new=True)
         if stored_id != topic_id and self._disk.exists(path):
@@ -294,7 +294,7 @@ class DataDirectory:
         try:
             # The checkpoints are written first, because a new topic of the same name must not find entries of these
             # logs.
-            self.give_up(*logs)
+            self.remove_entries(*logs)
         except OSError as error:
             logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", self.path, error)
             first_error = None if error.errno in TEMPORARY_ERRORS else error
@@ -335,7 +335,7 @@ class DataDirectory:
         self._disk.rename(path, target)
         return target if suffix == DELETE_SUFFIX else None
 
-    def give_up(self, *keys: TopicPartition) -> None:
+    def remove_entries(self, *keys: TopicPartition) -> None:
         """Remove the entries of these partitions from all checkpoints.
 
         All checkpoints are tried before OSError is raised. After an error, the next write of each checkpoint removes
@@ -437,7 +437,7 @@ class DataDirectory:
         if key is not None and CUT_MARK in key.topic:
             key = next((partition for partition in self.entries() if aside_stem(partition) == stem), None)
         if key is not None and self.has_entries_of(key) and not self._disk.exists(f"{self.path}/{key}"):
-            self.give_up(key)
+            self.remove_entries(key)
         self._disk.remove_tree(path)
 
     # Checkpoints and identity

@@ -18,7 +18,7 @@ def checked_batches(data: memoryview, next_offset: int) -> Iterator[tuple[memory
     position = 0
     while position < len(data):
         if len(data) - position < HEADER_BYTES:
-            raise CorruptMessage(f"{len(data) - position} bytes are left over, a batch needs {HEADER_BYTES}")
+            raise CorruptMessage(f"{len(data) - position} bytes are left, but a batch header needs {HEADER_BYTES}")
         fields: Fields = HEADER.unpack_from(data, position)
         problem = defect(fields, len(data) - position, next_offset, 1 << 63)
         batch = data[position : position + fields[LENGTH] + LENGTH_END]

@@ -29,7 +29,7 @@ assert array("q").itemsize == 8
 
 
 class CorruptIndex(Exception):
-    """The content of the index file is invalid. It is rebuilt from the log."""
+    """The content of the index file is invalid. The index is then rebuilt from the log."""
 
 
 class SparseIndex:

@@ -98,9 +98,9 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
     for name in remaining:
         disk.remove(f"{directory}/{name}")
     if remaining:
-        # This must be durable before the `.cleaned` log is removed. Otherwise, after another crash, an index from
-        # the discarded `.swap` set could remain without its log. The next start would then install it as an index of
-        # the segment in use.
+        # The removal must be durable before the `.cleaned` log is removed. Otherwise, after another crash, an index
+        # from the discarded `.swap` set could remain without its log. The next start would then install this index as
+        # an index of the segment in use.
         disk.sync_dir(directory)
 
 

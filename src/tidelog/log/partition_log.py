@@ -221,7 +221,7 @@ class PartitionLog:
             or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
             or (
                 (not base_timestamp or now_ms - base_timestamp > self._age_max_ms)
-                and (  # the usual batch of old records needs no more calls than this one
+                and (  # for the usual batch of old records, the one call in these brackets is enough
                     base_timestamp != max_timestamp
                     or header.attributes & CODEC_MASK
                     or not have_base_timestamp(batch, HEADER_BYTES, header.count)

@@ -164,13 +164,14 @@ class ProducerState:
                 if repeated is not None:
                     return repeated
                 raise OutOfOrderSequenceNumber(
-                    f"producer {header.producer_id} epoch {epoch} sent sequence {first}, expected {entry.next_sequence}"
+                    f"producer {header.producer_id} with epoch {epoch} sent sequence {first}, but sequence "
+                    f"{entry.next_sequence} was expected"
                 )
         elif epoch < entry.epoch:
             raise _old_epoch(header.producer_id, epoch, entry.epoch)
         elif first > 0:
             raise OutOfOrderSequenceNumber(
-                f"producer {header.producer_id} began epoch {epoch} with sequence {first}, it must begin with 0"
+                f"producer {header.producer_id} began epoch {epoch} with sequence {first}, but each epoch begins with 0"
             )
         if entry.transaction_start >= 0 and not header.attributes & TRANSACTIONAL_BIT:
             raise ApiError(
@@ -185,7 +186,8 @@ class ProducerState:
             return
         if producer_epoch < entry.epoch:
             raise InvalidProducerEpoch(
-                f"a marker for producer {producer_id} has epoch {producer_epoch} < {entry.epoch}"
+                f"a marker for producer {producer_id} has epoch {producer_epoch}, but the partition has seen epoch "
+                f"{entry.epoch}"
             )
         if coordinator_epoch < entry.coordinator_epoch:
             raise ApiError(
@@ -198,15 +200,15 @@ class ProducerState:
         """Raise INVALID_REQUEST if a marker states a coordinator epoch that no coordinator has had.
 
         `epoch_max` is the highest epoch of a coordinator that this broker knows; an earlier marker of the producer may
-        state a higher one. If an invented epoch was accepted, the partition would refuse the markers of the real
-        coordinator for ever, and the producer's transactions would stay open in it. A coordinator whose epoch this broker
-        does not know yet tries again.
+        state a higher one. If an invented epoch was accepted, the partition would always refuse the markers of the real
+        coordinator, and the producer's transactions would stay open in this partition. If this broker does not know
+        the epoch of a real coordinator yet, the coordinator sends its marker again later.
         """
         entry = self.entries.get(producer_id)
         if coordinator_epoch > max(epoch_max, -1 if entry is None else entry.coordinator_epoch):
             raise ApiError(
-                f"a marker for producer {producer_id} has coordinator epoch {coordinator_epoch}, but no coordinator has "
-                f"a higher epoch than {epoch_max}",
+                f"a marker for producer {producer_id} has coordinator epoch {coordinator_epoch}, but no coordinator "
+                f"has a higher epoch than {epoch_max}",
                 ErrorCode.INVALID_REQUEST,
             )
 
@@ -308,9 +310,10 @@ class ProducerState:
         """Forget producers without an open transaction that were silent for `expiration_ms`. Returns their number.
 
         `end_offset` is the end of the log. A producer is silent if its last timestamp is old, and if it has appended
-        nothing since an earlier call. That call was `expiration_ms` ago; if this state is younger, it was the first
-        call. The timestamp alone does not show that a producer is silent: an active producer that copies old records
-        has old timestamps, too. If it was forgotten, a batch that it repeats would be appended twice.
+        nothing since an earlier call: the last call that was at least `expiration_ms` ago, or the first call if none
+        was so long ago. The timestamp alone does not show that a producer is silent: an active producer that copies
+        old records has old timestamps, too. If such a producer was forgotten, a batch that it sends again would be
+        appended twice.
         """
         ends = self._past_ends
         if ends and (not self.entries or now_ms < ends[-1][0]):  # the clock was set back
@@ -358,7 +361,7 @@ class ProducerState:
 
 def _old_epoch(producer_id: int, epoch: int, newest_epoch: int) -> InvalidProducerEpoch:
     return InvalidProducerEpoch(
-        f"producer {producer_id} sent epoch {epoch}, the partition has seen epoch {newest_epoch}"
+        f"producer {producer_id} sent epoch {epoch}, but the partition has seen epoch {newest_epoch}"
     )
 
 

@@ -160,8 +160,8 @@ def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
 
 
 def latest_timestamp_at(file: "File", position: int, size: int, fields: Fields) -> int:
-    """Return the largest timestamp of a batch in a file. This is the header's timestamp. If the header must be
-    wrong, it is the result of `latest_record_timestamp_at`.
+    """Return the largest timestamp of a batch in a file: the header's timestamp, or, if the header must be wrong, the
+    result of `latest_record_timestamp_at`.
 
     Kafka and Tidelog correct the header before they write a batch. Earlier versions of Tidelog did not do so.
     """

@@ -258,7 +258,8 @@ class LogOpener:
         if self._segments.size_bytes and self._snapshots.offsets[-1:] != [end]:
             logger.warning("log without a producer snapshot at its end is recovered path=%s", self._directory)
             return None
-        # The index may end with a marker that a failing disk has not taken. Another marker may get its offset.
+        # The transaction index may end with the entry of a marker that could not be written, because the disk failed.
+        # Another marker may get this marker's offset.
         if not self._segments.active.transactions.ends_below(end):
             self._segments.active.transactions.truncate_to(end)
         self._producers = restore_producers(self._snapshots, self._segments, start_offset, end)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def latest_for_roll(
     segment: "Segment", batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int, limits: Limits
 ) -> int:
-    """Return the largest timestamp of a client's `batch`. It decides whether `segment` is rolled.
+    """Return the largest timestamp of a client's `batch`, which decides whether `segment` is rolled.
 
     A roll by time depends on two headers: the header of this batch and the header of the segment's first batch.
     Before the segment is rolled, the records of both batches are examined, and `header` and `batch` are corrected.

@@ -126,8 +126,7 @@ class Segment:
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
-        """The segment is rolled before an append if it would then be larger than `size_limit`, if the batch has a later
-        timestamp than `roll_timestamp`, or if the time is after `roll_now_ms`."""
+        """Limits on the size, on the timestamps of batches, and on the clock. Beyond one of them, an append rolls."""
         self.clock_confirmed = False
         """Whether the records of the first batch were examined to determine `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
@@ -424,8 +423,8 @@ class Segment:
             if last_offset >= offset:
                 if position == start and start and last_offset > offset:
                     raise CorruptIndex(
-                        f"{self.index.path}: the batch at {start} ends with offset {last_offset}, its entry states an "
-                        f"offset of at most {offset}"
+                        f"{self.index.path}: the batch at {start} ends with offset {last_offset}, but its entry states "
+                        f"an offset of at most {offset}"
                     )
                 return header_at
         return None
@@ -522,9 +521,7 @@ class Segment:
         return position, is_wrong
 
     def _check_entry(self, last_offset: int, position: int) -> None:
-        """Raise CorruptIndex unless a batch at `position` ends with `last_offset`. Raise CorruptLog for a bad
-        header.
-        """
+        """Raise CorruptIndex unless a batch at `position` ends with `last_offset`; CorruptLog for a bad header."""
         for _, _, fields in headers(self.file, position, self.size, self.base_offset):
             if fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] == last_offset:
                 return

@@ -96,8 +96,8 @@ class Filter:
 
         Raises ApiError if a component is not valid, or if the components contradict each other.
         """
-        self._exact: dict[str, str | None] = {}
-        self._any: dict[str, None] = {}
+        self._exact: dict[str, str | None] = {}  # by entity type, the name that an entity must have (None: the default)
+        self._any: dict[str, None] = {}  # the types of which an entity must have any name
         self._strict = strict
         for component in components:
             self._add(component)

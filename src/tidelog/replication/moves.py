@@ -450,7 +450,7 @@ def _retire_old_log(disk: "Disk", source: "DataDirectory", old: "PartitionLog", 
     # The log's entries in the checkpoints are removed only after the rename. If they were removed earlier, a crash
     # before the rename would leave the old log in use without its start offset.
     try:
-        source.give_up(old.topic_partition)
+        source.remove_entries(old.topic_partition)
     except OSError as error:
         # The next checkpoint, the next start or the creation of a log with that name removes the entries.
         logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", source.path, error)
@@ -475,7 +475,7 @@ def _remove(
         if path != final_path and disk.exists(path):
             disk.remove_tree(path)
         if target.has_entries_of(key) and not disk.exists(final_path):
-            target.give_up(key)
+            target.remove_entries(key)
     except OSError as error:
         if lacks_descriptor(error):
             raise

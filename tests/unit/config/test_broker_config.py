@@ -134,7 +134,8 @@ def test_attributes_have_the_tables_types() -> None:
             "node.id=1\nbroker.id=2",
             {},
             {},
-            "node.id is 1 (server.properties:1) and broker.id is 2 (server.properties:2)",
+            "node.id is 1 (server.properties:1) and broker.id is 2 (server.properties:2): "
+            "they are two names of one setting; remove one of them",
         ),
         (
             None,
@@ -166,7 +167,8 @@ def test_attributes_have_the_tables_types() -> None:
             None,
             {},
             {"log.dirs": "/a,/b", "cordoned.log.dirs": "/c"},
-            "Invalid value /c for configuration cordoned.log.dirs: the data directories are /a, /b",
+            "Invalid value /c for configuration cordoned.log.dirs: not a data directory; "
+            "the data directories are /a, /b",
         ),
         (
             None,

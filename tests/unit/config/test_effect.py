@@ -16,7 +16,7 @@ from tidelog.log.config import LogConfig
 
 SOURCE = Path(__file__).parents[3] / "src/tidelog"
 TABLES = {
-    *("broker_keys.py", "cluster_keys.py", "coordinator_keys.py", "idle_keys.py", "quota_keys.py"),
+    *("broker_keys.py", "cluster_keys.py", "coordinator_keys.py", "unsupported_keys.py", "quota_keys.py"),
     *("replication_keys.py", "topic_keys.py"),
 }
 LOG_CONFIG = SOURCE / "log/config.py"

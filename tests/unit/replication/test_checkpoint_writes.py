@@ -56,7 +56,7 @@ def test_every_write_that_succeeds_leaves_all_offsets_on_the_disk(seed: int) -> 
         elif action == 6:
             offsets.forget(partition)
             if rng.random() < 0.5:
-                directory.give_up(key)
+                directory.remove_entries(key)
                 directory._retired.pop(key)  # a partition of this name is created again
             for by_key in expected:
                 by_key.pop(key, None)

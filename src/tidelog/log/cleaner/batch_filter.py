@@ -1,6 +1,6 @@
 """Decide by Kafka's rules which records of a batch a compaction pass keeps. Pure.
 
-A record of an aborted transaction is removed. For other records, the offset map decides. It covers only a part of
+A record of an aborted transaction is removed. For other records, the offset map decides. The map covers only a part of
 the log, and every record after this part is kept. In this part, a record with a key is kept if the map has no later
 record with this key, and a record without a key is removed. A tombstone is a record without a value. If it is the
 last record of its key, the first pass that reads it gives its batch a delete horizon, which is a time. The first

@@ -50,8 +50,8 @@ def cleanable_part(log: "PartitionLog", clean_offset: int | None, high_watermark
     limit = min(log.last_stable_offset_below(high_watermark), log.recovery_point, segments[-1].base_offset)
     first_dirty_index = log.segments.floor(first_dirty)
     if config.min_compaction_lag_ms > 0:
-        latest = now_ms - config.min_compaction_lag_ms
-        too_young = (s.base_offset for s in segments[first_dirty_index:-1] if s.latest_time() > latest)
+        old_until_ms = now_ms - config.min_compaction_lag_ms
+        too_young = (s.base_offset for s in segments[first_dirty_index:-1] if s.latest_time() > old_until_ms)
         limit = min(limit, next(too_young, limit))
     limit = max(limit, first_dirty)
     end = log.segments.floor(limit)

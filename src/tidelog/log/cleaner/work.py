@@ -110,8 +110,9 @@ class _Pass:
             if next_offset <= job.first_dirty_offset:
                 continue
             if transactions is None:
-                # Markers before this segment are not read. With their transactions, later records of the same producers
-                # would count as aborted, and old records that they replace, also deleted ones, would remain.
+                # The markers before this segment are not read, so their transactions must be left out. Otherwise these
+                # transactions would never end, and later records of the same producers would count as aborted. The old
+                # records that these later records replace or delete would then remain.
                 first_offset = facts.base_offset
                 transactions = Transactions([entry for entry in self._aborted if entry.last_offset >= first_offset])
             if not self._map_segment(facts.base_offset, facts.size, transactions):
