@@ -1,9 +1,9 @@
 """Stop leading partitions after the lease of this broker has ended, if another broker may have been elected.
 
 The controller elects a member of the ISR as the new leader. A member that fetches from this leader, in this leader
-epoch, is not the leader at that time. So if every member has fetched within the last lease time, another leader cannot
-have existed for longer than the lease time. If one member has not fetched for that time, it may lead the partition now,
-and this broker would answer with records that are not the newest.
+epoch, does not lead the partition at that time. So this broker continues to lead a partition while every other member
+fetches from it at least once in each term of the lease. If a member has not fetched for a whole term, that member may
+lead the partition now, and this broker would answer with records that are not the newest.
 """
 
 from collections.abc import Callable

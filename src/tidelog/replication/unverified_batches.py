@@ -30,7 +30,7 @@ RETRIED_ERRORS = (
 """Errors after which producers send the batch again."""
 
 Ask = Callable[[], Awaitable[None]]
-"""Asks the coordinator about the partition. Raises an ApiError if the batches must be refused with it."""
+"""Asks the coordinator about the partition. Raises an ApiError if the batches must be refused with this error."""
 
 
 class _Waiting(NamedTuple):
