@@ -231,11 +231,15 @@ def write_options(texts: Mapping[str, str]) -> WriteOptions:
     topic = options.required_text("topic") if "topic" in options else None
     client = client_config(options, "tidelog-spark-sink")
     delivery_timeout_ms = options.integer(PREFIX + "delivery.timeout.ms", client.delivery_timeout_ms, at_least=1)
-    acks = options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1}, "all")
+    acks = options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1, "0": 0}, "all")
     if exactly_once and acks != -1:
         raise OptionError(
             f"option {PREFIX}acks must be all with exactlyOnce: records that only the leader has can be lost"
         )
+    if acks == 0:
+        # Without acknowledgements, rows could be lost without an error.
+        options.warn_without_effect({PREFIX + "acks": "the sink waits for acknowledgements, as with acks=1"})
+        acks = 1
     if exactly_once and not options.flag(ENABLE_IDEMPOTENCE, True):
         raise OptionError(f"option {ENABLE_IDEMPOTENCE} cannot be false with exactlyOnce: transactions need it")
     transaction_timeout_ms = TRANSACTION_TIMEOUT_MS

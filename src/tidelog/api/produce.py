@@ -88,7 +88,7 @@ def handle(
     deferred_appends: list[_DeferredAppend] = []
     failed_answer: PartitionProduceResponse | None = None
     topics: list[TopicProduceResponse] = []
-    partitions.appending = True
+    partitions.appending = True  # until `wake_fetches`, no fetch is answered, so it gets all records of the request
     try:
         for topic in topic_data:
             answers = []
@@ -305,6 +305,7 @@ class _DeferredAppend:
         self.partition = partition
         self.answer = answer
         self.is_appended = False
+        # None if the connection was closed, because another batch of the request failed and the request has acks=0.
         self.acknowledgement: _Acknowledgement | None = None
 
     def complete(self, outcome: "Appended | ApiError") -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.transaction_guard import Question
+from tidelog.replication.unverified_batches import Inquiry
 from tidelog.wire.errors import ApiError, ErrorCode, NotEnoughReplicas, error_for
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def verify_first(
     unverified = partition.unverified
     if not unverified.must_wait(header):
         return False
-    partition.check_writable(-1)
     question = Question(
         transactional_id, header.producer_id, header.producer_epoch, (partition.topic, partition.index), adds
     )
@@ -59,7 +59,7 @@ def verify_first(
         except ApiError as error:
             raise _for_producer(error, version) from None
 
-    unverified.add(batch, header, question, ask, done, must_begin_at_0=adds)
+    unverified.add(batch, header, Inquiry(question, ask, has_version_2=adds), done)
     return True
 
 

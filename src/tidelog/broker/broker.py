@@ -206,6 +206,7 @@ class BrokerServer:
         await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
+        # The coordinators of transactions only need to know when roles change, not each new image.
         await metadata.subscribe(lambda old, new: None, services.transactions.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
@@ -217,7 +218,8 @@ class BrokerServer:
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
-            # Other brokers accept a connection of this broker only after they know its registration.
+            # Other brokers accept a connection of this broker only after they know its registration. The broker epoch
+            # is the registration's position in the journal.
             await metadata.publisher.wait_for(self.broker_epoch + 1)
             self._peers.start()
         self._listen()

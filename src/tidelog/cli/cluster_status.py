@@ -20,8 +20,8 @@ from tidelog.cli.tables import (
 )
 
 DEGRADED = 3
-"""Exit code of `tidelog cluster status` if a broker is fenced or not registered, or if a partition has no leader or a
-replica that is not in sync."""
+"""Exit code of `tidelog cluster status` if a broker is fenced or not registered, if a partition has no leader or a
+replica that is not in sync, or if a topic cannot be described, so that this is not known."""
 BAR_CELLS = 12
 SHOWN_PARTITIONS = 20
 """Upper bound on the partitions that are listed without --all."""
@@ -48,7 +48,7 @@ MOVING = "moving"
 
 
 def is_degraded(state: ClusterState) -> bool:
-    return bool(state.fenced or state.missing) or any(
+    return bool(state.fenced or state.missing or state.unread_topics) or any(
         trouble.applies(part) for trouble in TROUBLES[:-1] for part in state.partitions
     )
 
@@ -85,7 +85,7 @@ def print_status(state: ClusterState, *, every: bool) -> None:
     print()
     counts = {trouble.key: sum(trouble.applies(part) for part in state.partitions) for trouble in TROUBLES}
     moving = sum(part.move is not None for part in state.partitions)
-    print_line(summary_text(counts, moving), "red" if is_degraded(state) else "green")
+    print_line(summary_text(counts, moving, state.unread_topics), "red" if is_degraded(state) else "green")
     partitions = [part for part in state.partitions if state_words(part) or (every and troubles_of(part))]
     partitions.sort(key=lambda part: [not trouble.applies(part) for trouble in TROUBLES])
     if partitions:
@@ -95,11 +95,13 @@ def print_status(state: ClusterState, *, every: bool) -> None:
             print(f"... and {counted(len(partitions) - SHOWN_PARTITIONS, 'more partition')}; --all lists them")
 
 
-def summary_text(counts: dict[str, int], moving: int) -> str:
+def summary_text(counts: dict[str, int], moving: int, unread_topics: int = 0) -> str:
     parts = [f"{counts[trouble.key]} {trouble.title}" for trouble in TROUBLES if counts[trouble.key]]
     if moving:
         parts.append(f"{moving} {MOVING}")
-    if not any(counts[trouble.key] for trouble in TROUBLES[:-1]):
+    if unread_topics:
+        parts.append(f"those of {counted(unread_topics, 'topic')} not known")
+    elif not any(counts[trouble.key] for trouble in TROUBLES[:-1]):
         return "Every partition has a leader, and all replicas are in sync" + (
             f" ({comma_separated(parts)})." if parts else "."
         )
@@ -222,6 +224,7 @@ def state_json(state: ClusterState) -> dict[str, Any]:
         "missing_brokers": state.missing,
         "topics": len({part.topic for part in state.partitions}),
         "partitions": len(state.partitions),
+        "problems": state.problems,
     }
     for trouble in TROUBLES:
         document[trouble.key] = [partition_json(part) for part in state.partitions if trouble.applies(part)]

@@ -514,13 +514,17 @@ def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> Non
 
 
 def confirm(question: str, yes: bool, verb: str = "delete") -> None:
-    """Ask the user, unless `yes`. Raises typer.Abort for "no", and UsageError if stdin is not a terminal."""
+    """Ask the user, unless `yes`. For "no", say that nothing was changed, and raise typer.Exit. Raises UsageError if
+    stdin is not a terminal.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
         noun = {"delete": "deletion"}.get(verb, verb)
         raise UsageError(f"the {noun} cannot be confirmed, because stdin is not a terminal: add --yes to {verb}")
-    typer.confirm(question, abort=True)
+    if not typer.confirm(question):
+        print("Nothing was changed.")
+        raise typer.Exit
 
 
 def delete_committed(client: "Client", group: str, partitions: Sequence[TopicAndPartition]) -> list[TopicAndPartition]:

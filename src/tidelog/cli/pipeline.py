@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, check_reachable, host_ports, key_values
-from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.errors import CommandError, UsageError, raise_together
 from tidelog.cli.tables import Column, Table, print_json, print_notes, print_table
 from tidelog.cli.when import NotATimeError, duration_text, parse_time_ms
 from tidelog.model.addresses import host_port_text
@@ -100,13 +100,29 @@ def pipeline() -> None:
 
 def loaded(references: list[str]) -> list[Pipeline]:
     """Load the pipelines. Raises CommandError, also for two pipelines with one name."""
+    pipelines, failures = load_each(references)
+    raise_together(failures)
+    return pipelines
+
+
+def load_each(references: list[str]) -> tuple[list[Pipeline], list[CommandError]]:
+    """Load the pipelines that can be loaded, and return the failures of the other ones. A second pipeline with the
+    name of another one is a failure.
+    """
     pipelines: dict[str, Pipeline] = {}
+    failures: list[CommandError] = []
     for reference in references:
-        for each in as_command(load, reference):
+        try:
+            found = load(reference)
+        except PipelineError as error:
+            failures.append(CommandError(str(error)))
+            continue
+        for each in found:
             if each.name in pipelines:
-                raise CommandError(f"two pipelines are named {each.name}: give one of them another name=...")
-            pipelines[each.name] = each
-    return list(pipelines.values())
+                failures.append(CommandError(f"two pipelines are named {each.name}: give one of them another name=..."))
+            else:
+                pipelines[each.name] = each
+    return list(pipelines.values()), failures
 
 
 def as_command(call: Any, *arguments: Any, **named: Any) -> Any:
@@ -216,10 +232,16 @@ def list_command(references: References, json: AsJson = False) -> None:
 
     $ tidelog pipeline list sales.py
     """
-    pipelines = loaded(references)
+    pipelines, failures = load_each(references)
     if json:
         print_json([declaration_json(each) for each in pipelines])
-        return
+    elif pipelines:
+        print_table(declarations_table(pipelines))
+    sys.stdout.flush()
+    raise_together(failures)
+
+
+def declarations_table(pipelines: list[Pipeline]) -> Table:
     columns = [Column("Pipeline"), Column("Reads"), Column("Writes"), Column("Every", spare=1)]
     columns += [Column("Mode", spare=3), Column("Dead letters", spare=2)]
     rows = [
@@ -233,7 +255,7 @@ def list_command(references: References, json: AsJson = False) -> None:
         ]
         for each in pipelines
     ]
-    print_table(Table(columns, rows))
+    return Table(columns, rows)
 
 
 def declaration_json(each: Pipeline) -> dict[str, Any]:
@@ -262,21 +284,29 @@ def status_command(state: StateOption = DEFAULT_STATE, json: AsJson = False) -> 
 
     statuses: list[PipelineStatus] = []
     documents = []
+    problems = []
     for each in stored_pipelines(state):
-        document = each.read_status() or {"pipeline": each.pipeline, "state": "stopped"}
         is_running = each.is_running()
-        if not is_running and document["state"] in ("starting", "running", "waiting"):
-            document["state"] = "ended"  # the process was killed before it could write its last state
-        documents.append(document | {"process": is_running})
-        statuses.append(status_of_document(document))
+        try:
+            document = each.read_status() or {"pipeline": each.pipeline, "state": "stopped"}
+            status = status_of_document(document)
+        except (PipelineError, ValueError) as error:
+            problems.append(f"the figures of pipeline {each.pipeline} cannot be shown: {error}")
+            document = {"pipeline": each.pipeline, "state": "unknown", "problem": str(error)}
+            status = status_of_document(document)
+        if not is_running and status.state in ("starting", "running", "waiting"):
+            status.state = "ended"  # the process was killed before it could write its last state
+        documents.append(document | {"state": status.state, "process": is_running})
+        statuses.append(status)
     if json:
         print_json(documents)
+        print_notes(problems)
         return
     if not statuses:
         print(f"No pipeline has run with the state directory {state}.", file=sys.stderr)
         return
     print_table(status_table(statuses)._replace(json=True, shorten=False))
-    print_notes(error_lines(statuses))
+    print_notes([*error_lines(statuses), *problems])
 
 
 @app.command("replay")

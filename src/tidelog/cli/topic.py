@@ -280,11 +280,11 @@ def describe(
 
 
 def replicas_by_partition(client: "Client", topics: list[str]) -> dict[cluster.TopicAndPartition, PartitionReplicas]:
-    """Return the replicas and their state. The result is empty if a request fails, for example because a topic was
-    deleted in the meantime or must not be described.
+    """Return the replicas and their state. Topics that were deleted in the meantime, or that must not be described, are
+    left out.
     """
     try:
-        partitions = read_partitions(client, topics) if topics else []
+        partitions = read_partitions(client, topics, problems=[]) if topics else []
     except CommandError:
         return {}
     return {(part.topic, part.partition): part for part in partitions}

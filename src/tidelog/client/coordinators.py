@@ -111,12 +111,18 @@ def ask_coordinator(
                 raise min(errors, key=lambda error: error.retriable)
             return answer
         except (ApiError, Unreachable) as error:
-            cluster.coordinators.pop((key_type.code, key), None)
             pause = retries.after(error)
-            if isinstance(error, ApiError) and error.code == ErrorCode.CONCURRENT_TRANSACTIONS:
+            if is_concurrent(error):
                 pause = pause._replace(delay_ms=CONCURRENT_BACKOFF.delay_ms(concurrent_attempts))
                 concurrent_attempts += 1
+            else:
+                cluster.coordinators.pop((key_type.code, key), None)
         yield pause
+
+
+def is_concurrent(failure: object) -> bool:
+    """Return whether the coordinator still ends the last transaction. It does not have to be found again then."""
+    return isinstance(failure, ApiError) and failure.code == ErrorCode.CONCURRENT_TRANSACTIONS
 
 
 def _error_code(answer: Message) -> int:

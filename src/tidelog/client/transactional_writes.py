@@ -19,6 +19,7 @@ from tidelog.client.coordinators import (
     KeyType,
     ask_coordinator,
     cached_coordinators,
+    is_concurrent,
 )
 from tidelog.client.each import Results, is_retriable
 from tidelog.client.error_codes import error_name
@@ -257,7 +258,8 @@ def end_transactions(
             for producer, result in (yield from _end_each(cluster, some, commit=commit)).items():
                 if is_retriable(result):
                     failures.append(result)
-                    cluster.coordinators.pop((TRANSACTIONS.code, producer.transactional_id), None)
+                    if not is_concurrent(result):
+                        cluster.coordinators.pop((TRANSACTIONS.code, producer.transactional_id), None)
                 else:
                     results[producer] = result
         remaining = [producer for producer in remaining if producer not in results]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.coordinator.decision import LoadOrder, Producer
 from tidelog.log.errors import CorruptLog
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import COMMIT, BatchHeader
 from tidelog.wire.errors import CorruptMessage
 from tidelog.wire.messages.control_records import ControlRecordTypeSchema
 from tidelog.wire.primitives import MalformedMessage
@@ -56,8 +56,6 @@ READ_BYTES_MAX = 1 << 20
 """Upper bound on the size of one read, in bytes. A batch that is larger is still read as a whole."""
 RECORDS_PER_TURN = 200
 """Number of records after which the loader yields to the event loop."""
-COMMIT_MARKER = 1
-"""The type of a control record that commits a transaction. The other type aborts the transaction."""
 
 
 class Loader:
@@ -65,7 +63,8 @@ class Loader:
 
     The core's `load_order` says which records are replayed. For LAST_OF_EACH_KEY, only the last committed record of
     each key is decoded and replayed, since the topic is compacted. The last record is the one with the highest offset,
-    wherever the marker is that commits it (KIP-98). The records of transactions that are still open at the end of the log are replayed after all others.
+    wherever the marker is that commits it (KIP-98). The records of transactions that are still open at the end of the
+    log are replayed after all others.
     """
 
     def __init__(self, name: str, log: "LogView", core: "ReplayCore", tasks: "Tasks") -> None:
@@ -254,7 +253,7 @@ class _OpenTransaction(NamedTuple):
 
 def _is_commit(marker: Record) -> bool:
     kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
-    return kind.type == COMMIT_MARKER
+    return bool(kind.type == COMMIT)
 
 
 def _key(record: Record) -> bytes:

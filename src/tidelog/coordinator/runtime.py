@@ -151,6 +151,8 @@ class CoordinatorPartition(Generic[C]):
         """The error that requests get after a failed load; None if the last load did not fail."""
         self._reload_delay_s = RELOAD_DELAY_S
         self._reload_timer: TimerHandle | None = None
+        self._failed_appends = 0
+        """Number of appends that failed since the last successful one."""
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
         self._is_expiring = False
@@ -259,6 +261,7 @@ class CoordinatorPartition(Generic[C]):
                 self._refuse([reply for reply, _ in decision.replies], error)
                 return
             except (ApiError, OSError) as error:
+                self._failed_appends += 1
                 if not self.partition.deleted and self._group_log.append_failure_limit.admits_line():
                     logger.error("append failed, loading again partition=%s error=%s", self.name, error)
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
@@ -268,6 +271,7 @@ class CoordinatorPartition(Generic[C]):
                 self._replace_failed_core(decision.replies, error)
                 return
             awaited_offset = appended.next_offset
+            self._failed_appends = 0
             try:
                 self._replay(core, decision, appended)
             except Exception as error:
@@ -491,7 +495,25 @@ class CoordinatorPartition(Generic[C]):
         seconds = self._clock.monotonic() - began
         level = logging.INFO if seconds > SLOW_LOAD_S else logging.DEBUG
         logger.log(level, "loaded partition=%s records=%d seconds=%.3f", self.name, loader.records, seconds)
-        self.apply(core.loaded(self.now()))
+        decision = core.loaded(self.now())
+        if self._failed_appends and decision.effects:
+            self._perform_later(core, decision.effects)
+            decision.effects = []
+        self.apply(decision)
+
+    def _perform_later(self, core: C, effects: list[Any]) -> None:
+        """Begin effects of a load that followed failed appends. With each failure, the pause becomes longer.
+
+        On a full disk, the record that an effect is complete cannot be appended, so the log is loaded again and again.
+        If each load began its effects at once, each transaction would get ten markers in a second.
+        """
+
+        def begin() -> None:
+            if self._core is core:
+                self._perform_when_committed(effects, 0)
+
+        delay_s = min(RELOAD_DELAY_S * 2 ** min(self._failed_appends, 10), RELOAD_DELAY_MAX_S)
+        self._tasks.call_later(delay_s, begin)
 
     def _schedule_load(self) -> None:
         """Schedule a new load, unless a load is scheduled already. One failed append may make several replies fail,

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.coordinator.host import CoordinatorHost
-from tidelog.coordinator.transaction.settings import TransactionSettings
+from tidelog.coordinator.transaction.settings import TransactionMemory, TransactionSettings
 from tidelog.metadata.image import TRANSACTION_FEATURE, TRANSACTION_STATE
 from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, ErrorCode, InvalidRequest
 
@@ -57,6 +57,7 @@ class TransactionCoordinators:
         self._metadata = metadata
         self._producer_ids = producer_ids
         self._timeout_max_ms = config.get("transaction.max.timeout.ms")
+        self._memory = TransactionMemory()
         self._settings = TransactionSettings(id_expiration_ms=config.get("transactional.id.expiration.ms"))
         self.host: CoordinatorHost[TransactionCore] = CoordinatorHost(
             TRANSACTION_STATE,
@@ -210,7 +211,9 @@ class TransactionCoordinators:
     def _new_core(self) -> "TransactionCore":
         from tidelog.coordinator.transaction.core import TransactionCore
 
-        return TransactionCore(self._settings, lambda: self._metadata.image.feature_level(TRANSACTION_FEATURE))
+        return TransactionCore(
+            self._settings, lambda: self._metadata.image.feature_level(TRANSACTION_FEATURE), self._memory
+        )
 
 
 def _check_id(transactional_id: str) -> None:

@@ -219,7 +219,7 @@ class SparseIndex:
             used_bytes = self.written * self.entry_bytes
         else:
             used_bytes = len(data.rstrip(b"\0"))
-            used_bytes += -used_bytes % self.entry_bytes
+            used_bytes += -used_bytes % self.entry_bytes  # the last entry itself may end with zeros
         if used_bytes > len(data):
             raise CorruptIndex(
                 f"{self.path}: {len(data)} bytes do not hold {-(-used_bytes // self.entry_bytes)} whole entries"

@@ -126,6 +126,8 @@ class Segment:
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
+        """The segment is rolled before an append if it would then be larger than `size_limit`, if the batch has a later
+        timestamp than `roll_timestamp`, or if the time is after `roll_now_ms`."""
         self.clock_confirmed = False
         """Whether the records of the first batch were examined to determine `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
@@ -532,8 +534,8 @@ class Segment:
     def truncate_to(self, offset: int) -> int:
         """Remove every batch that ends at or after `offset`. Returns the offset at which the segment ends now.
 
-        Blocks until the cut is durable. Otherwise, after a power failure, the removed bytes could reappear behind
-        later appends.
+        Blocks until the cut is durable. Otherwise, after a power failure, the removed bytes could reappear after the
+        batches that are appended later.
         """
         # Start at an index entry that is kept, because the kept time entries cover all batches before it.
         start = self.indexed_position(offset - 1) if offset > self.base_offset else 0

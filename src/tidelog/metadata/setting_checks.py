@@ -8,7 +8,7 @@ from typing import Any
 
 from tidelog.config.addresses import counts_by_address
 from tidelog.config.broker_config import BrokerConfig
-from tidelog.config.client_metrics_keys import INTERVAL_MS, check_match
+from tidelog.config.client_metrics_keys import INTERVAL_MS_RANGE, check_match
 from tidelog.config.group_keys import limits_of
 from tidelog.config.key import InvalidValue, parse
 from tidelog.config.keys import (
@@ -238,7 +238,7 @@ def check_client_metrics(settings: Mapping[str, str]) -> None:
         except InvalidValue as error:
             raise ApiError(str(error), ErrorCode.INVALID_CONFIG) from None
         if setting == "interval.ms":
-            value_min, value_max = INTERVAL_MS
+            value_min, value_max = INTERVAL_MS_RANGE
             assert isinstance(value, int)
             if not value_min <= value <= value_max:
                 text = f"interval.ms must be from {value_min} to {value_max}, not {value}"

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.log.recompression import recompress
 from tidelog.log.validation import ExaminationResult, NotInline, examine_inline, too_large
+from tidelog.replication.verification import Verification
 from tidelog.runtime.turns import NoTurn, Turns
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import TRANSACTIONAL_BIT, BatchHeader
 from tidelog.wire.errors import ApiError, NotLeaderOrFollower, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -61,11 +62,16 @@ class QueuedBytes:
 class _Entry:
     """One waiting batch. If `ready` is True, no thread works on the batch, so the queue may try to append it."""
 
-    __slots__ = ("batch", "done", "examined", "failure", "ready", "size")
+    __slots__ = ("batch", "done", "examined", "failure", "ready", "size", "verification")
 
-    def __init__(self, batch: bytes | bytearray, done: OutcomeListener, *, ready: bool) -> None:
+    def __init__(
+        self, batch: bytes | bytearray, done: OutcomeListener, verification: Verification | None, *, ready: bool
+    ) -> None:
         self.batch = batch
         """The bytes to append. Recompression replaces them."""
+        self.verification = verification
+        """None for a batch without a transaction. If a marker ends the transaction meanwhile, the batch must
+        not be appended: with version 1 it would begin a transaction that nobody ends."""
         self.size = len(batch)
         """The size that is reserved in `QueuedBytes`."""
         self.done = done
@@ -146,8 +152,17 @@ class AppendQueue:
     def _add(self, batch: memoryview, done: OutcomeListener, *, ready: bool) -> _Entry:
         if self._closed:
             raise NotLeaderOrFollower("the broker stops")
-        self._queued_bytes.reserve(len(batch))
-        entry = _Entry(bytearray(batch), done, ready=ready)
+        header = BatchHeader(batch)
+        verification = None
+        if header.attributes & TRANSACTIONAL_BIT:
+            verification = Verification(self._partition, header.producer_id, header.producer_epoch)
+        try:
+            self._queued_bytes.reserve(len(batch))
+        except RequestTimedOut:
+            if verification is not None:
+                verification.end()
+            raise
+        entry = _Entry(bytearray(batch), done, verification, ready=ready)
         self._entries.append(entry)
         self._partition.update_appends_directly()
         return entry
@@ -206,6 +221,8 @@ class AppendQueue:
         """Remove `entry`, which is the first entry of the queue, and report its outcome."""
         self._entries.popleft()
         self._queued_bytes.total -= entry.size
+        if entry.verification is not None:
+            entry.verification.end()
         entry.done(outcome)
 
     def _try_append(self, entry: _Entry) -> "Appended | ApiError":
@@ -213,6 +230,8 @@ class AppendQueue:
         if entry.failure is not None:
             return entry.failure
         try:
+            if entry.verification is not None:
+                entry.verification.check()
             batch = entry.batch
             return self._partition.append(memoryview(batch), BatchHeader(batch), entry.examined or examine_inline)
         except ApiError as error:

@@ -271,7 +271,9 @@ class Partition:
         """
         if leader_epoch is not None and leader_epoch != self.replica.leader_epoch:
             raise NotLeaderOrFollower(f"leader epoch {leader_epoch} of {self.topic}-{self.index} has ended")
-        return self.append(memoryview(data), BatchHeader(data), limits=False)  # False: no limits
+        appended = self.append(memoryview(data), BatchHeader(data), limits=False)  # False: no limits
+        self.log.producers.forget_replicated(self.replica.high_watermark)
+        return appended
 
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
         """Append one checked batch of a client; offsets are written into `batch` itself.
@@ -359,6 +361,7 @@ class Partition:
             if log.log_end_offset > end_before:
                 self._mark_dirty()
                 self.step(LogAppended(log.log_end_offset, not self._requires_sync))
+                log.producers.forget_replicated(replica.high_watermark)
         if self.appends_refused:
             self.appends_refused = False
             self._shared.full_directories.note_append(directory, len(data))

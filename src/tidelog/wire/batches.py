@@ -39,6 +39,9 @@ DELETE_HORIZON_BIT = 0x40
 NOT_FOR_CLIENTS = CONTROL_BIT | TRANSACTIONAL_BIT
 """Attribute bits that are refused in the batch of a client that sends no transactional id."""
 
+ABORT, COMMIT = 0, 1
+"""Types of the record in a control batch that ends a transaction."""
+
 _HEADER = Struct(">qiibIhiqqqhii")
 _ASSIGNED = Struct(">qii")
 _LENGTH = Struct(">i")

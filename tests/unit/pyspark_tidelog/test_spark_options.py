@@ -260,13 +260,22 @@ def test_write_options() -> None:
     assert (options.client.delivery_timeout_ms, options.client.default_api_timeout_ms) == (9, 60_000)
     options = write_options(given | {"kafka.default.api.timeout.ms": "3000"})
     assert (options.client.delivery_timeout_ms, options.client.default_api_timeout_ms) == (120_000, 3000)
-    with pytest.raises(OptionError, match=r"option kafka.acks is '0': it must be all or -1 or 1"):
-        write_options(given | {"kafka.acks": "0"})
+    with pytest.raises(OptionError, match=r"option kafka.acks is '2': it must be all or -1 or 1 or 0"):
+        write_options(given | {"kafka.acks": "2"})
     with pytest.raises(OptionError, match=r"option subscribe is not known"):
         write_options(BASIC)
     with pytest.raises(OptionError, match=r"option topic is required, but it is empty"):
         write_options(given | {"topic": " "})
     assert write_options(given | {"kafka.batch.size": "0"}).batch_bytes == 1
+
+
+def test_a_write_without_acknowledgements_waits_for_them(caplog: pytest.LogCaptureFixture) -> None:
+    assert write_options(without("subscribe") | {"kafka.acks": "0"}).acks == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "option kafka.acks has no effect in format tidelog: the sink waits for acknowledgements, as with acks=1"
+    ]
+    with pytest.raises(OptionError, match=r"kafka\.acks must be all with exactlyOnce"):
+        write_options(without("subscribe", exactlyOnce="true") | {"kafka.acks": "0"})
 
 
 def test_options_of_an_exactly_once_write(caplog: pytest.LogCaptureFixture) -> None:
