@@ -145,7 +145,7 @@ def _describe(
         if not resource.resource_name:
             raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)
         return describe_client_metrics(image.client_metrics_configs.get(resource.resource_name, {}), names)
-    raise ApiError(f"the resource type {resource.resource_type} is unknown", ErrorCode.INVALID_REQUEST)
+    raise ApiError(f"unknown resource type {resource.resource_type}", ErrorCode.INVALID_REQUEST)
 
 
 def _logger_levels(services: Services, resource: DescribeConfigsResource) -> Steps[list[DescribeConfigsResourceResult]]:

@@ -11,8 +11,8 @@ from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 PROTOCOL_REQUIRED_SINCE = 5
 """The first version whose requests must contain the protocol type and the protocol name."""
 ASSIGNMENTS_MAX = 50_000
-"""Upper bound on the assignments of one request, one for each member of the group. A group with so many members is not
-possible: its record, which contains all members, would be too large."""
+"""Upper bound on the assignments of one request. A valid request has one assignment for each member. All members of a
+group are stored in one record, and a record cannot contain so many members."""
 
 
 def handle(

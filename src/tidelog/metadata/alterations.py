@@ -124,7 +124,7 @@ def _alter(
         return _alter_group(image, alteration, config)
     if alteration.resource_type == CLIENT_METRICS_RESOURCE:
         return _alter_client_metrics(image, alteration)
-    raise ApiError(f"the resource type {alteration.resource_type} is unknown", ErrorCode.INVALID_REQUEST)
+    raise ApiError(f"unknown resource type {alteration.resource_type}", ErrorCode.INVALID_REQUEST)
 
 
 def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:

@@ -361,9 +361,13 @@ class TransactionCore:
 
     def _check_memory(self) -> None:
         if self._bytes >= BYTES_MAX:
-            raise CoordinatorNotAvailable(f"the transactions of this coordinator use {BYTES_MAX} bytes or more")
+            raise CoordinatorNotAvailable(
+                f"the transactions of this coordinator use {BYTES_MAX} bytes, which is the limit"
+            )
         if self._memory.size_bytes >= BROKER_BYTES_MAX:
-            raise CoordinatorNotAvailable(f"the transactions of this broker use {BROKER_BYTES_MAX} bytes or more")
+            raise CoordinatorNotAvailable(
+                f"the transactions of this broker use {BROKER_BYTES_MAX} bytes, which is the limit"
+            )
 
     def _grow(self, size_bytes: int) -> None:
         self._bytes += size_bytes
