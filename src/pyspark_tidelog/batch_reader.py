@@ -31,7 +31,8 @@ class TidelogReader(DataSourceReader):
         self._options = options
         self._columns = columns
         self._comparisons: list[Comparison] = []
-        """What the query's filters require of each row. Empty unless Spark passes filters."""
+        """The comparisons of the query's filters. Each row must satisfy all of them. Empty unless Spark passes
+        filters."""
 
     def partitions(self) -> list[InputPartition]:
         """Return the Spark partitions of the query. The offsets of both bounds are requested from the brokers each

@@ -1,4 +1,4 @@
-"""The streaming reader. It decides where a query begins and where each micro-batch ends, also after a restart.
+"""The streaming reader. It decides where a query begins and where each micro-batch ends, even after a restart.
 
 Spark calls the position of a query an offset. Here it is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: for
 each partition, the next offset to read. Before Spark reads a micro-batch, it writes only the end of the micro-batch to

@@ -147,16 +147,13 @@ class Query:
 
     def run_task(self, batch: int, number: int, values: Iterable[str], client: Client | None = None) -> TaskResult:
         """Run one task, with the rows `values`."""
-        no_task = pyspark.TaskContext.get
-        self._monkeypatch.setattr(pyspark.TaskContext, "get", lambda: Context(number))
         rows = (pa.record_batch({"value": pa.array([value.encode()])}) for value in values)
-        if client is not None:
-            self._monkeypatch.setattr(writer, "connect", lambda _: client)
-        try:
+        # Only the write sees a task: a read in a task would exempt this process's objects from garbage collections.
+        with self._monkeypatch.context() as patched:
+            patched.setattr(pyspark.TaskContext, "get", lambda: Context(number))
+            if client is not None:
+                patched.setattr(writer, "connect", lambda _: client)
             result = write_rows_once(self.options(batch), rows)
-        finally:
-            self._monkeypatch.setattr(writer, "connect", lambda options: Client(options.bootstrap, options.client))
-            self._monkeypatch.setattr(pyspark.TaskContext, "get", no_task)
         assert isinstance(result, TaskResult)
         return result
 

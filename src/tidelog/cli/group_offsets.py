@@ -146,9 +146,11 @@ def reset(
         # --shift-by cannot set the omitted partitions, because it needs a committed offset. For other targets, the
         # remedy names every topic of the plan, because --topic excludes the topics that are not named.
         topics = " ".join(f"--topic {name}" for name in dict.fromkeys(name for name, _ in partitions))
-        is_shift = target.shift is not None
-        remedy = "set them with --topic, and another target than --shift-by" if is_shift else f"add {topics}"
-        report_omitted_partitions(omitted, group, remedy if is_shift else f"{remedy} to set them, too")
+        if target.shift is not None:
+            remedy = "set them with --topic, and another target than --shift-by"
+        else:
+            remedy = f"add {topics} to set them, too"
+        report_omitted_partitions(omitted, group, remedy)
 
 
 def copy_offsets(

@@ -96,6 +96,7 @@ class TopicReader:
         self.offline_checked_s = 0.0
         self.outage_reported = False
         self.hint = f"Waiting for new records in {topic}; Ctrl-C stops."
+        # Without a terminal, the hint is never shown.
         self.hint_shown = not (sys.stderr.isatty() and sys.stdout.isatty())
 
     def join(self, group: str, reset: str) -> None:
@@ -341,6 +342,7 @@ class TopicReader:
                     and assigned[TopicPartition(self.topic, number)] < end
                 ):
                     self.pending_ends[number] = end
+            # Offline partitions fail here, too, but `run` reports them.
             self.failures += [f"{failure}" for failure in failures.values() if not self.offline_by_topic]
 
     def close(self) -> None:
@@ -380,7 +382,7 @@ class GroupMember:
         self._transaction_reported = False
         self.seen: set[int] = set()
         """Assigned partitions that are being read, or were read until they failed."""
-        self._joining_reported = not sys.stderr.isatty()
+        self._joining_reported = not sys.stderr.isatty()  # without a terminal, joining is never reported
         settings: dict[str, Any] = {
             "group.id": group,
             "enable.auto.commit": True,

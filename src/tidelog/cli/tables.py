@@ -214,23 +214,23 @@ def rich_table(table: Table, width: int) -> "Group":
     if footer and not footer[fitted.shown[0]]:
         footer[fitted.shown[0]] = footer[0]  # the label of the totals
 
-    def text(cell: str, cells: int) -> Text:
+    def text(cell: str, column_width: int) -> Text:
         # A Text object shows a name such as [red] unchanged; a str would be read as markup.
-        return Text(shorten(printable(cell), cells) if table.shorten else printable(cell))
+        return Text(shorten(printable(cell), column_width) if table.shorten else printable(cell))
 
-    for index, cells in zip(fitted.shown, fitted.widths, strict=True):
+    for index, column_width in zip(fitted.shown, fitted.widths, strict=True):
         column = table.columns[index]
         drawn.add_column(
             column.title,
             justify="right" if column.right else "left",
             style=column.style,
             overflow="fold",
-            width=cells,
-            footer=text(footer[index], cells) if footer else "",
+            width=column_width,
+            footer=text(footer[index], column_width) if footer else "",
         )
     for row, style in zip_longest(table.rows, table.row_styles, fillvalue=""):
         drawn.add_row(
-            *(text(row[index], cells) for index, cells in zip(fitted.shown, fitted.widths, strict=True)),
+            *(text(row[index], column_width) for index, column_width in zip(fitted.shown, fitted.widths, strict=True)),
             style=str(style) or None,
         )
     parts: list[Text | RichTable] = [*title, *map(line_text, above_lines(table, fitted, width)), drawn]

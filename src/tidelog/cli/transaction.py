@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-NO_TRANSACTIONS = "No transactional ids yet. One begins with a producer whose transactional.id is set."
+NO_TRANSACTIONS = "No transactional ids yet. A producer creates one if its setting transactional.id is set."
 
 
 @app.callback()

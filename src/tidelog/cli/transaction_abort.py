@@ -193,7 +193,13 @@ def abort(
     ] = None,
     start_offset: Annotated[
         int | None,
-        typer.Option("--start-offset", metavar="OFFSET", min=0, show_default=False, help="Its first offset there."),
+        typer.Option(
+            "--start-offset",
+            metavar="OFFSET",
+            min=0,
+            show_default=False,
+            help="The first offset of the transaction in the partition.",
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Abort in the partition even if a coordinator can still end it.")

@@ -343,7 +343,7 @@ def listed_json(listed: "ListedTransaction") -> dict[str, Any]:
 def transaction_json(transaction: "Transaction") -> dict[str, Any]:
     """Return the transaction as JSON. `started_ms` and `open_for_ms` are null if no transaction is open.
 
-    A broker reports the start of the last transaction also after its end.
+    These fields depend on the state, because a broker still reports the start of a transaction after its end.
     """
     started_ms = transaction.started_ms if transaction.state in OPEN_STATES else None
     return {

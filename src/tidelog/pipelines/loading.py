@@ -78,10 +78,10 @@ def load_module(path: Path) -> ModuleType:
 
 def send_functions_by_value(pipeline: Pipeline) -> None:
     """Let Spark send the functions and classes of the pipeline's file, and of the modules beside it that were imported,
-    to its workers as they are.
+    to its workers by value.
 
-    By default it sends only their names, and the workers cannot import these files. Call this before the first source
-    of the pipeline is loaded: Spark serializes a function when a column with it is made.
+    By default Spark sends only the names of functions and classes, and the workers cannot import these files. Call this
+    before the first source of the pipeline is loaded: Spark serializes a function when a column with it is made.
     """
     from pyspark import cloudpickle
 

@@ -1,7 +1,7 @@
 """Modules in the directory of a pipeline's file, which the file may import.
 
-They are importable only while the file is loaded, and Spark sends their functions to its workers as they are (see
-`loading.send_functions_by_value`), because the workers do not have the directory.
+These modules are importable only while the file is loaded. The workers of Spark do not have the directory, so Spark
+sends the modules' functions by value, and not only their names (see `loading.send_functions_by_value`).
 """
 
 import ast
@@ -19,8 +19,8 @@ from tidelog.pipelines.declarations import PipelineError
 @contextlib.contextmanager
 def local_imports(file: Path) -> Iterator[None]:
     """Let the block import modules beside `file`, an absolute path. Installed modules come first in Python's path, so
-    a local module cannot change what a library imports. Raises PipelineError if `file` imports a local module that
-    another module of the same name hides.
+    that a library never imports a local module of the same name. Raises PipelineError if `file` imports a local module
+    that another module of the same name hides.
     """
     directory = str(file.parent)
     importlib.invalidate_caches()  # a module may be newer than Python's list of the directory

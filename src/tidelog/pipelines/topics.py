@@ -280,10 +280,10 @@ class OpenedTopic:
                     " topic a format, for example value=json()"
                 )
             return batch if key is None else batch.withColumn("key", key)
-        beside = ["headers"] if "headers" in batch.columns else []
+        separate_names = ["headers"] if "headers" in batch.columns else []
         if not topic.names and "topic" in batch.columns:
-            beside.append("topic")
-        value_names = [name for name in batch.columns if name not in (*key_names, *beside, "key")]
+            separate_names.append("topic")
+        value_names = [name for name in batch.columns if name not in (*key_names, *separate_names, "key")]
         if key is None and "key" in batch.columns:
             key = _text(f.col("key")) if dict(batch.dtypes)["key"] != "binary" else f.col("key")
         if not value_names:
@@ -298,7 +298,7 @@ class OpenedTopic:
             for name in value_names:
                 is_deletion &= f.col(_quoted(name)).isNull()
             value = f.when(~is_deletion, value)
-        columns = [value.alias("value"), *(f.col(name) for name in beside)]
+        columns = [value.alias("value"), *(f.col(name) for name in separate_names)]
         return batch.select(*([key.alias("key")] if key is not None else []), *columns)
 
     def _key(self, batch: "DataFrame", names: Sequence[str]) -> "Column | None":
