@@ -81,8 +81,8 @@ class CoordinatorHost(Generic[C]):
         self._group_log = GroupLog(runtime.clock, runtime.tasks)
         self._sweeps: list[asyncio.Task[None]] = []
         self.check_lease: Callable[[], None] | None = None
-        """Called before a request is handled. If this broker's lease has ended, it ends the roles of the partitions that
-        another broker may coordinate now. None if there is no other broker."""
+        """Called before a request is handled. If this broker's lease has ended, this function ends the roles of the
+        partitions that another broker may coordinate now. None if there is no other broker."""
         partitions.watch_roles(topic, self._role_changed)
 
     # Life cycle

@@ -62,9 +62,9 @@ class Loader:
     """One load of a partition.
 
     The core's `load_order` says which records are replayed. For LAST_OF_EACH_KEY, only the last committed record of
-    each key is decoded and replayed, since the topic is compacted. The
-    last record is the one furthest along the log: the position of the marker that commits it (KIP-98) does not matter.
-    The records of transactions that are still open at the end of the log are replayed after all others.
+    each key is decoded and replayed, since the topic is compacted. The last record is the one with the highest offset,
+    wherever the marker is that commits it (KIP-98). The records of transactions that are still open at the end of the
+    log are replayed after all others.
     """
 
     def __init__(self, name: str, log: "LogView", core: "ReplayCore", tasks: "Tasks") -> None:

@@ -150,8 +150,8 @@ class MarkerWriter:
             self._report(work, deleted)
 
     def _add_later(self, work: _Work, partitions: "Iterable[Partition]") -> None:
-        """After a pause, let those brokers write the markers that lead the partitions then. The markers of other
-        transactions do not wait meanwhile.
+        """After a pause, add the markers again, for the brokers that lead the partitions at that time. Markers of other
+        transactions do not wait for this.
         """
         self._tasks.call_later(RETRY_DELAY_S, self._add, work, partitions)
 
@@ -179,8 +179,8 @@ class MarkerWriter:
             del self._senders[broker_id]
 
     async def _send(self, broker_id: int, batch: "dict[_Work, dict[Partition, None]]") -> None:
-        """Send one request, and remove from `batch` the markers that the broker has answered. It keeps those that must
-        be sent again because of an exception.
+        """Send one request, and remove from `batch` the markers that the broker has answered. After an
+        exception, `batch` keeps the markers that must be sent again.
         """
         for work in [work for work in batch if not work.is_current]:
             del batch[work]

@@ -152,7 +152,7 @@ class CoordinatorPartition(Generic[C]):
         self._reload_delay_s = RELOAD_DELAY_S
         self._reload_timer: TimerHandle | None = None
         self._failed_appends = 0
-        """Number of appends that failed since the last one that did not."""
+        """Number of appends that failed since the last successful one."""
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
         self._is_expiring = False

@@ -59,7 +59,7 @@ class TransactionGuard:
     its receiver, up to QUESTIONS_PER_REQUEST_MAX.
 
     Questions about several partitions of one transaction are asked together. Otherwise the coordinator would write a
-    record with all partitions for each of them.
+    record with all partitions for each question.
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class TransactionGuard:
         return await answer
 
     def _ask_locally(self, transaction: _Key, asked: "_Asked") -> None:
+        """Ask the coordinator on this broker the questions about one transaction."""
         from tidelog.coordinator.decision import Producer
         from tidelog.coordinator.transaction.records import V2
 
@@ -164,6 +165,7 @@ class TransactionGuard:
                     await self._tasks.sleep(0)
                     continue
                 try:
+                    # Questions that were not attempted are the first ones of the next request.
                     waiting[:0] = await self._send(broker_id, batch)
                 except (BrokerUnreachable, BrokenProtocol, ApiNotSupported, ApiError) as error:
                     logger.debug("transactions not verified broker=%d reason=%s", broker_id, error)
@@ -202,6 +204,7 @@ class TransactionGuard:
                 for topic in result.topic_results
                 for partition in topic.results_by_partition
             }
+            # If no partition of the transaction was attempted, another request would get the same answer.
             has_progress = any(code != ErrorCode.OPERATION_NOT_ATTEMPTED for code in codes.values())
             for partition, answers in asked.items():
                 code = codes.get(partition)
@@ -213,8 +216,9 @@ class TransactionGuard:
 
 
 _Questions = list[tuple[Question, "asyncio.Future[ErrorCode]"]]
+"""Questions, each with the future that gets its answer."""
 _Asked = dict["Partition", _Questions]
-"""The questions about each partition of one transaction; usually one."""
+"""The questions about one transaction, by partition. Usually there is one question for each partition."""
 
 
 def _by_transaction(questions: _Questions) -> dict[_Key, _Asked]:
@@ -226,7 +230,7 @@ def _by_transaction(questions: _Questions) -> dict[_Key, _Asked]:
 
 
 def _known_code(code: int | None) -> ErrorCode:
-    """Return the code of an answer; COORDINATOR_NOT_AVAILABLE if there is none that is known."""
+    """Return the code of an answer; COORDINATOR_NOT_AVAILABLE if the code is missing or unknown."""
     if code is None:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     try:

@@ -86,7 +86,7 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
 
 
 def _is_alone(image: MetadataImage) -> bool:
-    """Return whether only one broker is registered, and it has no cluster. Such a broker registers without features."""
+    """Return whether only one broker is registered, and this broker is not part of a cluster: it has no features."""
     return len(image.brokers) == 1 and not any(broker.features for broker in image.brokers.values())
 
 

@@ -20,8 +20,8 @@ class Heartbeats:
         self._followed_positions: dict[int, int] = {}
         """The position up to which each broker has applied the journal."""
         self._shutdown_positions: dict[tuple[int, int], int] = {}
-        """Id and epoch of each broker in controlled shutdown -> a journal position after the entry that made other
-        brokers the leaders of its partitions."""
+        """For each broker in controlled shutdown (broker id and broker epoch): a journal position after the entry with
+        which other brokers became the leaders of this broker's partitions."""
 
     def quorum_state(self, image: MetadataImage) -> QuorumState:
         return quorum_state(image, self._followed_positions)

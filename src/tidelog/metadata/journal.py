@@ -39,8 +39,8 @@ INLINE_BYTES_MAX: Final = 16 * 1024
 class EntryPending(Exception):
     """This broker has sent an entry, and does not know yet whether the store has it.
 
-    `outcome` is done when the image of this broker contains the entry at `position`. The result is True if that is the
-    sent entry, False if it is another entry, and None if the entry was deleted before this broker could read it.
+    `outcome` is done when the image of this broker contains the entry at `position`. The result is True if this
+    entry is the sent entry, False if it is another one, and None if it was deleted before this broker could read it.
     """
 
     def __init__(self, position: int, outcome: "asyncio.Future[bool | None]") -> None:

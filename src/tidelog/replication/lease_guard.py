@@ -1,15 +1,15 @@
 """Stop leading partitions after the lease of this broker has ended, if another broker may have been elected.
 
 The controller elects a member of the ISR as the new leader. A member that sends a fetch to this leader, in this leader
-epoch, is not the leader at that time. So if every member has sent one a moment ago, another leader cannot have existed
-for longer than this moment, and this broker continues to serve while the store cannot be reached. If one member has not,
-it may lead the partition now, and this broker would answer with records that are not the newest, or with offsets of
-groups that were committed anew elsewhere.
+epoch, does not lead the partition at that time. So this broker continues to lead a partition, for example while the
+store cannot be reached, if every other member has sent a fetch within the last half of a term of the lease. Otherwise a
+member may lead the partition now, and this broker would answer with records that are not the newest, or with offsets of
+groups that were replaced elsewhere.
 
-The moment is half of the lease's term. The lease is renewed after each third of it. So a process that is paused until
-its lease has ended, and another leader could be elected, is paused for two thirds of the term or more. The time at which
-a fetch was sent is known only as `FetchTime.proved_ms`: after a pause, fetches are handled that were sent before the
-election.
+Half of the term is short enough for a process that was paused. The lease is renewed after each third of its term. So a
+process that was paused until its lease had ended, and a new leader could be elected, was paused for two thirds of the
+term or more. After the pause it handles fetches that were sent before the election. Therefore the time at which a fetch
+was handled does not count, but `FetchTime.proved_ms`.
 """
 
 from collections.abc import Callable

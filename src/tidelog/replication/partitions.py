@@ -75,8 +75,8 @@ class Partitions(PartitionTable):
         self.lag_max_ms = lag_max_ms
         """`replica.lag.time.max.ms`"""
         self.appending = False
-        """Set by a request that appends several batches and then calls `wake_fetches`. This saves a turn of the
-        event loop."""
+        """Set by a request that appends several batches and then calls `wake_fetches`. So the fetches are woken by this
+        call, and not in the next turn of the event loop."""
         self._to_wake: deque[ParkedFetch] = deque()
         self._followers_to_wake: list[ParkedFetch] = []
         self._must_answer_followers = False

@@ -6,8 +6,9 @@ the fetches of this broker as a follower may include such records.
 
     stored      when every partition of this broker has `durability=fsync` and every record below their local marks
                 is synced. From then on, local marks move only after syncs.
-    withdrawn   before a partition is opened with another `durability` or changes to it, because the local mark of such
-                a partition moves without a sync. The withdrawal is durable.
+    withdrawn   before a partition with another `durability` is opened, and before a partition gets another
+                `durability`, because the local mark of such a partition moves without a sync. The withdrawal is
+                durable.
 
 So the mark costs nothing on the data path. It changes only with the settings of topics and with the partitions that
 this broker has.

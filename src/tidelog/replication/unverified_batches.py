@@ -35,7 +35,7 @@ RETRIED_ERRORS = (
 """Errors after which producers send the batch again."""
 
 Ask = Callable[[], Awaitable[None]]
-"""Asks the coordinator about the partition. Raises an ApiError if the batches must be refused with it."""
+"""Asks the coordinator about the partition. Raises an ApiError if the batches must be refused with this error."""
 
 
 class Inquiry(NamedTuple):
@@ -157,6 +157,7 @@ class UnverifiedBatches:
         return None
 
     def _remember_refused(self, header: BatchHeader) -> None:
+        """Note that a batch was refused and will be sent again, so that `_check_sequence` refuses later batches."""
         # The entry is removed and added again, so that the entries are in the order of their last refusals.
         epoch, sequence = self._refused.pop(header.producer_id, (header.producer_epoch, header.base_sequence))
         if epoch != header.producer_epoch or header.base_sequence < sequence:

@@ -1,8 +1,7 @@
 """Offsets that transactions commit: they count when the transaction is committed, and never if it is aborted (KIP-98).
 
-Among the committed records of a key, the one furthest along the log counts, as in a compacted log. So a pending offset
-is superseded when a record of the same key, further along the log, is committed before the pending offset's
-transaction.
+Among the committed records of a key, the one with the highest offset in the log counts, as in a compacted log. So a
+pending offset is superseded when a later record of the same key is committed before the pending offset's transaction.
 """
 
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ class PendingOffset:
         self.record_offset = record_offset
         """The offset of its record in `__consumer_offsets`."""
         self.is_superseded = is_superseded
-        """Whether a record of the same key, further along the log, is committed already."""
+        """Whether a later record of the same key is committed already."""
 
 
 class PendingOffsets:

@@ -312,8 +312,8 @@ class TransactionCore:
         """For each of these ids whose transaction is open for longer than its transaction.timeout.ms, yield the
         decision to abort it.
 
-        The age follows from the wall clock. If this clock was set back, a transaction would be open for that much
-        longer, and so would its consumers wait. So the time since an earlier sweep counts, too.
+        The age follows from the wall clock. If this clock is set back, the transaction would stay open for longer,
+        and consumers would wait for its end. So the time since an earlier sweep, on the monotonic clock, counts, too.
         """
         for transactional_id in transactional_ids:
             entry = self._entries.get(transactional_id)
