@@ -103,12 +103,15 @@ class _Pass:
     def _build_map(self) -> None:
         """Read the records of every dirty segment into the map. If not all of them fit into it, read as many as fit."""
         job = self._job
-        transactions = Transactions(self._aborted)
         segments = job.segments
+        transactions: Transactions | None = None
         for index, facts in enumerate(segments):
             next_offset = segments[index + 1].base_offset if index + 1 < len(segments) else job.end_offset
             if next_offset <= job.first_dirty_offset:
                 continue
+            if transactions is None:
+                # The markers of the other aborted transactions are in segments that are not read.
+                transactions = Transactions([each for each in self._aborted if each.last_offset >= facts.base_offset])
             if not self._map_segment(facts.base_offset, facts.size, transactions):
                 return
             self._map.mark_covered(next_offset - 1)
