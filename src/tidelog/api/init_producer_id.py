@@ -37,7 +37,7 @@ async def handle(
 async def _initialize(
     services: Services, version: int, request: InitProducerIdRequest, transactional_id: str
 ) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
-    from tidelog.coordinator.transaction.transitions import Producer
+    from tidelog.coordinator.decision import Producer
 
     def build(answer: Producer | ApiError) -> InitProducerIdResponse:
         if isinstance(answer, ApiError):

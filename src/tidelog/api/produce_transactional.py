@@ -10,7 +10,7 @@ from tidelog.replication.unverified_batches import Inquiry
 from tidelog.wire.errors import ApiError, ErrorCode, NotEnoughReplicas, error_for
 
 if TYPE_CHECKING:
-    from tidelog.replication.append_queue import Outcome
+    from tidelog.replication.append_queue import OutcomeListener
     from tidelog.replication.partition import Partition
     from tidelog.wire.batches import BatchHeader
 
@@ -35,7 +35,7 @@ def verify_first(
     partition: "Partition",
     batch: memoryview,
     header: "BatchHeader",
-    done: "Outcome",
+    done: "OutcomeListener",
 ) -> bool:
     """Return False if the batch may be appended now. Otherwise return True: the batch is appended when the
     coordinator has confirmed that the partition belongs to the transaction, and `done` is called with the result.

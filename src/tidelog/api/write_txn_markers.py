@@ -9,8 +9,9 @@ from functools import partial
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
+from tidelog.coordinator.decision import Producer
 from tidelog.coordinator.transaction.records import NO_PRODUCER_ID, V2, Partition
-from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.metadata.image import CONSUMER_OFFSETS, TRANSACTION_STATE
 from tidelog.model.steps import Steps
 from tidelog.wire.control_batches import marker_batch
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -47,6 +48,7 @@ def write_markers(
     partition more than once, the partition gets the marker once.
     """
     answers: Gathering[_Codes] = Gathering(partial(_response, request.markers))
+    epoch_max = _coordinator_epoch_max(services)
     for marker in request.markers:
         partitions: dict[Partition, None] = {}
         codes: Gathering[ErrorCode] = Gathering(partial(_by_partition, partitions))
@@ -54,7 +56,7 @@ def write_markers(
             for position, index in enumerate(topic.partition_indexes):
                 if (topic.name, index) not in partitions:
                     partitions[topic.name, index] = None
-                    _write(services, marker, topic.name, index, codes.reply())
+                    _write(services, marker, epoch_max, topic.name, index, codes.reply())
                 if not position % PARTITIONS_PER_STEP:
                     yield
         answers.add(codes.finish())
@@ -67,24 +69,45 @@ def _by_partition(partitions: dict[Partition, None], codes: list[ErrorCode]) -> 
 
 
 def _response(markers: list[WritableTxnMarker], codes: list[_Codes]) -> Steps[WriteTxnMarkersResponse]:
-    """Build the response. `codes` has the error codes of each marker."""
-    results = []
+    """Build the response. `codes` has the error codes of each marker.
+
+    As in Kafka, there is one result for each producer, with one entry for each topic and partition. If several markers
+    of a producer name a partition, the entry has the error code of the last one. A marker without partitions has no
+    result.
+    """
+    producers: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     for marker, code_by_partition in zip(markers, codes, strict=True):
+        for position, ((name, index), code) in enumerate(code_by_partition.items()):
+            producers.setdefault(marker.producer_id, {}).setdefault(name, {})[index] = code
+            if not position % PARTITIONS_PER_STEP:
+                yield
+    results = []
+    for producer_id, code_by_topic in producers.items():
         topics = []
-        for topic in marker.topics:
+        for name, code_by_index in code_by_topic.items():
             partitions = []
-            for position, index in enumerate(topic.partition_indexes):
-                partitions.append(WritableTxnMarkerPartitionResult(index, code_by_partition[topic.name, index]))
+            for position, (index, code) in enumerate(code_by_index.items()):
+                partitions.append(WritableTxnMarkerPartitionResult(index, code))
                 if not position % PARTITIONS_PER_STEP:
                     yield
-            topics.append(WritableTxnMarkerTopicResult(topic.name, partitions))
-            yield
-        results.append(WritableTxnMarkerResult(marker.producer_id, topics))
+            topics.append(WritableTxnMarkerTopicResult(name, partitions))
+        results.append(WritableTxnMarkerResult(producer_id, topics))
     return WriteTxnMarkersResponse(markers=results)
 
 
+def _coordinator_epoch_max(services: Services) -> int:
+    """Return the highest leader epoch of all transaction coordinators."""
+    topic = services.metadata.image.topics.get(TRANSACTION_STATE)
+    return 0 if topic is None else max(partition.leader_epoch for partition in topic.partitions)
+
+
 def _write(
-    services: Services, marker: WritableTxnMarker, topic: str, index: int, reply: Callable[[ErrorCode], None]
+    services: Services,
+    marker: WritableTxnMarker,
+    epoch_max: int,
+    topic: str,
+    index: int,
+    reply: Callable[[ErrorCode], None],
 ) -> None:
     """Append the marker to one partition. `reply` is called with the error code when the marker is committed or
     refused.
@@ -101,6 +124,7 @@ def _write(
         partition = services.partitions.get(topic, index)
         partition.check_writable(-1)
         producers = partition.log.producers
+        producers.check_coordinator_epoch(marker.producer_id, marker.coordinator_epoch, epoch_max)
         if marker.transaction_version >= V2:
             producers.check_epoch_of_v2_marker(marker.producer_id, marker.producer_epoch)
         batch = marker_batch(
@@ -111,9 +135,8 @@ def _write(
             timestamp=services.runtime.clock.now_ms(),
         )
         if topic == CONSUMER_OFFSETS:
-            services.groups.end_transaction(
-                index, batch, marker.producer_id, is_commit=marker.transaction_result, reply=settle
-            )
+            producer = Producer(marker.producer_id, marker.producer_epoch)
+            services.groups.end_transaction(index, batch, producer, is_commit=marker.transaction_result, reply=settle)
         else:
             appended = partition.append_batch(batch)
             partition.when_committed(appended.next_offset, settle)

@@ -1,7 +1,8 @@
 """Write the markers that end transactions, on the brokers that lead the transactions' partitions.
 
-A decided end is never given up: markers that cannot be written are tried again until the coordinator's leader epoch
-ends. The next coordinator then finds the decision in its log, and begins again.
+After the end of a transaction was decided, its markers are never given up: markers that cannot be written are tried
+again until the coordinator's leader epoch ends. The next coordinator then finds the decision in its log, and begins
+again.
 
 A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. The
 marker then counts as written. Either the transaction is no longer open in the partition, or another coordinator has
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable
 from tidelog.coordinator.transaction.markers import MarkersToWrite
 from tidelog.model.ids import indexes_by_topic
+from tidelog.runtime.log_limit import LogLimit
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 RETRY_DELAY_S = 0.1
+"""Pause before markers that were not written are sent again, in seconds."""
 PARTITIONS_PER_REQUEST_MAX = 2_000
 """Upper bound on the partitions in one request. A transaction with more partitions gets a request of its own."""
 NO_LEADER = -1
@@ -65,9 +68,9 @@ class _Work:
 
     @property
     def is_current(self) -> bool:
-        """Whether the core is still in use. If another core was loaded since, it has begun to write the same markers,
-        and this work must not continue: with version 1, the producer's next transaction has the same epoch, so a marker
-        that is sent after the transaction is complete would end the next one.
+        """Whether the core is still in use. If another core was loaded in the meantime, that core has begun to write
+        the same markers, and this work must not continue. Otherwise a marker could be sent after the transaction is
+        complete. With version 1, the producer's next transaction has the same epoch, so this marker would end it.
         """
         coordinator = self.coordinator
         return coordinator.is_open and coordinator.is_loaded and coordinator.core is self.core
@@ -99,6 +102,10 @@ class MarkerWriter:
         self._senders: dict[int, asyncio.Task[None]] = {}
         """For each broker with markers, the task that sends them."""
         self._is_closed = False
+        # Each try to write markers may fail for hours, and each transaction of a broken client may be refused.
+        self._failure_lines = LogLimit(runtime.clock.monotonic)
+        self._error_lines = LogLimit(runtime.clock.monotonic)
+        self._refusal_lines = LogLimit(runtime.clock.monotonic)
 
     def begin(self, coordinator: "CoordinatorPartition[Any]", markers: MarkersToWrite) -> None:
         """Begin to write the markers. The coordinator's core is informed of each written marker."""
@@ -107,7 +114,7 @@ class MarkerWriter:
         work = _Work(coordinator, markers)
         if markers.partitions:
             self._add(work, markers.partitions)
-        else:
+        else:  # no marker is needed, so the core must learn that the transaction is complete
             self._report(work, ())
 
     def close(self) -> None:
@@ -159,9 +166,11 @@ class MarkerWriter:
                 try:
                     await self._send(broker_id, batch)
                 except (BrokerUnreachable, BrokenProtocol, ApiNotSupported) as error:
-                    logger.info("markers not written, tried again broker=%d reason=%s", broker_id, error)
+                    if self._failure_lines.admits_line():
+                        logger.info("markers not written, trying again broker=%d reason=%s", broker_id, error)
                 except Exception:
-                    logger.exception("markers not written, tried again broker=%d", broker_id)
+                    if self._error_lines.admits_line():
+                        logger.exception("markers not written, trying again broker=%d", broker_id)
                 if batch:
                     await self._tasks.sleep(RETRY_DELAY_S)
                     for work, partitions in batch.items():
@@ -195,7 +204,7 @@ class MarkerWriter:
             }
             partitions = batch[work]
             refused_count = sum(1 for partition in partitions if codes.get(partition) in SUPERSEDED)
-            if refused_count:
+            if refused_count and self._refusal_lines.admits_line():
                 logger.warning(
                     "markers refused, since a partition knows a higher epoch transactional_id=%s partitions=%d",
                     work.markers.transactional_id,
@@ -220,7 +229,7 @@ def _leader(image: "MetadataImage", partition: "Partition") -> int | None:
     """
     name, index = partition
     topic = image.topics.get(name)
-    if topic is None or index >= len(topic.partitions):
+    if topic is None or not 0 <= index < len(topic.partitions):
         return None
     leader = topic.partitions[index].leader
     broker = image.brokers.get(leader)

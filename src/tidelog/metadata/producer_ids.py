@@ -16,7 +16,7 @@ class ProducerIds:
         self._controller = controller
         self._request = AllocateProducerIds(node_id, timeout_ms)
         self._block = iter(range(0))
-        self._allocating = asyncio.Lock()
+        self._allocation_lock = asyncio.Lock()
 
     async def next(self) -> int:
         """Return an id that was never assigned in this cluster.
@@ -26,7 +26,7 @@ class ProducerIds:
         """
         producer_id = next(self._block, None)
         while producer_id is None:
-            async with self._allocating:
+            async with self._allocation_lock:
                 producer_id = next(self._block, None)
                 if producer_id is None:
                     try:

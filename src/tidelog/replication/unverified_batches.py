@@ -16,7 +16,7 @@ from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, OutOfO
 
 if TYPE_CHECKING:
     from tidelog.log.appended import Appended
-    from tidelog.replication.append_queue import Outcome, QueuedBytes
+    from tidelog.replication.append_queue import OutcomeListener, QueuedBytes
     from tidelog.replication.partition import Partition
     from tidelog.runtime.interfaces import Tasks
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("tidelog.partition")
 ACKS_ALL = -1
 REFUSED_MAX = 1_000
 """Upper bound on the producers whose last refused batch a partition remembers."""
-RETRIED = (
+RETRIED_ERRORS = (
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -52,41 +52,41 @@ class Inquiry(NamedTuple):
 class _Waiting(NamedTuple):
     batch: bytearray
     inquiry: Inquiry
-    done: "Outcome"
+    done: "OutcomeListener"
 
 
 class UnverifiedBatches:
     """The waiting batches of one partition; usually empty. All methods are called on the event loop."""
 
-    __slots__ = ("_bytes", "_partition", "_refused", "_tasks", "_waiting")
+    __slots__ = ("_partition", "_queued_bytes", "_refused", "_tasks", "_waiting")
 
     def __init__(self, partition: "Partition", tasks: "Tasks", queued_bytes: "QueuedBytes") -> None:
         self._partition = partition
         self._tasks = tasks
-        self._bytes = queued_bytes
+        self._queued_bytes = queued_bytes
         self._waiting: dict[int, deque[_Waiting]] = {}
         """By producer id, in the order of their arrival."""
         self._refused: dict[int, tuple[int, int]] = {}
         """By producer id: the epoch and the lowest base sequence of batches that were refused and may be sent again."""
 
     def must_wait(self, header: BatchHeader) -> bool:
-        """Return whether the batch of a transaction must be passed to `add`: if earlier batches of its producer wait,
-        or if the partition has no records of an open transaction of this producer and epoch.
+        """Return whether the batch of a transaction must be passed to `add`. This is so if earlier batches of its
+        producer wait, or if the partition has no records of an open transaction of this producer and epoch.
         """
         return header.producer_id in self._waiting or not has_open_transaction(
             self._partition, header.producer_id, header.producer_epoch
         )
 
-    def add(self, batch: memoryview, header: BatchHeader, inquiry: Inquiry, done: "Outcome") -> None:
+    def add(self, batch: memoryview, header: BatchHeader, inquiry: Inquiry, done: "OutcomeListener") -> None:
         """Append the batch when the coordinator has confirmed the partition. `done` is called later with the result.
 
         Raises RequestTimedOut if too many bytes wait already, and the errors of `Partition.check_writable`.
         """
         try:
             self._partition.check_writable(ACKS_ALL)
-            self._bytes.reserve(len(batch))
+            self._queued_bytes.reserve(len(batch))
         except ApiError as error:
-            if error.code in RETRIED:
+            if error.code in RETRIED_ERRORS:
                 self._remember_refused(header)
             raise
         item = _Waiting(bytearray(batch), inquiry, done)
@@ -111,7 +111,7 @@ class UnverifiedBatches:
                     continue
                 # Waiting batches of the same transaction are refused, too, so that the order of the batches does not
                 # change.
-                if error.code in RETRIED:
+                if error.code in RETRIED_ERRORS:
                     self._remember_refused(header)
                 while waiting and waiting[0].inquiry.question == item.inquiry.question:
                     self._remove_first(waiting)(error)
@@ -157,6 +157,7 @@ class UnverifiedBatches:
         return None
 
     def _remember_refused(self, header: BatchHeader) -> None:
+        # The entry is removed and added again, so that the entries are in the order of their last refusals.
         epoch, sequence = self._refused.pop(header.producer_id, (header.producer_epoch, header.base_sequence))
         if epoch != header.producer_epoch or header.base_sequence < sequence:
             epoch, sequence = header.producer_epoch, header.base_sequence
@@ -165,7 +166,9 @@ class UnverifiedBatches:
             del self._refused[next(iter(self._refused))]
 
     def _is_known(self, header: BatchHeader) -> bool:
-        return header.producer_id in self._partition.log.producers.entries
+        """Return whether the log has a batch of the producer, with any epoch."""
+        entry = self._partition.log.producers.entries.get(header.producer_id)
+        return entry is not None and bool(entry.batches)
 
     def _has_batches_of(self, header: BatchHeader) -> bool:
         """Return whether the log knows the next sequence of this producer and epoch."""
@@ -175,9 +178,9 @@ class UnverifiedBatches:
     def _continues_transaction(self, header: BatchHeader) -> bool:
         return has_open_transaction(self._partition, header.producer_id, header.producer_epoch)
 
-    def _remove_first(self, waiting: deque[_Waiting]) -> "Outcome":
+    def _remove_first(self, waiting: deque[_Waiting]) -> "OutcomeListener":
         item = waiting.popleft()
-        self._bytes.total -= len(item.batch)
+        self._queued_bytes.total -= len(item.batch)
         return item.done
 
     def _append(self, waiting: deque[_Waiting], header: BatchHeader) -> None:
@@ -195,7 +198,7 @@ class UnverifiedBatches:
         if outcome is not None:
             done(outcome)
 
-    def _append_or_queue(self, batch: memoryview, header: BatchHeader, done: "Outcome") -> "Appended | None":
+    def _append_or_queue(self, batch: memoryview, header: BatchHeader, done: "OutcomeListener") -> "Appended | None":
         """Append the batch. Returns None if it has to wait in the partition's queue; in this case `done` is called
         later. Raises ApiError.
         """

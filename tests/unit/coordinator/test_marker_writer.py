@@ -1,8 +1,11 @@
 """Which markers are sent again, which are not any more, and which do not wait for others."""
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tidelog.coordinator.marker_writer import RETRY_DELAY_S, MarkerWriter
 from tidelog.coordinator.transaction.markers import MarkersToWrite
@@ -56,7 +59,9 @@ class Stage:
         self.refusing: set[int] = set()
         self.requests = 0
         self.coordinator: Any = Coordinator()
-        runtime: Any = SimpleNamespace(tasks=LoopTasks(self.loop))
+        runtime: Any = SimpleNamespace(
+            tasks=LoopTasks(self.loop), clock=SimpleNamespace(monotonic=lambda: self.loop.time())
+        )
         metadata: Any = SimpleNamespace(image=image)
         self.writer = MarkerWriter(runtime, NODE_ID, metadata, self._write, None)
 
@@ -126,6 +131,39 @@ def test_a_coordinator_whose_log_has_failed_begins_nothing() -> None:
     stage.coordinator.is_loaded = False
     stage.begin()
     assert stage.requests == 0
+
+
+def test_a_broken_write_or_refusals_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """One line of each kind in a minute, although markers are sent ten times a second."""
+    stage = Stage()
+
+    async def fail(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        raise RuntimeError("planted")
+
+    stage.writer._write_locally = fail
+    stage.begin()
+    stage.run(30)
+    stage.writer._write_locally = stage._write
+    stage.codes = [ErrorCode.INVALID_PRODUCER_EPOCH] * 20
+    for _ in range(20):
+        stage.begin()
+        stage.run(1)
+    assert stage.codes == []
+    assert Counter(record.msg.partition(",")[0] for record in caplog.records) == {
+        "markers not written": 1,
+        "markers refused": 1,
+    }
+
+
+@pytest.mark.parametrize("index", [-1, PARTITIONS])
+def test_a_partition_that_does_not_exist_needs_no_marker(index: int) -> None:
+    """Not even if the record of another program names it."""
+    stage = Stage()
+    markers = MARKERS._replace(partitions=(("orders", index),))
+    stage.loop.call_soon(stage.writer.begin, stage.coordinator, markers)
+    stage.run(1)
+    assert stage.requests == 0
+    assert stage.coordinator.core.written == [("orders", index)]
 
 
 def test_markers_do_not_wait_for_the_pause_of_other_markers() -> None:

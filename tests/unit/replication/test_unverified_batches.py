@@ -174,6 +174,23 @@ def test_a_batch_that_overtakes_a_refused_one_is_refused() -> None:
     asyncio.run(scenario())
 
 
+def test_a_batch_that_overtakes_the_first_one_is_refused_with_version_2() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"1", 1, is_v2=True)
+        await bench.answer()
+        await bench.send(b"0", 0, is_v2=True)
+        await bench.answer()
+        await bench.send(b"1 again", 1, is_v2=True)
+        assert bench.results == {b"1": ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, b"0": 0, b"1 again": 1}
+        bench.mark(epoch=1)
+        await bench.send(b"next", 1, epoch=1, is_v2=True)
+        await bench.answer()
+        assert bench.results[b"next"] == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("limit", [200, 1 << 20])
 def test_a_batch_that_overtakes_one_that_was_refused_before_a_question_is_refused(
     limit: int, monkeypatch: pytest.MonkeyPatch
@@ -202,6 +219,19 @@ def test_a_batch_that_overtakes_one_that_was_refused_before_a_question_is_refuse
         await bench.answer()
         await bench.send(b"1", 1)
         assert bench.results[b"1"] == bench.log.log_end_offset - 1
+
+    asyncio.run(scenario())
+
+
+def test_the_sequences_go_on_when_a_producer_of_version_1_changes_to_version_2() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"0", 4)
+        await bench.answer()
+        bench.mark()
+        await bench.send(b"1", 5, is_v2=True)
+        await bench.answer()
+        assert bench.results == {b"0": 0, b"1": 2}
 
     asyncio.run(scenario())
 
@@ -236,7 +266,7 @@ def test_a_batch_that_cannot_be_appended_is_answered(failure: Exception, monkeyp
             raise failure
 
         monkeypatch.setattr(Partition, "append", fail)
-        queued = bench.partition.queue._bytes
+        queued = bench.partition.queue._queued_bytes
         queued.total = queued.limit
         await bench.send(b"0", 0)
         await bench.send(b"1", 1)

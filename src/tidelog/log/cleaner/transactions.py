@@ -78,6 +78,7 @@ class Transactions:
         return False
 
     def _begin(self, last_offset: int) -> None:
+        """Note the aborted transactions that begin at or before `last_offset`."""
         upcoming = self._upcoming
         while upcoming and upcoming[0][0] <= last_offset:
             aborted = heappop(upcoming)[2]
