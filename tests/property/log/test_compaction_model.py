@@ -118,6 +118,13 @@ class CompactionModel(RuleBasedStateMachine):
                 r._replace(aborted=True) if r.producer == producer and r.offset >= first else r for r in self.records
             ]
 
+    @rule(key=st.sampled_from(KEYS), has_value=st.booleans(), kind=st.sampled_from([ABORT, COMMIT]))
+    def write_transaction(self, key: bytes, has_value: bool, kind: int) -> None:
+        """Write a whole transaction of one producer: its parts seldom follow one another by themselves."""
+        if 0 not in self.open:
+            self.append([(key, has_value, 0)], 0, Codec.NONE, True, 0)
+            self.end_transaction(list(self.open).index(0), kind)
+
     # What the broker does
 
     @rule()
@@ -142,6 +149,13 @@ class CompactionModel(RuleBasedStateMachine):
         if groups:
             last = groups[-1].base_offsets[-1]
             self.rewrite(first, end.end_offset, min(base for base in bases if base > last))
+
+    @rule(step=st.sampled_from([0, RETENTION_MS]))
+    def close_and_clean(self, step: int) -> None:
+        """Clean all that can be cleaned: the three rules seldom follow one another by themselves."""
+        self.roll()
+        self.flush()
+        self.clean(1000, step)
 
     def rewrite(self, first: int, end: int, rewritten_to: int) -> None:
         """What a pass does, on the list."""
