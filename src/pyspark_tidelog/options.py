@@ -278,8 +278,8 @@ def _identity(options: Options, exactly_once: bool) -> BatchIdentity | None:
 def _max_partitions(options: Options) -> int:
     if (number := options.integer("maxPartitions", 0, at_least=1)) and "maxRecordsPerPartition" in options:
         raise OptionError(
-            "options maxPartitions and maxRecordsPerPartition cannot be combined: one limits the number of tasks, and"
-            " the other needs as many tasks as there are records"
+            "options maxPartitions and maxRecordsPerPartition cannot be combined: the first limits the number of"
+            " tasks, and the second needs more tasks for more records"
         )
     if number and (least := options.integer("minPartitions", 0, at_least=1)) > number:
         raise OptionError(f"option minPartitions is {least}, which is more than maxPartitions, {number}")

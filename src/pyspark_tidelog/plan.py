@@ -63,8 +63,8 @@ def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) 
 def grouped(ranges: Sequence[OffsetRange], max_partitions: int) -> list[tuple[OffsetRange, ...]]:
     """Distribute the ranges over at most `max_partitions` Spark partitions; 0 means a Spark partition for each range.
 
-    The numbers of offsets in the Spark partitions are as equal as a simple rule makes them: the largest range first,
-    each to the Spark partition that has the fewest offsets. Ranges of one topic partition that are in the same Spark
+    The ranges are taken in order of size, the largest first. Each goes to the Spark partition that has the fewest
+    offsets so far, so that all have about the same number. Ranges of one topic partition that are in the same Spark
     partition are in the order of their offsets.
     """
     if not max_partitions or len(ranges) <= max_partitions:

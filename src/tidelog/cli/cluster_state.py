@@ -114,7 +114,7 @@ class ClusterState(NamedTuple):
 
 
 def read_state(client: "Client") -> ClusterState:
-    """Request the state of the whole cluster. What a broker refuses to describe is in `problems`.
+    """Request the state of the whole cluster. Its `problems` name the details that a broker refuses to report.
 
     Raises CommandError, ApiError and ClientError if the brokers, or all topics, cannot be described.
     """
@@ -268,7 +268,7 @@ def _partitions_of(topic: "DescribeTopicPartitionsResponseTopic") -> list[Partit
 
 
 def _from_metadata(client: "Client", topics: Sequence[str]) -> tuple[list[PartitionReplicas], dict[str, CommandError]]:
-    """Do the same with a Metadata response, which has no eligible leader replicas."""
+    """Return the same as `_describe_partitions`, from a Metadata response, which has no eligible leader replicas."""
     from tidelog.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
     names = [MetadataRequestTopic(name=name) for name in sorted(set(topics))] or None

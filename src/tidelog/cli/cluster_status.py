@@ -21,7 +21,7 @@ from tidelog.cli.tables import (
 
 DEGRADED = 3
 """Exit code of `tidelog cluster status` if a broker is fenced or not registered, if a partition has no leader or a
-replica that is not in sync, or if a topic cannot be described, so that this is not known."""
+replica that is not in sync, or if a topic cannot be described, so that the state of its partitions is not known."""
 BAR_CELLS = 12
 SHOWN_PARTITIONS = 20
 """Upper bound on the partitions that are listed without --all."""
@@ -103,7 +103,7 @@ def summary_text(counts: dict[str, int], moving: int, unread_topics: int = 0) ->
     if moving:
         parts.append(f"{moving} {MOVING}")
     if unread_topics:
-        parts.append(f"those of {counted(unread_topics, 'topic')} not known")
+        parts.append(f"partitions of {counted(unread_topics, 'topic')} not known")
     elif not any(counts[trouble.key] for trouble in TROUBLES[:-1]):
         return "Every partition has a leader, and all replicas are in sync" + (
             f" ({comma_separated(parts)})." if parts else "."

@@ -42,22 +42,26 @@ class Start(NamedTuple):
     """Reading begins at the first record with this timestamp or a later one. In milliseconds since 1970."""
 
 
+Offset = Annotated[
+    str | None,
+    typer.Option("--offset", "-o", metavar="N", help="First offset: N, -N (N before the end), beginning or end."),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", "-s", metavar="TIME", help='Start at a time: "10 minutes ago", 1h, yesterday, an ISO time.'
+    ),
+]
+
+
 @app.command()
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Topic to read.")],
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", "-B", help="Print existing records, then new ones.")
     ] = False,
-    offset: Annotated[
-        str | None,
-        typer.Option("--offset", "-o", metavar="N", help="First offset: N, -N (N before the end), beginning or end."),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since", "-s", metavar="TIME", help='Start at a time: "10 minutes ago", 1h, yesterday, an ISO time.'
-        ),
-    ] = None,
+    offset: Offset = None,
+    since: Since = None,
     partition: Annotated[
         list[int], typer.Option("--partition", "-p", min=0, metavar="N", help="Only this partition; repeatable.")
     ] = [],  # noqa: B006 - typer copies it
@@ -85,8 +89,9 @@ def consume(
     are escaped. --json writes keys and values that are not UTF-8 as base64,
     in the fields key_base64 and value_base64; produce --json reads them.
 
-    Records of aborted transactions are not printed, and none behind an open
-    transaction; with -X isolation.level=read_uncommitted, all are printed.
+    Records of open and aborted transactions are not printed, nor are the
+    records after the start of an open transaction. With
+    -X isolation.level=read_uncommitted, all records are printed.
 
     Without --group nothing is committed, and no other reader is affected.
     The command stops at Ctrl-C, or when the reader of its output exits.

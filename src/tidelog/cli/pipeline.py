@@ -99,15 +99,15 @@ def pipeline() -> None:
 
 
 def load_pipelines(references: list[str]) -> list[Pipeline]:
-    """Load the pipelines. Raises CommandError, also for two pipelines with one name."""
+    """Load the pipelines. Raises CommandError if one cannot be loaded, or if two have the same name."""
     pipelines, failures = load_each(references)
     raise_together(failures)
     return pipelines
 
 
 def load_each(references: list[str]) -> tuple[list[Pipeline], list[CommandError]]:
-    """Load the pipelines that can be loaded, and return the failures of the other ones. A second pipeline with the
-    name of another one is a failure.
+    """Load the pipelines that can be loaded, and return the failures of the others. If two pipelines have the same
+    name, the second one is a failure.
     """
     pipelines: dict[str, Pipeline] = {}
     failures: list[CommandError] = []

@@ -37,7 +37,7 @@ JOINING_NOTICE_S = 0.5
 """After this many seconds without an assignment from the group, a message on the terminal says that the command waits
 for it."""
 UNSTABLE_RETRY_S = 0.5
-"""Pause, in seconds, before the committed offsets are requested again that an open transaction may change."""
+"""Pause, in seconds, before requesting again the committed offsets that an open transaction may change."""
 FETCH_BYTES_MAX = 16 << 20
 """Upper bound on the bytes of records in a fetch response."""
 PARTITION_BYTES_MAX = 1 << 20

@@ -62,9 +62,9 @@ class HangingTransactions(NamedTuple):
     failures: "dict[TopicPartition, CommandError]"
     """Partitions whose producers could not be read."""
     open_count: int
-    """Number of open transactions in the searched partitions, also of those that do not hang."""
+    """Number of all open transactions in the searched partitions, hanging or not."""
     young_count: int
-    """Number of them that were not examined, because their producers have written within the timeout."""
+    """Number of open transactions that were not examined, because their producers have written within the timeout."""
 
 
 def parse_states(texts: Iterable[str]) -> list[str]:

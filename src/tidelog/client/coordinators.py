@@ -123,7 +123,9 @@ def ask_coordinator(
 
 
 def is_concurrent(failure: object) -> bool:
-    """Return whether the coordinator still ends the last transaction. It does not have to be found again then."""
+    """Return whether the coordinator is still ending the last transaction. In this case, the client
+    need not look up the coordinator again.
+    """
     return isinstance(failure, ApiError) and failure.code == ErrorCode.CONCURRENT_TRANSACTIONS
 
 

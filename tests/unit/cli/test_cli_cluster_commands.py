@@ -187,7 +187,7 @@ def test_a_topic_that_is_refused_does_not_hide_the_others(
     cluster.broker.answers["ListPartitionReassignments"] = lambda _: ListPartitionReassignmentsResponse(error_code=31)
     ran = tidelog("cluster", "status", "--all", code=3)
     assert "orders" in ran.text
-    assert "those of 1 topic not known" in ran.text
+    assert "partitions of 1 topic not known" in ran.text
     notes = ran.errors.splitlines()
     assert "topic secret: TOPIC_AUTHORIZATION_FAILED" in notes[0]
     assert "unfinished moves cannot be read" in notes[1]
