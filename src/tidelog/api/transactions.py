@@ -7,9 +7,10 @@ WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 
 
 def code_for_producer(code: ErrorCode) -> ErrorCode:
-    """Return the error code for a producer whose request needs a new producer id. As in Kafka, this is
-    COORDINATOR_LOAD_IN_PROGRESS if the controller is unable to answer. All producers repeat the request after this error,
-    but some give up after REQUEST_TIMED_OUT or NOT_CONTROLLER.
+    """Return the error code for a producer whose request needs a new producer id.
+
+    As in Kafka, this is COORDINATOR_LOAD_IN_PROGRESS if the controller is unable to answer. All producers repeat the
+    request after this error, but some give up after REQUEST_TIMED_OUT or NOT_CONTROLLER.
     """
     return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if code in WITHOUT_CONTROLLER else code
 

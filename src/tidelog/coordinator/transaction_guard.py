@@ -45,7 +45,6 @@ class Question(NamedTuple):
     partition: "Partition"
     adds: bool
 
-
     @property
     def transaction(self) -> "_Key":
         return self.transactional_id, self.producer_id, self.producer_epoch, self.adds
