@@ -93,7 +93,7 @@ class TransactionIndex:
             previous_last = last
 
     def ends_below(self, offset: int) -> bool:
-        """Return whether the marker of the last whole entry is below `offset`. Reads this entry only. Raises OSError."""
+        """Return whether the marker of the last whole entry is below `offset`. Reads one entry. Raises OSError."""
         if not self.exists:
             return True
         file = self._disk.open(self.path)
