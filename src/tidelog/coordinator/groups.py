@@ -275,6 +275,9 @@ class GroupCoordinators:
         coordinator = self.host.coordinator(commit.group_id)
         if verification is not None:
             verification.check()
+            marker = verification.marker_of_lost_end(coordinator.now().wall_ms)
+            if marker is not None:
+                coordinator.end_transaction(marker, commit.producer_id, _no_reply, is_commit=False)
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
     def end_transaction(
@@ -477,3 +480,7 @@ def consumer_settings(config: "BrokerConfig") -> ConsumerSettings:
 def _assignors(names: list[str]) -> tuple[str, ...]:
     """Return the assignors' names in the protocol. The first one is the default. If `names` is empty, return all."""
     return tuple(dict.fromkeys(CONSUMER_ASSIGNORS[name] for name in names or CONSUMER_ASSIGNORS))
+
+
+def _no_reply(_: object) -> None:
+    """Ignore the answer: no request waits for it."""

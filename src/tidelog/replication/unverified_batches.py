@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.validation import NotInline
-from tidelog.replication.verification import Verification, has_open_transaction
+from tidelog.replication.verification import Verification, has_open_transaction, marker_of_lost_end
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, OutOfOrderSequenceNumber
 
@@ -158,6 +158,9 @@ class UnverifiedBatches:
         partition = self._partition
         outcome: Appended | ApiError | None
         try:
+            marker = marker_of_lost_end(partition, header.producer_id, header.producer_epoch, partition.wall_ms())
+            if marker is not None:
+                partition.append_batch(marker)
             if partition.appends_directly:
                 outcome = partition.append(memoryview(batch), header)
             else:
