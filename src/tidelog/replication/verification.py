@@ -58,9 +58,9 @@ def has_open_transaction(partition: "Partition", producer_id: int, producer_epoc
 def marker_of_lost_end(partition: "Partition", producer_id: int, producer_epoch: int, now_ms: int) -> bytearray | None:
     """Return an abort marker if the partition has an open transaction of an earlier epoch of this producer.
 
-    Call it when the coordinator has confirmed a transaction of `producer_epoch`. Then the earlier transaction has ended,
-    but its marker was lost here, in a power cut or an unclean election. Nobody knows whether it was committed. Without
-    a marker, its records would become visible with those of the new transaction, even if it was aborted.
+    Call it when the coordinator has confirmed a transaction of `producer_epoch`. Then the earlier transaction has
+    ended, but its marker was lost here, in a power cut or an unclean election. Nobody knows whether it was committed.
+    Without a marker, its records would become visible with those of the new transaction, even if it was aborted.
     """
     entry = partition.log.producers.entries.get(producer_id)
     if entry is None or entry.transaction_start < 0 or entry.epoch >= producer_epoch:
