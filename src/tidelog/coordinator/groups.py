@@ -14,6 +14,7 @@ from tidelog.coordinator.consumer.settings import (
     MigrationPolicy,
 )
 from tidelog.coordinator.consumer.topics import changed_names
+from tidelog.coordinator.decision import Producer
 from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.host import CoordinatorHost
 from tidelog.coordinator.lag import GroupLags
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidelog.config.broker_config import BrokerConfig
-    from tidelog.coordinator.decision import Producer, Reply
+    from tidelog.coordinator.decision import Reply
     from tidelog.coordinator.group.core import GroupCore, GroupListing
     from tidelog.coordinator.group.durable import DurableGroup
     from tidelog.coordinator.group.offsets import OffsetCommit
@@ -276,10 +277,14 @@ class GroupCoordinators:
         coordinator = self.host.coordinator(commit.group_id)
         if verification is not None:
             verification.check()
+            marker = verification.marker_of_lost_end(coordinator.now().wall_ms)
+            if marker is not None:
+                producer = Producer(commit.producer_id, commit.producer_epoch)
+                coordinator.end_transaction(marker, producer, _no_reply, is_commit=False)
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
     def end_transaction(
-        self, index: int, marker: bytearray, producer: "Producer", *, is_commit: bool, reply: "Reply"
+        self, index: int, marker: bytearray, producer: Producer, *, is_commit: bool, reply: "Reply"
     ) -> None:
         """Append a marker to a partition of `__consumer_offsets`, and commit or drop the transaction's offsets.
 
@@ -478,3 +483,7 @@ def consumer_settings(config: "BrokerConfig") -> ConsumerSettings:
 def _assignors(names: list[str]) -> tuple[str, ...]:
     """Return the assignors' names in the protocol. The first one is the default. If `names` is empty, return all."""
     return tuple(dict.fromkeys(CONSUMER_ASSIGNORS[name] for name in names or CONSUMER_ASSIGNORS))
+
+
+def _no_reply(_: object) -> None:
+    """Ignore the answer: no request waits for it."""

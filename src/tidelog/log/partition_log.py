@@ -11,15 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.log.appended import Appended
-from tidelog.log.batch_scan import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    HEADER,
-    LAST_OFFSET_DELTA,
-    LEADER_EPOCH,
-    MAX_TIMESTAMP,
-    PRODUCER_ID,
-)
+from tidelog.log.batch_scan import BASE_OFFSET, HEADER, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, PRODUCER_ID
 from tidelog.log.cut import Cut
 from tidelog.log.durability import Durability
 from tidelog.log.errors import CorruptLog
@@ -212,8 +204,7 @@ class PartitionLog:
         size, position = header.size, segment.size
         base_offset = self.log_end_offset
         next_offset = base_offset + header.last_offset_delta + 1
-        append_time_ms = -1
-        max_timestamp, base_timestamp = header.max_timestamp, header.base_timestamp
+        append_time_ms, max_timestamp, base_timestamp = -1, header.max_timestamp, header.base_timestamp
         if limits and (
             size > self._size_max
             or max_timestamp - now_ms > self._ahead_max_ms
@@ -254,12 +245,10 @@ class PartitionLog:
                 self._begin_epoch(leader_epoch)
         header.assign(base_offset=base_offset, leader_epoch=leader_epoch)
         try:
-            file = segment.opened or segment.file
-            if header.attributes & CONTROL_BIT and producer_id >= 0:
-                index_aborted(self.producers, segment.transactions, HEADER.unpack_from(batch), batch)
-            file.pwrite(batch, position)
-            segment.size = position + size
-            self.log_end_offset = next_offset
+            if header.attributes & CONTROL_BIT:
+                index_aborted(self.producers, segment, HEADER.unpack_from(batch), batch)
+            (segment.opened or segment.file).pwrite(batch, position)
+            segment.size, self.log_end_offset = position + size, next_offset
             if max_timestamp > segment.max_timestamp:
                 segment.max_timestamp = max_timestamp
                 segment.max_timestamp_offset = next_offset - 1
@@ -299,10 +288,8 @@ class PartitionLog:
             self.epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
         position, end_offset = segment.size, self.log_end_offset
         try:
-            file = segment.file
-            if fields[ATTRIBUTES] & CONTROL_BIT and fields[PRODUCER_ID] >= 0:
-                index_aborted(self.producers, segment.transactions, fields, batch)
-            file.pwrite(batch, position)
+            index_aborted(self.producers, segment, fields, batch)
+            segment.file.pwrite(batch, position)
             segment.size = position + len(batch)
             self.log_end_offset = next_offset
             segment.note_batch(position, fields)

@@ -24,7 +24,6 @@ from tidelog.wire.records import decode_records
 if TYPE_CHECKING:
     from tidelog.log.producer_state import ProducerState
     from tidelog.log.segment import Segment
-    from tidelog.log.transaction_index import TransactionIndex
     from tidelog.runtime.interfaces import Buffer
     from tidelog.wire.batches import BatchHeader
 
@@ -54,20 +53,21 @@ def end_marker(batch: "Buffer") -> tuple[int, int] | None:
     return kind, _END_MARKER.unpack_from(record.value)[1]
 
 
-def index_aborted(
-    producers: "ProducerState", transactions: "TransactionIndex", fields: Fields, batch: "Buffer"
-) -> None:
-    """If this control batch aborts a transaction, add the transaction to `transactions`.
+def index_aborted(producers: "ProducerState", segment: "Segment", fields: Fields, batch: "Buffer") -> None:
+    """If this is a control batch that aborts a transaction, add the transaction to the index of `segment`.
 
     Call it before `replay_producer`, which ends the transaction. A new batch is indexed before it is written: if the
     disk is full, nothing has changed yet, and the marker can be written later. Raises ValueError if the batch cannot
     be decoded, and OSError.
     """
+    if not fields[ATTRIBUTES] & CONTROL_BIT or fields[PRODUCER_ID] < 0:
+        return
     marker = end_marker(batch)
     if marker is not None and marker[0] == ABORT:
         aborted = producers.aborted_by_marker(fields[PRODUCER_ID], fields[BASE_OFFSET])
         if aborted is not None:
-            transactions.append(aborted)
+            _ = segment.file  # opened first: if it cannot be opened, there must be no entry
+            segment.transactions.append(aborted)
 
 
 def replay_producer(producers: "ProducerState", fields: Fields, batch: "Buffer | None") -> None:
@@ -99,7 +99,7 @@ def replay_batch(producers: "ProducerState", segment: "Segment", position: int, 
         return
     batch = segment.file.pread(size, position)
     try:
-        index_aborted(producers, segment.transactions, fields, batch)
+        index_aborted(producers, segment, fields, batch)
         replay_producer(producers, fields, batch)
     except ValueError as error:
         raise CorruptLog(segment.path, position, f"the control batch cannot be decoded: {error}") from error

@@ -327,6 +327,9 @@ class Partition:
                     self._flush_early()
         return appended
 
+    def wall_ms(self) -> int:
+        return self._now_ms()
+
     def monotonic_ms(self) -> int:
         return int(self._monotonic() * 1000)
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.validation import NotInline
-from tidelog.replication.verification import Verification, has_open_transaction
+from tidelog.replication.verification import Verification, has_open_transaction, marker_of_lost_end
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, OutOfOrderSequenceNumber
 
@@ -204,6 +204,9 @@ class UnverifiedBatches:
         later. Raises ApiError.
         """
         partition = self._partition
+        marker = marker_of_lost_end(partition, header.producer_id, header.producer_epoch, partition.wall_ms())
+        if marker is not None:
+            partition.append_batch(marker)
         if not partition.appends_directly:
             partition.check_writable(ACKS_ALL)
             return partition.queue.append(batch, header, done)

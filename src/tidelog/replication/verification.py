@@ -1,11 +1,15 @@
 """The time between a question to a transaction's coordinator and the append that depends on the answer (KIP-890)."""
 
+import logging
 from typing import TYPE_CHECKING
 
+from tidelog.wire.control_batches import marker_batch
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower
 
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
+
+logger = logging.getLogger("tidelog.replication")
 
 
 class Verification:
@@ -14,11 +18,12 @@ class Verification:
     Raises InvalidProducerEpoch if the partition has a higher epoch of the producer.
     """
 
-    __slots__ = ("_leader_epoch", "_partition", "_producer_id", "_producers", "_token")
+    __slots__ = ("_leader_epoch", "_partition", "_producer_epoch", "_producer_id", "_producers", "_token")
 
     def __init__(self, partition: "Partition", producer_id: int, producer_epoch: int) -> None:
         self._partition = partition
         self._producer_id = producer_id
+        self._producer_epoch = producer_epoch
         self._leader_epoch = partition.leader_epoch
         self._producers = partition.log.producers
         self._token = self._producers.begin_verification(producer_id, producer_epoch)
@@ -33,6 +38,10 @@ class Verification:
         if not self._producers.is_verification_valid(self._producer_id, self._token):
             raise ApiError("the transaction has ended in the meantime", ErrorCode.INVALID_TXN_STATE)
 
+    def marker_of_lost_end(self, now_ms: int) -> bytearray | None:
+        """Return the marker that must be appended before the records of the transaction; see the function."""
+        return marker_of_lost_end(self._partition, self._producer_id, self._producer_epoch, now_ms)
+
     def end(self) -> None:
         """Forget the question. It must be called exactly once."""
         self._producers.end_verification(self._producer_id, self._token)
@@ -44,3 +53,25 @@ def has_open_transaction(partition: "Partition", producer_id: int, producer_epoc
     """
     entry = partition.log.producers.entries.get(producer_id)
     return entry is not None and entry.transaction_start >= 0 and entry.epoch == producer_epoch
+
+
+def marker_of_lost_end(partition: "Partition", producer_id: int, producer_epoch: int, now_ms: int) -> bytearray | None:
+    """Return an abort marker if the partition has an open transaction of an earlier epoch of this producer.
+
+    Call it when the coordinator has confirmed a transaction of `producer_epoch`. Then the earlier transaction has
+    ended, but its marker was lost here, in a power cut or an unclean election. Nobody knows whether it was committed.
+    Without a marker, its records would become visible with those of the new transaction, even if it was aborted.
+    """
+    entry = partition.log.producers.entries.get(producer_id)
+    if entry is None or entry.transaction_start < 0 or entry.epoch >= producer_epoch:
+        return None
+    logger.warning(
+        "transaction aborted, its marker was lost partition=%s-%d producer_id=%d epoch=%d first_offset=%d",
+        partition.topic,
+        partition.index,
+        producer_id,
+        entry.epoch,
+        entry.transaction_start,
+    )
+    coordinator_epoch = max(entry.coordinator_epoch, 0)
+    return marker_batch(producer_id, producer_epoch, coordinator_epoch, is_commit=False, timestamp=now_ms)

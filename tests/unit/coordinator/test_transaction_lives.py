@@ -15,6 +15,13 @@ from tidelog.coordinator.transaction.records import EPOCH_MAX, Transaction, Tran
 from tidelog.replication.partition import Partition
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower
 from tidelog.wire.messages.delete_topics import DeleteTopicState
+from tidelog.wire.messages.write_txn_markers import (
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
 from transaction_harness import END_V1, END_V2, Producer, Stage, run
 
 
@@ -370,3 +377,55 @@ def test_listing_and_filters() -> None:
         assert response.unknown_state_filters == ["Odd"]
 
     run(scenario)
+
+
+async def lose_markers(stage: Stage, producer: Producer, monkeypatch: pytest.MonkeyPatch, *, commit: bool) -> Producer:
+    """End the transaction, but lose its markers: the partitions do not write them, although they say so."""
+
+    async def write_nothing(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        results = []
+        for marker in request.markers:
+            topics = [
+                WritableTxnMarkerTopicResult(
+                    topic.name, [WritableTxnMarkerPartitionResult(index, 0) for index in topic.partition_indexes]
+                )
+                for topic in marker.topics
+            ]
+            results.append(WritableTxnMarkerResult(marker.producer_id, topics))
+        return WriteTxnMarkersResponse(results)
+
+    writer = stage.broker._transactions._markers  # type: ignore[union-attr]
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_write_locally", write_nothing)
+        return await stage.finish(producer, commit=commit)
+
+
+def test_records_whose_end_was_lost_do_not_become_part_of_the_next_transaction(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The marker was lost in a power cut. Aborted records would be committed with the producer's next transaction."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"aborted") == 0
+        assert await stage.commit_offset(producer, 5) == 0
+        producer = await lose_markers(stage, producer, monkeypatch, commit=False)
+        assert await stage.end_offset(committed=True) == 0, "the transaction hangs"
+        assert await stage.offset() == "UNSTABLE_OFFSET_COMMIT"
+        assert await stage.produce(producer, b"a") == 0
+        assert await stage.produce(producer, b"b", sequence=1) == 0
+        assert await stage.commit_offset(producer, 7, index=1) == 0
+        assert await stage.end_offset(committed=True) == 2
+        assert await stage.offset() == -1
+        assert await stage.offset(index=1) == "UNSTABLE_OFFSET_COMMIT"
+        producer = await stage.finish(producer, commit=True)
+        assert await stage.values() == [b"a", b"b"]
+        assert (await stage.offset(), await stage.offset(index=1)) == (-1, 7)
+        await stage.kill()
+        await stage.init("other")
+        assert await stage.values() == [b"a", b"b"]
+        assert (await stage.offset(), await stage.offset(index=1)) == (-1, 7)
+        lines = [record.getMessage() for record in caplog.records if "its marker was lost" in record.msg]
+        assert len(lines) == 2, "one for each partition"
+
+    run(scenario, transaction_state_log_num_partitions=1)
