@@ -1,4 +1,4 @@
-"""Spark passes Arrow batches to a writer. Convert them to record batches, each for one partition."""
+"""Convert the Arrow batches that Spark passes to a writer to record batches, each for one partition."""
 
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
@@ -245,7 +245,8 @@ def _python_records(columns: Columns, row_numbers: Int64s, now_ms: Callable[[], 
     timestamps = _timestamps_ms(columns, now_ms).tolist() or [now_ms()] * len(row_numbers)
     cells = {name: column.to_pylist() for name, column in columns.items() if name != TIMESTAMP}
     for i in range(len(row_numbers)):
-        headers = [(h["key"], h["value"]) for h in cells.get("headers", [None] * (i + 1))[i] or ()]
+        row_headers = cells["headers"][i] if "headers" in cells else None
+        headers = [(header["key"], header["value"]) for header in row_headers or ()]
         key = cells["key"][i] if "key" in cells else None
         yield Record(_bytes_of(key), _bytes_of(cells["value"][i]), timestamps[i], headers)
 

@@ -378,6 +378,10 @@ def test_the_chinese_readme_is_in_step() -> None:
             "links": [t.partition("#")[0] for t in LINK.findall(prose) if not t.startswith("README")],
             "rows": len(re.findall(r"^\|", prose, re.MULTILINE)),
             "items": len(re.findall(r"^- ", prose, re.MULTILINE)),
+            # In the order of each language; a figure may be repeated in one of them.
+            "figures": [
+                set(re.findall(r"\d[\d,.]*\d|\d", part)) for part in re.split(r"^## ", prose, flags=re.MULTILINE)
+            ],
         }
 
     assert shape(english) == shape(chinese)

@@ -15,13 +15,17 @@ import pytest
 from interop_harness.suite import NewTopicNamed, Unique
 from process_harness.raw import RawConnection, response_class
 from tidelog.api.registry import TABLE
+from tidelog.testing import Cluster
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.frames import decode_response_header
 from tidelog.wire.message import Message
 from tidelog.wire.messages import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_client_quotas,
     alter_configs,
+    alter_partition_reassignments,
     consumer_group_heartbeat,
     create_partitions,
     create_topics,
@@ -29,19 +33,28 @@ from tidelog.wire.messages import (
     delete_topics,
     describe_configs,
     describe_log_dirs,
+    describe_producers,
+    describe_quorum,
     describe_topic_partitions,
+    describe_transactions,
+    elect_leaders,
+    end_txn,
     fetch,
     find_coordinator,
     incremental_alter_configs,
+    init_producer_id,
     join_group,
     leave_group,
     list_offsets,
+    list_transactions,
     metadata,
     offset_commit,
     offset_delete,
     offset_fetch,
     produce,
     sync_group,
+    txn_offset_commit,
+    write_txn_markers,
 )
 from tidelog.wire.records import Record, encode_batch
 from wire_harness import encode_request
@@ -60,6 +73,8 @@ class Stage(NamedTuple):
     group: str
     unused: str
     """A name that no topic has."""
+    broker_id: int
+    """The broker that leads the topic's partitions."""
 
 
 Build = Callable[[Stage], Message]
@@ -177,6 +192,34 @@ def _consumer_group_heartbeat(stage: Stage) -> Message:
     )
 
 
+def _elect_leaders(stage: Stage) -> Message:
+    partitions = [elect_leaders.TopicPartitions(topic=stage.topic, partitions=[0, 1])]
+    return elect_leaders.ElectLeadersRequest(topic_partitions=partitions, timeout_ms=30_000)
+
+
+def _reassign(stage: Stage) -> Message:
+    partition = alter_partition_reassignments.ReassignablePartition(0, [stage.broker_id])
+    topics = [alter_partition_reassignments.ReassignableTopic(stage.topic, [partition])]
+    return alter_partition_reassignments.AlterPartitionReassignmentsRequest(timeout_ms=30_000, topics=topics)
+
+
+def _describe_quorum(stage: Stage) -> Message:
+    partitions = [describe_quorum.PartitionData(partition_index=0)]
+    topics = [describe_quorum.TopicData("__cluster_metadata", partitions)]
+    return describe_quorum.DescribeQuorumRequest(topics=topics)
+
+
+def _describe_producers(stage: Stage) -> Message:
+    return describe_producers.DescribeProducersRequest(topics=[describe_producers.TopicRequest(stage.topic, [0, 1])])
+
+
+def _write_txn_markers(stage: Stage) -> Message:
+    """Ends the transaction of a producer that has none."""
+    topics = [write_txn_markers.WritableTxnMarkerTopic(stage.topic, [0, 1])]
+    marker = write_txn_markers.WritableTxnMarker(producer_id=1 << 40, transaction_result=True, topics=topics)
+    return write_txn_markers.WriteTxnMarkersRequest(markers=[marker])
+
+
 REQUESTS: dict[int, Build] = {
     0: _produce,
     1: _fetch,
@@ -190,13 +233,20 @@ REQUESTS: dict[int, Build] = {
     19: _create_topics,
     20: _delete_topics,
     21: _delete_records,
+    22: lambda stage: init_producer_id.InitProducerIdRequest(stage.group, 60_000),
+    27: _write_txn_markers,
     32: _describe_configs,
     33: _alter_configs,
     35: lambda stage: describe_log_dirs.DescribeLogDirsRequest(topics=None),
     37: _create_partitions,
+    43: _elect_leaders,
     44: _incremental_alter_configs,
+    45: _reassign,
     47: _offset_delete,
     49: _alter_client_quotas,
+    55: _describe_quorum,
+    61: _describe_producers,
+    65: lambda stage: describe_transactions.DescribeTransactionsRequest([stage.group]),
     68: _consumer_group_heartbeat,
     75: lambda stage: describe_topic_partitions.DescribeTopicPartitionsRequest(
         topics=[describe_topic_partitions.TopicRequest(name=stage.topic)]
@@ -256,14 +306,18 @@ def client(address: tuple[str, int]) -> Iterator[HalfClosing]:
 
 @pytest.fixture
 def stage(address: tuple[str, int], new_topic: NewTopicNamed, unique: Unique) -> Stage:
+    return stage_with(address, new_topic("half-closed", partitions=2), unique("half-closed"), unique("unused"))
+
+
+def stage_with(address: tuple[str, int], topic: str, group: str, unused: str) -> Stage:
     """A topic of two partitions, with a record in the first; a group with a coordinator that has begun."""
-    topic, group = new_topic("half-closed", partitions=2), unique("half-closed")
     with RawConnection(address) as other:
         asked = metadata.MetadataRequest(topics=[metadata.MetadataRequestTopic(name=topic)])
         described = cast("metadata.MetadataResponse", other.ask(asked, 12))
         assert other.produce(topic, 0, [b"first", b"second"]).error_code == ErrorCode.NONE
         until_coordinated(other, group)
-    return Stage(topic, described.topics[0].topic_id, group, unique("unused"))
+    (found,) = described.topics
+    return Stage(topic, found.topic_id, group, unused, found.partitions[0].leader_id)
 
 
 def until_coordinated(other: RawConnection, group: str) -> None:
@@ -448,6 +502,125 @@ def until_rebalancing(leader: RawConnection, group: str, first: "join_group.Join
             return
         assert time.monotonic() < deadline, answer
         time.sleep(0.02)
+
+
+VERSION_1 = {"add": 3, "offsets": 4, "produce": 11, "commit": 4, "end": 4}
+"""The versions of the requests of a transaction that a producer of transaction version 1 sends."""
+VERSION_2 = {"add": 3, "offsets": 4, "produce": 13, "commit": 5, "end": 5}
+"""With transaction version 2, Produce and TxnOffsetCommit would also add the partition and the group themselves."""
+
+
+@pytest.mark.parametrize("versions", [VERSION_1, VERSION_2], ids=["version 1", "version 2"])
+@pytest.mark.parametrize("together", [True, False], ids=["one connection", "a connection each"])
+def test_every_request_of_a_transaction_is_answered(
+    address: tuple[str, int], stage: Stage, versions: dict[str, int], *, together: bool
+) -> None:
+    name = stage.group
+    producer = until_initialized(address, name)
+    of_producer = (producer.producer_id, producer.producer_epoch)
+    batch = encode_batch(
+        [Record(value=b"v")],
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=0,
+        is_transactional=True,
+    )
+    data = [produce.PartitionProduceData(index=0, records=batch)]
+    topic = produce.TopicProduceData(name=stage.topic, topic_id=stage.topic_id, partition_data=data)
+    offsets = [txn_offset_commit.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1)]
+    asked: list[tuple[Message, int]] = [
+        (
+            add_partitions_to_txn.AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=name,
+                v3_and_below_producer_id=producer.producer_id,
+                v3_and_below_producer_epoch=producer.producer_epoch,
+                v3_and_below_topics=[add_partitions_to_txn.AddPartitionsToTxnTopic(stage.topic, [0, 1])],
+            ),
+            versions["add"],
+        ),
+        (produce.ProduceRequest(name, -1, 30_000, [topic]), versions["produce"]),
+        (add_offsets_to_txn.AddOffsetsToTxnRequest(name, *of_producer, name), versions["offsets"]),
+        (
+            txn_offset_commit.TxnOffsetCommitRequest(
+                name, name, *of_producer, topics=[txn_offset_commit.TxnOffsetCommitRequestTopic(stage.topic, offsets)]
+            ),
+            versions["commit"],
+        ),
+        (describe_transactions.DescribeTransactionsRequest([name]), 0),
+        (list_transactions.ListTransactionsRequest(producer_id_filters=[producer.producer_id]), 0),
+        (_describe_producers(stage), 0),
+        (end_txn.EndTxnRequest(name, *of_producer, committed=True), versions["end"]),
+    ]
+    answers: list[Any] = []
+    for requests in [asked] if together else [[request] for request in asked]:
+        with HalfClosing(address) as one:
+            one.send(*requests)
+            answers += one.answers()
+    added, written, added_group, committed, described, listed, producers, ended = answers
+    added_codes = [p.partition_error_code for t in added.results_by_topic_v3_and_below for p in t.results_by_partition]
+    assert added_codes == [0, 0]
+    assert (written.responses[0].partition_responses[0].error_code, added_group.error_code) == (0, 0)
+    assert committed.topics[0].partitions[0].error_code == 0
+    assert described.transaction_states[0].transaction_state == "Ongoing"
+    assert [state.transactional_id for state in listed.transaction_states] == [name]
+    assert len(producers.topics[0].partitions[0].active_producers) == 1
+    assert ended.error_code == 0
+    again = until_initialized(address, name)  # waits for the markers of the end
+    assert again.producer_epoch > producer.producer_epoch
+
+
+def until_initialized(address: tuple[str, int], transactional_id: str) -> "init_producer_id.InitProducerIdResponse":
+    """Ask with half-closed connections until the coordinator has begun, or has written the markers of an end."""
+    looked_for = find_coordinator.FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id])
+    deadline = time.monotonic() + 30
+    while True:
+        with HalfClosing(address) as one:
+            one.send((looked_for, 6), (init_producer_id.InitProducerIdRequest(transactional_id, 60_000), 5))
+            _, answer = one.answers()
+        if answer.error_code == ErrorCode.NONE:
+            return cast("init_producer_id.InitProducerIdResponse", answer)
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.05)
+
+
+@pytest.mark.tidelog_only("starts brokers of its own")
+def test_every_api_answers_at_every_broker_of_a_cluster() -> None:
+    """Also where the controller, a leader, a coordinator or followers are other brokers, which are asked first."""
+    with Cluster(3, settings={"offsets.topic.num.partitions": 12}) as cluster:
+        cluster.wait_until_in_sync()
+        for number in cluster.numbers:
+            host, _, port = cluster.address(number).rpartition(":")
+            address = (host, int(port))
+            topic = f"half-closed-{number}"
+            with RawConnection(address) as other:
+                group = group_coordinated_by(other, number)
+                others = [n for n in cluster.numbers if n != number]
+                partitions = [
+                    create_topics.CreatableReplicaAssignment(0, [number, *others]),
+                    create_topics.CreatableReplicaAssignment(1, [*others, number]),
+                ]
+                created = create_topics.CreatableTopic(topic, -1, -1, assignments=partitions)
+                other.ask(create_topics.CreateTopicsRequest([created], timeout_ms=30_000), 7)
+            stage = stage_with(address, topic, group, f"unused-{number}")
+            for api_key in TABLE:
+                if APIS[api_key].name == "UnregisterBroker":
+                    continue  # its default names no broker, and is refused at once
+                with HalfClosing(address) as one:
+                    one.send((request_of(api_key, stage), TABLE[api_key].max_version))
+                    one.answers()
+
+
+def group_coordinated_by(other: RawConnection, number: int) -> str:
+    names = [f"group-{i}" for i in range(100)]
+    deadline = time.monotonic() + 30
+    while True:
+        asked = find_coordinator.FindCoordinatorRequest(coordinator_keys=names)
+        found = cast("find_coordinator.FindCoordinatorResponse", other.ask(asked, 6))
+        for coordinator in found.coordinators:
+            if not coordinator.error_code and coordinator.node_id == number:
+                return coordinator.key
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
 
 
 def test_throttled_requests_are_answered_one_after_another(

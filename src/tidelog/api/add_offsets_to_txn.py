@@ -31,6 +31,7 @@ async def handle(
             await groups.make_topic()
         partition = CONSUMER_OFFSETS, groups.partition_index(request.group_id)
         producer = Producer(request.producer_id, request.producer_epoch)
+        # 0 stands for every transaction version below 2.
         services.transactions.add_partitions(request.transactional_id, producer, [partition], 0, reply)
     except ApiError as error:
         return build(error)

@@ -7,6 +7,7 @@ leader adds the partition to the transaction. Otherwise it verifies that the par
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
@@ -32,6 +33,17 @@ PARTITIONS_PER_STEP = 200
 _Codes = dict[Partition, ErrorCode]
 
 
+class _Answer(NamedTuple):
+    """The error codes of one transaction's partitions."""
+
+    codes: _Codes
+    is_joined: bool
+    """Whether the response names each topic and partition only once, although the request may name them repeatedly. As
+    in Kafka, the response is joined if a partition does not exist or is forbidden, and after a verification. Otherwise
+    it has the same entries as the request.
+    """
+
+
 def handle(
     services: Services, context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> Steps[Pending[Steps[AddPartitionsToTxnResponse]]]:
@@ -43,12 +55,14 @@ def handle(
     if version < SEVERAL_SINCE:
         topics = request.v3_and_below_topics
         producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
-        answer: Gathering[_Codes] = Gathering(lambda codes: _response(topics, codes[0], version))
+        answer: Gathering[_Answer] = Gathering(lambda answers: _response(topics, answers[0], version))
         codes = yield from _check(image, topics, allow_internal=False)
         transaction = _Change(services, request.v3_and_below_transactional_id, producer, codes, answer.reply())
         transaction.add(0)
         return answer.finish()
-    answers: Gathering[_Codes] = Gathering(lambda codes: _response_of_several(request.transactions, codes, version))
+    answers: Gathering[_Answer] = Gathering(
+        lambda received: _response_of_several(request.transactions, received, version)
+    )
     for entry in request.transactions:
         codes = yield from _check(image, entry.topics, allow_internal=True)
         producer = Producer(entry.producer_id, entry.producer_epoch)
@@ -82,7 +96,9 @@ def _check(image: MetadataImage, topics: list[AddPartitionsToTxnTopic], *, allow
 
 
 class _Change:
-    """The partitions of one transaction in a request. `reply` is called with their error codes."""
+    """The partitions of one transaction in a request, which are added to the transaction or verified. `reply` is called
+    once, with their error codes.
+    """
 
     def __init__(
         self,
@@ -90,16 +106,17 @@ class _Change:
         transactional_id: str,
         producer: Producer,
         codes: _Codes,
-        reply: Callable[[_Codes], None],
+        reply: Callable[[_Answer], None],
     ) -> None:
         self._coordinators = services.transactions
         self._transactional_id = transactional_id
         self._producer = producer
         self._codes = codes
         self._reply = reply
+        self._is_joined = False
 
     def add(self, version: int) -> None:
-        """Add the partitions, for a client that uses this transaction version."""
+        """Add the partitions. `version` is the client's transaction version: V2, or 0 for every older version."""
         if self._is_refused():
             return
         try:
@@ -112,6 +129,7 @@ class _Change:
     def verify(self) -> None:
         if self._is_refused():
             return
+        self._is_joined = True
         try:
             self._coordinators.verify_partitions(self._transactional_id, self._producer, self._codes, self._answer)
         except ApiError as error:
@@ -119,41 +137,53 @@ class _Change:
 
     def _is_refused(self) -> bool:
         if any(self._codes.values()):
-            self._reply(self._codes)
+            self._reply(_Answer(self._codes, is_joined=True))
             return True
         return False
 
     def _answer(self, answer: list[ErrorCode] | ApiError | None) -> None:
+        """Accept the coordinator's answer: a code for each partition, an error of all partitions, or None if all
+        partitions were added.
+        """
         if isinstance(answer, ApiError):
             self._codes = dict.fromkeys(self._codes, answer.code)
         elif answer is not None:
             self._codes = dict(zip(self._codes, answer, strict=True))
-        self._reply(self._codes)
+        self._reply(_Answer(self._codes, self._is_joined))
 
 
-def _response(topics: list[AddPartitionsToTxnTopic], codes: _Codes, version: int) -> Steps[AddPartitionsToTxnResponse]:
-    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=(yield from _results(topics, codes, version)))
+def _response(
+    topics: list[AddPartitionsToTxnTopic], answer: _Answer, version: int
+) -> Steps[AddPartitionsToTxnResponse]:
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=(yield from _results(topics, answer, version)))
 
 
 def _response_of_several(
-    transactions: list[AddPartitionsToTxnTransaction], codes: list[_Codes], version: int
+    transactions: list[AddPartitionsToTxnTransaction], answers: list[_Answer], version: int
 ) -> Steps[AddPartitionsToTxnResponse]:
     results = []
-    for entry, entry_codes in zip(transactions, codes, strict=True):
-        topics = yield from _results(entry.topics, entry_codes, version)
+    for entry, answer in zip(transactions, answers, strict=True):
+        topics = yield from _results(entry.topics, answer, version)
         results.append(AddPartitionsToTxnResult(entry.transactional_id, topics))
         yield
     return AddPartitionsToTxnResponse(results_by_transaction=results)
 
 
 def _results(
-    topics: list[AddPartitionsToTxnTopic], codes: _Codes, version: int
+    topics: list[AddPartitionsToTxnTopic], answer: _Answer, version: int
 ) -> Steps[list[AddPartitionsToTxnTopicResult]]:
+    if answer.is_joined:
+        joined: dict[str, list[int]] = {}
+        for position, (name, index) in enumerate(answer.codes):
+            joined.setdefault(name, []).append(index)
+            if not position % PARTITIONS_PER_STEP:
+                yield
+        topics = [AddPartitionsToTxnTopic(name, indexes) for name, indexes in joined.items()]
     results = []
     for topic in topics:
         partitions = []
         for position, index in enumerate(topic.partitions):
-            code = code_for_version(codes[topic.name, index], version, FENCED_SINCE)
+            code = code_for_version(answer.codes[topic.name, index], version, FENCED_SINCE)
             partitions.append(AddPartitionsToTxnPartitionResult(index, code))
             if not position % PARTITIONS_PER_STEP:
                 yield

@@ -10,7 +10,7 @@ from tidelog.cli.cluster_state import PartitionReplicas, read_partitions, read_s
 from tidelog.cli.cluster_status import DEGRADED, brokers_table, is_degraded, print_status, state_json
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, connect
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.tables import Column, Table, counted, print_json, print_table
+from tidelog.cli.tables import Column, Table, counted, print_json, print_notes, print_table
 from tidelog.model.ids import indexes_by_topic
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -68,7 +68,8 @@ def status(
     led by another     the leader is not the first replica, which is preferred
 
     The exit code is 0 if all brokers are active and all replicas are in
-    sync, 3 if not, and 1 if no broker answers.
+    sync, 3 if not or if a topic cannot be described, and 1 if no broker
+    answers.
 
     Examples:
 
@@ -81,7 +82,8 @@ def status(
     if json:
         print_json(state_json(state))
     else:
-        print_status(state, every=all_partitions)
+        print_status(state, all_partitions=all_partitions)
+    print_notes(state.problems)
     return DEGRADED if is_degraded(state) else 0
 
 
@@ -107,6 +109,7 @@ def brokers(
         print_json(state_json(state)["brokers"])
     else:
         print_table(brokers_table(state))
+    print_notes(state.problems)
 
 
 @app.command()
@@ -189,7 +192,7 @@ def confirm_unclean(partitions: list[PartitionReplicas]) -> None:
     """Ask the user. Raises CommandError if the answer is no, or if stdin is not a terminal."""
     names = ", ".join(map(str, partitions[:10])) + (", ..." if len(partitions) > 10 else "")
     if not sys.stdin.isatty():
-        raise CommandError(f"an unclean election may lose records of {names}; --yes does it without a question")
+        raise CommandError(f"an unclean election may lose records of {names}; to elect leaders anyway, add --yes")
     if not typer.confirm(f"Records of {counted(len(partitions), 'partition')} may be lost ({names}). Elect leaders?"):
         raise CommandError("no leader was elected")
 

@@ -5,10 +5,12 @@ fewer details.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.cli.cluster import TOPIC_RESOURCE, code_error
 from tidelog.cli.connection import ANSWER_MS
+from tidelog.cli.errors import CommandError
 from tidelog.cli.own_client import ask_any, raise_for_code
 from tidelog.model.addresses import host_port_text
 
@@ -94,6 +96,11 @@ class ClusterState(NamedTuple):
     """A broker's number; UNKNOWN if the brokers do not report it."""
     brokers: list[ClusterBroker]
     partitions: list[PartitionReplicas]
+    problems: list[str] = []  # noqa: RUF012 - never changed
+    """Topics that the brokers refuse to describe, so that they are not in `partitions`, and other details that cannot
+    be read; each with the reason."""
+    unread_topics: int = 0
+    """The number of topics that are not in `partitions`."""
 
     @property
     def fenced(self) -> list[int]:
@@ -107,9 +114,15 @@ class ClusterState(NamedTuple):
 
 
 def read_state(client: "Client") -> ClusterState:
-    """Request the state of the whole cluster. Raises CommandError, ApiError and ClientError."""
+    """Request the state of the whole cluster. What a broker refuses to describe is in `problems`.
+
+    Raises CommandError, ApiError and ClientError if the brokers, or all topics, cannot be described.
+    """
     cluster_id, controller, brokers = read_brokers(client)
-    return ClusterState(cluster_id, controller, brokers, read_partitions(client))
+    partitions, failures = _describe_partitions(client, ())
+    problems = [str(failure) for failure in failures.values()]
+    partitions = _with_details(client, partitions, problems)
+    return ClusterState(cluster_id, controller, brokers, partitions, problems, len(failures))
 
 
 def read_brokers(client: "Client") -> tuple[str, int, list[ClusterBroker]]:
@@ -129,7 +142,8 @@ def _describe_cluster(client: "Client") -> "DescribeClusterResponse":
 
     try:
         return ask_any(client, DescribeClusterRequest(include_fenced_brokers=True), DescribeClusterResponse)
-    except (ClientError, ValueError):  # a broker of Kafka 3 cannot report fenced brokers
+    except (ClientError, ValueError):
+        # A broker of Kafka 3 cannot report fenced brokers: in its version of the API, the request lacks this field.
         return ask_any(client, DescribeClusterRequest(), DescribeClusterResponse)
 
 
@@ -157,14 +171,48 @@ def _quorum_leader(client: "Client") -> int:
     return leaders[0] if leaders and not answer.error_code else UNKNOWN
 
 
-def read_partitions(client: "Client", topics: Sequence[str] = ()) -> list[PartitionReplicas]:
+def read_partitions(
+    client: "Client", topics: Sequence[str] = (), problems: list[str] | None = None
+) -> list[PartitionReplicas]:
     """Return the partitions of these topics, or of all topics, with their moves and `min.insync.replicas`.
 
-    Raises CommandError for a topic that does not exist.
+    With `problems`, topics and details that the brokers refuse to report are left out, and the reasons are appended to
+    `problems`. Otherwise raises CommandError, also for a topic that does not exist.
     """
-    partitions = _describe_partitions(client, topics)
-    min_isr = _min_isr(client, dict.fromkeys(part.topic for part in partitions))
-    moves = read_moves(client)
+    partitions, failures = _describe_partitions(client, topics)
+    if problems is None:
+        for failure in failures.values():
+            raise failure
+    else:
+        problems += map(str, failures.values())
+    return _with_details(client, partitions, problems)
+
+
+def _with_details(
+    client: "Client", partitions: list[PartitionReplicas], problems: list[str] | None = None
+) -> list[PartitionReplicas]:
+    """Return the partitions with their moves and `min.insync.replicas`. If the brokers refuse to report one of these,
+    it is left out, and the reason is appended to `problems`.
+
+    Without `problems`, raises CommandError and ClientError instead.
+    """
+    from tidelog.client.errors import ClientError
+    from tidelog.wire.errors import ApiError
+
+    min_isr: Mapping[str, int] = {}
+    moves: Mapping[tuple[str, int], Move] = {}
+    try:
+        min_isr = _min_isr(client, dict.fromkeys(part.topic for part in partitions))
+    except (CommandError, ClientError, ApiError) as error:
+        if problems is None:
+            raise
+        problems.append(f"{MIN_ISR} of the topics cannot be read, and is taken to be 1: {error}")
+    try:
+        moves = read_moves(client)
+    except (CommandError, ClientError, ApiError) as error:
+        if problems is None:
+            raise
+        problems.append(f"unfinished moves cannot be read, and are not shown: {error}")
     return [
         part._replace(
             min_isr=min(min_isr.get(part.topic, 1), len(part.replicas)), move=moves.get((part.topic, part.partition))
@@ -173,7 +221,12 @@ def read_partitions(client: "Client", topics: Sequence[str] = ()) -> list[Partit
     ]
 
 
-def _describe_partitions(client: "Client", topics: Sequence[str]) -> list[PartitionReplicas]:
+def _describe_partitions(
+    client: "Client", topics: Sequence[str]
+) -> tuple[list[PartitionReplicas], dict[str, CommandError]]:
+    """Return the partitions of these topics, or of all topics, and the failures by topic. A topic of all topics that
+    was deleted meanwhile is left out.
+    """
     from tidelog.client.errors import ApiNotSupported
     from tidelog.wire.messages.describe_topic_partitions import (
         DescribeTopicPartitionsRequest,
@@ -182,6 +235,7 @@ def _describe_partitions(client: "Client", topics: Sequence[str]) -> list[Partit
     )
 
     partitions: list[PartitionReplicas] = []
+    failures: dict[str, CommandError] = {}
     cursor: Cursor | None = None
     names = [TopicRequest(name) for name in sorted(set(topics))]
     while True:
@@ -191,18 +245,17 @@ def _describe_partitions(client: "Client", topics: Sequence[str]) -> list[Partit
         except ApiNotSupported:
             return _from_metadata(client, topics)
         for topic in answer.topics:
-            partitions += _partitions_of(client, topic)
+            if not _has_failed(client, topic.name or "", topic.error_code, topics, failures):
+                partitions += _partitions_of(topic)
         cursor = answer.next_cursor
         if cursor is None:
-            return sorted(partitions, key=lambda part: (part.topic, part.partition))
+            return sorted(partitions, key=lambda part: (part.topic, part.partition)), failures
 
 
-def _partitions_of(client: "Client", topic: "DescribeTopicPartitionsResponseTopic") -> list[PartitionReplicas]:
-    name = topic.name or ""
-    _check_topic(client, name, topic.error_code)
+def _partitions_of(topic: "DescribeTopicPartitionsResponseTopic") -> list[PartitionReplicas]:
     return [
         PartitionReplicas(
-            name,
+            topic.name or "",
             part.partition_index,
             part.leader_id,
             part.replica_nodes,
@@ -214,15 +267,17 @@ def _partitions_of(client: "Client", topic: "DescribeTopicPartitionsResponseTopi
     ]
 
 
-def _from_metadata(client: "Client", topics: Sequence[str]) -> list[PartitionReplicas]:
-    """Return the partitions from a Metadata response, which has no eligible leader replicas."""
+def _from_metadata(client: "Client", topics: Sequence[str]) -> tuple[list[PartitionReplicas], dict[str, CommandError]]:
+    """Do the same with a Metadata response, which has no eligible leader replicas."""
     from tidelog.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
     names = [MetadataRequestTopic(name=name) for name in sorted(set(topics))] or None
     answer = ask_any(client, MetadataRequest(topics=names, allow_auto_topic_creation=False), MetadataResponse)
-    partitions = []
+    partitions: list[PartitionReplicas] = []
+    failures: dict[str, CommandError] = {}
     for topic in answer.topics:
-        _check_topic(client, topic.name or "", topic.error_code)
+        if _has_failed(client, topic.name or "", topic.error_code, topics, failures):
+            continue
         for part in topic.partitions:
             partitions.append(
                 PartitionReplicas(
@@ -234,17 +289,25 @@ def _from_metadata(client: "Client", topics: Sequence[str]) -> list[PartitionRep
                     offline=part.offline_replicas,
                 )
             )
-    return sorted(partitions, key=lambda part: (part.topic, part.partition))
+    return sorted(partitions, key=lambda part: (part.topic, part.partition)), failures
 
 
-def _check_topic(client: "Client", name: str, code: int) -> None:
+def _has_failed(
+    client: "Client", name: str, code: int, wanted: Sequence[str], failures: dict[str, CommandError]
+) -> bool:
+    """Return whether the answer for a topic is an error, and add it to `failures`. `wanted` is empty if all topics were
+    asked for.
+    """
     from tidelog.cli.cluster import no_such_topic, topic_names
     from tidelog.wire.errors import ErrorCode
 
-    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        raise no_such_topic(name, topic_names(client))
-    if code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
-        raise code_error(code, None, name)
+    if code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+        return False
+    if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        failures[name] = code_error(code, None, name)
+    elif wanted:
+        failures[name] = no_such_topic(name, topic_names(client))
+    return True
 
 
 def _min_isr(client: "Client", topics: Iterable[str]) -> dict[str, int]:
@@ -263,8 +326,9 @@ def _min_isr(client: "Client", topics: Iterable[str]) -> dict[str, int]:
         answer = ask_any(client, DescribeConfigsRequest(resources=resources), DescribeConfigsResponse)
         for result in answer.results:
             for entry in result.configs:
-                if entry.name == MIN_ISR and (entry.value or "").isdigit():
-                    values[result.resource_name] = int(entry.value or "1")
+                if entry.name == MIN_ISR:
+                    with suppress(ValueError):
+                        values[result.resource_name] = int(entry.value or "1")
     return values
 
 

@@ -20,8 +20,8 @@ from tidelog.cli.tables import (
 )
 
 DEGRADED = 3
-"""Exit code of `tidelog cluster status` if a broker is fenced or not registered, or if a partition has no leader or a
-replica that is not in sync."""
+"""Exit code of `tidelog cluster status` if a broker is fenced or not registered, if a partition has no leader or a
+replica that is not in sync, or if a topic cannot be described, so that this is not known."""
 BAR_CELLS = 12
 SHOWN_PARTITIONS = 20
 """Upper bound on the partitions that are listed without --all."""
@@ -48,7 +48,7 @@ MOVING = "moving"
 
 
 def is_degraded(state: ClusterState) -> bool:
-    return bool(state.fenced or state.missing) or any(
+    return bool(state.fenced or state.missing or state.unread_topics) or any(
         trouble.applies(part) for trouble in TROUBLES[:-1] for part in state.partitions
     )
 
@@ -69,7 +69,10 @@ def state_words(part: PartitionReplicas) -> list[str]:
     return words + [MOVING] * (part.move is not None)
 
 
-def print_status(state: ClusterState, *, every: bool) -> None:
+def print_status(state: ClusterState, *, all_partitions: bool) -> None:
+    """Print the brokers, a summary, and the partitions with trouble. Without `all_partitions`, partitions whose only
+    trouble is "led by another" are omitted, and at most SHOWN_PARTITIONS are listed.
+    """
     topics = len({part.topic for part in state.partitions})
     print_heading(
         f"Cluster {state.cluster_id}",
@@ -85,21 +88,23 @@ def print_status(state: ClusterState, *, every: bool) -> None:
     print()
     counts = {trouble.key: sum(trouble.applies(part) for part in state.partitions) for trouble in TROUBLES}
     moving = sum(part.move is not None for part in state.partitions)
-    print_line(summary_text(counts, moving), "red" if is_degraded(state) else "green")
-    partitions = [part for part in state.partitions if state_words(part) or (every and troubles_of(part))]
+    print_line(summary_text(counts, moving, state.unread_topics), "red" if is_degraded(state) else "green")
+    partitions = [part for part in state.partitions if state_words(part) or (all_partitions and troubles_of(part))]
     partitions.sort(key=lambda part: [not trouble.applies(part) for trouble in TROUBLES])
     if partitions:
         print()
-        print_table(trouble_table(partitions if every else partitions[:SHOWN_PARTITIONS]))
-        if len(partitions) > SHOWN_PARTITIONS and not every:
+        print_table(trouble_table(partitions if all_partitions else partitions[:SHOWN_PARTITIONS]))
+        if len(partitions) > SHOWN_PARTITIONS and not all_partitions:
             print(f"... and {counted(len(partitions) - SHOWN_PARTITIONS, 'more partition')}; --all lists them")
 
 
-def summary_text(counts: dict[str, int], moving: int) -> str:
+def summary_text(counts: dict[str, int], moving: int, unread_topics: int = 0) -> str:
     parts = [f"{counts[trouble.key]} {trouble.title}" for trouble in TROUBLES if counts[trouble.key]]
     if moving:
         parts.append(f"{moving} {MOVING}")
-    if not any(counts[trouble.key] for trouble in TROUBLES[:-1]):
+    if unread_topics:
+        parts.append(f"those of {counted(unread_topics, 'topic')} not known")
+    elif not any(counts[trouble.key] for trouble in TROUBLES[:-1]):
         return "Every partition has a leader, and all replicas are in sync" + (
             f" ({comma_separated(parts)})." if parts else "."
         )
@@ -165,6 +170,7 @@ def bar(number: int, largest: int) -> str:
     if not stdout_is_utf8():
         return "#" * max(1, round(number * BAR_CELLS / largest))
     whole, eighths = divmod(max(1, round(number * BAR_CELLS * 8 / largest)), 8)
+    # U+258F is a block of one eighth, U+2589 a block of seven eighths.
     return "█" * whole + (chr(0x2590 - eighths) if eighths else "")
 
 
@@ -222,6 +228,7 @@ def state_json(state: ClusterState) -> dict[str, Any]:
         "missing_brokers": state.missing,
         "topics": len({part.topic for part in state.partitions}),
         "partitions": len(state.partitions),
+        "problems": state.problems,
     }
     for trouble in TROUBLES:
         document[trouble.key] = [partition_json(part) for part in state.partitions if trouble.applies(part)]

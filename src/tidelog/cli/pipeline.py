@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, check_reachable, host_ports, key_values
-from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.errors import CommandError, UsageError, raise_together
 from tidelog.cli.tables import Column, Table, print_json, print_notes, print_table
 from tidelog.cli.when import NotATimeError, duration_text, parse_time_ms
 from tidelog.model.addresses import host_port_text
@@ -63,7 +63,7 @@ Archive = Annotated[
         "--archive",
         metavar="FILE",
         show_default=False,
-        help="Send the packages to the executors: a file of `tidelog pipeline pack`.",
+        help="Archive of packages to send to the executors; `tidelog pipeline pack` writes one.",
     ),
 ]
 MetricsPort = Annotated[
@@ -98,15 +98,31 @@ def pipeline() -> None:
     """
 
 
-def loaded(references: list[str]) -> list[Pipeline]:
+def load_pipelines(references: list[str]) -> list[Pipeline]:
     """Load the pipelines. Raises CommandError, also for two pipelines with one name."""
+    pipelines, failures = load_each(references)
+    raise_together(failures)
+    return pipelines
+
+
+def load_each(references: list[str]) -> tuple[list[Pipeline], list[CommandError]]:
+    """Load the pipelines that can be loaded, and return the failures of the other ones. A second pipeline with the
+    name of another one is a failure.
+    """
     pipelines: dict[str, Pipeline] = {}
+    failures: list[CommandError] = []
     for reference in references:
-        for each in as_command(load, reference):
+        try:
+            found = load(reference)
+        except PipelineError as error:
+            failures.append(CommandError(str(error)))
+            continue
+        for each in found:
             if each.name in pipelines:
-                raise CommandError(f"two pipelines are named {each.name}: give one of them another name=...")
-            pipelines[each.name] = each
-    return list(pipelines.values())
+                failures.append(CommandError(f"two pipelines are named {each.name}: give one of them another name=..."))
+            else:
+                pipelines[each.name] = each
+    return list(pipelines.values()), failures
 
 
 def as_command(call: Any, *arguments: Any, **named: Any) -> Any:
@@ -135,7 +151,7 @@ def needs_brokers(pipeline: Pipeline, *, writes: bool) -> bool:
     )
 
 
-def begin_of(text: str | None) -> str | int | None:
+def parse_begin(text: str | None) -> str | int | None:
     """Parse --from. Raises UsageError."""
     if text is None or text in ("earliest", "latest"):
         return text
@@ -164,8 +180,9 @@ def run_command(
 
     A pipeline continues where it ended; its checkpoints are in the state
     directory. --from applies to pipelines that have no state yet. A pipeline
-    that fails is started again after a pause; the others continue. Ctrl-C
-    and SIGTERM end the running micro-batches first; a second one stops now.
+    that fails is started again after a pause; the others continue. After
+    Ctrl-C or SIGTERM, the running micro-batches end before the command ends;
+    after a second signal, the command ends at once.
 
     Examples:
 
@@ -177,9 +194,9 @@ def run_command(
 
     if archive is not None and not archive.is_file():
         raise UsageError(f"--archive {archive}: there is no such file; write it with `tidelog pipeline pack {archive}`")
-    pipelines = loaded(references)
+    pipelines = load_pipelines(references)
     addresses = servers(bootstrap)
-    first = begin_of(begin)
+    first = parse_begin(begin)
     if any(needs_brokers(each, writes=True) for each in pipelines):
         check_reachable(bootstrap)
     states = [PipelineState(state, each.name) for each in pipelines]
@@ -216,10 +233,16 @@ def list_command(references: References, json: AsJson = False) -> None:
 
     $ tidelog pipeline list sales.py
     """
-    pipelines = loaded(references)
+    pipelines, failures = load_each(references)
     if json:
         print_json([declaration_json(each) for each in pipelines])
-        return
+    elif pipelines:
+        print_table(declarations_table(pipelines))
+    sys.stdout.flush()
+    raise_together(failures)
+
+
+def declarations_table(pipelines: list[Pipeline]) -> Table:
     columns = [Column("Pipeline"), Column("Reads"), Column("Writes"), Column("Every", spare=1)]
     columns += [Column("Mode", spare=3), Column("Dead letters", spare=2)]
     rows = [
@@ -233,7 +256,7 @@ def list_command(references: References, json: AsJson = False) -> None:
         ]
         for each in pipelines
     ]
-    print_table(Table(columns, rows))
+    return Table(columns, rows)
 
 
 def declaration_json(each: Pipeline) -> dict[str, Any]:
@@ -262,21 +285,30 @@ def status_command(state: StateOption = DEFAULT_STATE, json: AsJson = False) -> 
 
     statuses: list[PipelineStatus] = []
     documents = []
+    problems = []
     for each in stored_pipelines(state):
-        document = each.read_status() or {"pipeline": each.pipeline, "state": "stopped"}
         is_running = each.is_running()
-        if not is_running and document["state"] in ("starting", "running", "waiting"):
-            document["state"] = "ended"  # the process was killed before it could write its last state
-        documents.append(document | {"process": is_running})
-        statuses.append(status_of_document(document))
+        try:
+            document = each.read_status() or {"pipeline": each.pipeline, "state": "stopped"}
+            status = status_of_document(document)
+        except (PipelineError, ValueError) as error:
+            problems.append(f"the figures of pipeline {each.pipeline} cannot be shown: {error}")
+            document = {"pipeline": each.pipeline, "state": "unknown", "problem": str(error)}
+            status = status_of_document(document)
+        if not is_running and status.state in ("starting", "running", "waiting"):
+            status.state = "ended"  # the process was killed before it could write its last state
+        documents.append(document | {"state": status.state, "process": is_running})
+        statuses.append(status)
     if json:
         print_json(documents)
+        print_notes(problems)
         return
     if not statuses:
         print(f"No pipeline has run with the state directory {state}.", file=sys.stderr)
         return
+    # Unlike the table that is redrawn, this one may be high.
     print_table(status_table(statuses)._replace(json=True, shorten=False))
-    print_notes(error_lines(statuses))
+    print_notes([*error_lines(statuses), *problems])
 
 
 @app.command("replay")
@@ -291,14 +323,14 @@ def replay_command(
     """Let the next run process a pipeline's data again, from a time on.
 
     The checkpoint is removed, and with it the state of aggregations and
-    joins. What the sinks contain remains: rows of a topic or an appending
-    sink are written once more.
+    joins. The rows in the sinks remain: a topic or an appending sink gets
+    the same rows again.
 
     Examples:
 
     $ tidelog pipeline replay sales --from "2 hours ago"
     """
-    first = begin_of(begin)
+    first = parse_begin(begin)
     pipeline_state = existing_state(state, name)
     confirm(f"Remove the checkpoint of {name}, and let the next run begin at {begin}?", yes)
     as_command(begin_again, pipeline_state, first)
@@ -309,7 +341,7 @@ def replay_command(
 def reset_command(name: Name, state: StateOption = DEFAULT_STATE, yes: Yes = False) -> None:
     """Remove a pipeline's checkpoint. The next run begins as declared.
 
-    What the sinks contain remains.
+    The rows in the sinks remain.
 
     Examples:
 
@@ -339,7 +371,8 @@ def existing_state(base: Path, name: str) -> PipelineState:
     if not state.exists:
         names = ", ".join(each.pipeline for each in stored_pipelines(base)) or "none"
         raise CommandError(
-            f"no pipeline {name} has a state in {base} (there: {names}); --state names another directory"
+            f"pipeline {name} has no state in {base} (pipelines with a state there: {names}); --state names another"
+            " directory"
         )
     return state
 
@@ -348,7 +381,9 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("this cannot be confirmed, because stdin is not a terminal: add --yes")
+        raise UsageError(
+            "the removal of the checkpoint cannot be confirmed, because stdin is not a terminal: add --yes"
+        )
     typer.confirm(question, abort=True)
 
 
@@ -365,8 +400,8 @@ def dry_run_command(
 ) -> None:
     """Run a pipeline on a sample and print its result. Nothing is written.
 
-    The sample is read as a batch, so the result of an aggregation is that of
-    all its rows.
+    The sample is read as a batch, so an aggregation has one result for all
+    rows of the sample.
 
     Examples:
 
@@ -375,12 +410,12 @@ def dry_run_command(
     """
     from tidelog.cli.pipeline_dry_run import dry_run
 
-    pipelines = loaded([reference])
+    pipelines = load_pipelines([reference])
     if len(pipelines) > 1:
         names = ", ".join(each.name for each in pipelines)
         raise UsageError(f"{reference} has several pipelines ({names}): name one, as {reference}:{pipelines[0].name}")
     addresses = servers(bootstrap)
-    first = begin_of(begin)
+    first = parse_begin(begin)
     if needs_brokers(pipelines[0], writes=False):
         check_reachable(bootstrap)
     spark_settings = key_values(settings, "--set", "spark.driver.memory=2g")
@@ -392,7 +427,7 @@ def new_command(
     name: Name,
     directory: Annotated[Path, typer.Option("--directory", metavar="DIR", help="Where to write NAME.py.")] = Path(),
 ) -> None:
-    """Write a Python file with a pipeline that runs as it is.
+    """Write a Python file with a pipeline that runs without any change.
 
     Examples:
 

@@ -2,14 +2,17 @@
 
 import base64
 import json
+import math
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.cli.escapes import escape_unprintable
+from tidelog.cli.escapes import escape, escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -96,11 +99,13 @@ def json_ready(document: Any) -> Any:
     """Return the document with base64 in place of strings whose bytes are not UTF-8.
 
     The value of a field `"group"` then becomes base64 in a field `"group_base64"`, and a string in a list becomes
-    `{"base64": ...}`. In the given strings, lone surrogates represent these bytes ("surrogateescape").
+    `{"base64": ...}`. In the given strings, lone surrogates represent these bytes ("surrogateescape"). In the name of a
+    field they are escaped, as in a table. Numbers that JSON does not have (NaN, infinity) become strings.
     """
     if isinstance(document, dict):
         ready: dict[str, Any] = {}
-        for name, value in document.items():
+        for field, value in document.items():
+            name = field if not isinstance(field, str) or is_utf8(field) else "".join(map(_escape_surrogate, field))
             if isinstance(value, str) and not is_utf8(value):
                 ready[f"{name}_base64"] = base64_text(value)
             else:
@@ -110,7 +115,13 @@ def json_ready(document: Any) -> Any:
         return [json_ready(item) for item in document]
     if isinstance(document, str) and not is_utf8(document):
         return {"base64": base64_text(document)}
+    if isinstance(document, float) and not math.isfinite(document):
+        return str(document)
     return document
+
+
+def _escape_surrogate(character: str) -> str:
+    return escape(character) if 0xD800 <= ord(character) <= 0xDFFF else character
 
 
 def is_utf8(text: str) -> bool:
@@ -123,7 +134,14 @@ def is_utf8(text: str) -> bool:
 
 
 def base64_text(text: str) -> str:
-    return base64.b64encode(text.encode("utf-8", "surrogateescape")).decode()
+    """Return the text's bytes as base64. Lone surrogates that represent no byte (half of a pair, in a message of a
+    program) are encoded as if they were characters.
+    """
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        data = text.encode("utf-8", "surrogatepass")
+    return base64.b64encode(data).decode()
 
 
 def print_table(table: Table) -> None:
@@ -196,23 +214,23 @@ def rich_table(table: Table, width: int) -> "Group":
     if footer and not footer[fitted.shown[0]]:
         footer[fitted.shown[0]] = footer[0]  # the label of the totals
 
-    def text(cell: str, cells: int) -> Text:
+    def text(cell: str, column_width: int) -> Text:
         # A Text object shows a name such as [red] unchanged; a str would be read as markup.
-        return Text(shorten(printable(cell), cells) if table.shorten else printable(cell))
+        return Text(shorten(printable(cell), column_width) if table.shorten else printable(cell))
 
-    for index, cells in zip(fitted.shown, fitted.widths, strict=True):
+    for index, column_width in zip(fitted.shown, fitted.widths, strict=True):
         column = table.columns[index]
         drawn.add_column(
             column.title,
             justify="right" if column.right else "left",
             style=column.style,
             overflow="fold",
-            width=cells,
-            footer=text(footer[index], cells) if footer else "",
+            width=column_width,
+            footer=text(footer[index], column_width) if footer else "",
         )
     for row, style in zip_longest(table.rows, table.row_styles, fillvalue=""):
         drawn.add_row(
-            *(text(row[index], cells) for index, cells in zip(fitted.shown, fitted.widths, strict=True)),
+            *(text(row[index], column_width) for index, column_width in zip(fitted.shown, fitted.widths, strict=True)),
             style=str(style) or None,
         )
     parts: list[Text | RichTable] = [*title, *map(line_text, above_lines(table, fitted, width)), drawn]
@@ -222,15 +240,42 @@ def rich_table(table: Table, width: int) -> "Group":
 
 
 def print_heading(line: str, *details: str) -> None:
-    """Print a name, and details about it on the same line."""
+    """Print a name, and details about it on the same line. At a terminal, details that do not fit into the line follow
+    on indented lines; a detail is not broken.
+    """
     if sys.stdout.isatty():
         from rich.text import Text
 
+        screen = console()
+        first, *more = heading_lines(printable(line), list(map(printable, details)), screen.width)
         text = Text(printable(line), style="bold")
-        text.append("  " + "  ".join(map(printable, details)), style="not bold dim")
-        console().print(text, soft_wrap=True)
+        text.append(first[len(printable(line)) :], style="not bold dim")
+        for each in more:
+            text.append(f"\n{each}", style="not bold dim")
+        screen.print(text, soft_wrap=True)
     else:
         print("  ".join(map(printable, (line, *details))))
+
+
+def heading_lines(name: str, details: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a heading. They are at most `width` cells wide, except those with one word that is wider."""
+    from rich.cells import cell_len
+
+    lines = [name]
+    for detail in details:
+        if cell_len(lines[-1]) + len("  ") + cell_len(detail) <= width:
+            lines[-1] += f"  {detail}"
+        else:
+            lines.append(f"  {detail}")
+    return lines
+
+
+def paragraph(text: str) -> str:
+    """Return a text for stderr: at a terminal broken between words into lines that fit, otherwise unchanged."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:

@@ -280,11 +280,11 @@ def describe(
 
 
 def replicas_by_partition(client: "Client", topics: list[str]) -> dict[cluster.TopicAndPartition, PartitionReplicas]:
-    """Return the replicas and their state. The result is empty if a request fails, for example because a topic was
-    deleted in the meantime or must not be described.
+    """Return the replicas and their state. Topics that were deleted in the meantime, or that must not be described, are
+    left out.
     """
     try:
-        partitions = read_partitions(client, topics) if topics else []
+        partitions = read_partitions(client, topics, problems=[]) if topics else []
     except CommandError:
         return {}
     return {(part.topic, part.partition): part for part in partitions}
@@ -321,8 +321,8 @@ def report_offline(topics: list[cluster.TopicState], known_offsets: cluster.Know
     )
 
 
-def settings_to_show(client: "Client", topic: str, every: bool) -> list[cluster.Setting]:
-    return [setting for setting in cluster.settings(client, topic) if every or setting.origin != cluster.DEFAULT]
+def settings_to_show(client: "Client", topic: str, all_settings: bool) -> list[cluster.Setting]:
+    return [setting for setting in cluster.settings(client, topic) if all_settings or setting.origin != cluster.DEFAULT]
 
 
 @app.command()

@@ -10,7 +10,7 @@ from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.groups import state_text
 from tidelog.cli.offline import find_offline_partitions, warn
 from tidelog.cli.own_client import broker_address, broker_addresses
-from tidelog.cli.tables import is_terminal, name_text
+from tidelog.cli.tables import counted, is_terminal, name_text, ranges
 from tidelog.cli.when import duration_text, iso_time
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class HangingTransactions(NamedTuple):
     """Lines about brokers that did not answer, and about transactions that may or may not hang."""
     failures: "dict[TopicPartition, CommandError]"
     """Partitions whose producers could not be read."""
+    open_count: int
+    """Number of open transactions in the searched partitions, also of those that do not hang."""
+    young_count: int
+    """Number of them that were not examined, because their producers have written within the timeout."""
 
 
 def parse_states(texts: Iterable[str]) -> list[str]:
@@ -167,33 +171,38 @@ def transaction_error(failure: "Failure", name: str) -> CommandError:
 
 def partitions_of_topics(
     client: "Client", wanted: Mapping[str, Sequence[int] | None], broker: int | None
-) -> "list[TopicPartition]":
+) -> "tuple[list[TopicPartition], list[CommandError]]":
     """Return the wanted partitions (None: all partitions of the topic), or those of all topics if `wanted` is empty.
-    With `broker`, return only partitions that have a replica on this broker.
+    With `broker`, return only partitions that have a replica on this broker. Also return the failures: wanted topics
+    and partitions that do not exist, and topics that the broker refuses to describe.
 
-    Raises CommandError for a topic, a partition or a broker that does not exist, and if the broker has no replica of
-    the wanted topics.
+    Raises CommandError for a broker that does not exist, and if the broker has no replica of the wanted topics.
     """
     from tidelog.model.ids import TopicPartition
 
     if broker is not None:
         broker_address(broker_addresses(client), broker)
+    described = cluster.describe_each(client, list(wanted) or cluster.topic_names(client), skip_missing=not wanted)
+    failures = list(described.failures.values())
     partitions = []
-    for topic in cluster.describe(client, list(wanted) or cluster.topic_names(client), skip_missing=not wanted):
+    for topic in described.topics:
         numbers = wanted.get(topic.name)
-        missing = set(numbers or ()) - {part.partition for part in topic.partitions}
+        missing = sorted(set(numbers or ()) - {part.partition for part in topic.partitions})
         if missing:
-            raise CommandError(
-                f"topic {topic.name} has {len(topic.partitions)} partitions: there is no partition {min(missing)}"
+            failures.append(
+                CommandError(
+                    f"topic {topic.name} has {counted(len(topic.partitions), 'partition')}:"
+                    f" there is no partition {ranges(missing)}"
+                )
             )
         partitions += [
             TopicPartition(topic.name, part.partition)
             for part in topic.partitions
             if (numbers is None or part.partition in numbers) and (broker is None or broker in part.replicas)
         ]
-    if wanted and broker is not None and not partitions:
+    if wanted and broker is not None and not partitions and not failures:
         raise CommandError(f"broker {broker} has no replica of these partitions of {', '.join(wanted)}")
-    return partitions
+    return partitions, failures
 
 
 def producers_of(
@@ -223,15 +232,15 @@ def find_hanging(
     """
     oldest_ms = time.time_ns() // 1_000_000 - timeout_max_ms
     producers, failures = producers_of(client, partitions, broker)
-    candidates = [
-        OpenTransaction(tp, each)
-        for tp, own in producers.items()
-        for each in own
-        if each.start_offset is not None and each.last_timestamp_ms < oldest_ms
+    open_transactions = [
+        OpenTransaction(tp, each) for tp, own in producers.items() for each in own if each.start_offset is not None
     ]
+    candidates = [each for each in open_transactions if each.producer.last_timestamp_ms < oldest_ms]
+    open_count = len({each.producer.producer_id for each in open_transactions})
+    young_count = open_count - len({each.producer.producer_id for each in candidates})
     found, problems = filter_hanging(client, candidates)
     if not found:
-        return HangingTransactions([], problems, failures)
+        return HangingTransactions([], problems, failures, open_count, young_count)
     producers, _ = producers_of(client, list(dict.fromkeys(each.partition for each in found)), broker)
     still_open = {
         (tp, each.producer_id, each.start_offset)
@@ -240,7 +249,24 @@ def find_hanging(
         if each.start_offset is not None
     }
     hanging = [each for each in found if (each.partition, each.producer.producer_id, each.start_offset) in still_open]
-    return HangingTransactions(hanging, problems, failures)
+    return HangingTransactions(hanging, problems, failures, open_count, young_count)
+
+
+def names_of_producers(client: "Client", producer_ids: Iterable[int]) -> tuple[dict[int, str], list[str]]:
+    """Return the transactional ids by producer id, without producers that have none, and a line for each broker that
+    could not be asked.
+    """
+    from tidelog.client.transactions import TransactionFilter
+
+    wanted = list(dict.fromkeys(producer_ids))
+    if not wanted:
+        return {}, []
+    listing = client.list_transactions(TransactionFilter(producer_ids=wanted))
+    problems = [
+        f"broker {_broker_text(client, number)} did not list its transactional ids: {failure}"
+        for number, failure in listing.failures.items()
+    ]
+    return {each.producer_id: each.transactional_id for each in listing.transactions}, problems
 
 
 def filter_hanging(client: "Client", candidates: Sequence[OpenTransaction]) -> tuple[list[OpenTransaction], list[str]]:
@@ -294,10 +320,15 @@ def age_ms(then_ms: int) -> int:
 
 
 def time_text(then_ms: int) -> str:
-    """Return a time for a table: at a terminal `5 s ago`, in a pipe ISO 8601; - for no time."""
+    """Return a time for a table: at a terminal its age in the largest unit (`3 min ago`), in a pipe ISO 8601; - for no
+    time.
+    """
     if then_ms < 0:
         return "-"
-    return f"{duration_text(age_ms(then_ms) // 1000)} ago" if is_terminal() else iso_time(then_ms)
+    if not is_terminal():
+        return iso_time(then_ms)
+    number, unit, *_ = duration_text(age_ms(then_ms) // 1000).split()
+    return f"{number} {unit} ago"
 
 
 def listed_json(listed: "ListedTransaction") -> dict[str, Any]:
@@ -312,7 +343,7 @@ def listed_json(listed: "ListedTransaction") -> dict[str, Any]:
 def transaction_json(transaction: "Transaction") -> dict[str, Any]:
     """Return the transaction as JSON. `started_ms` and `open_for_ms` are null if no transaction is open.
 
-    A broker reports the start of the last transaction also after its end.
+    These fields depend on the state, because a broker still reports the start of a transaction after its end.
     """
     started_ms = transaction.started_ms if transaction.state in OPEN_STATES else None
     return {

@@ -57,7 +57,7 @@ class LogLine(NamedTuple):
 class Decision:
     """The outcome of one request, timer or sweep. It changes durable state only when its `records` are replayed."""
 
-    __slots__ = ("batch", "effects", "lines", "producer", "records", "replies", "reply_offset")
+    __slots__ = ("awaited_offset", "batch", "effects", "lines", "producer", "records", "replies")
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []
@@ -69,15 +69,17 @@ class Decision:
         """The producer in whose open transaction the records are written; `batch` is then set, too. None means that
         the records take effect at once."""
         self.replies: list[tuple[Reply, Any]] = []
-        """Sent when `records` and all records below `reply_offset` are committed."""
+        """Pairs of a reply and its answer. They are sent when `records` and all records below `awaited_offset` are
+        committed."""
         self.effects: list[Any] = []
         """Values that describe work outside of the core, for example markers to write. The work begins when
-        `records` and all records below `reply_offset` are committed. If the coordinator is loaded again before this
+        `records` and all records below `awaited_offset` are committed. If the coordinator is loaded again before this
         time, the new core decides about the same work again."""
         self.lines: list[LogLine] = []
         """Written after the records have been replayed."""
-        self.reply_offset = 0
-        """The replies also depend on records of earlier decisions. All these records are below this offset."""
+        self.awaited_offset = 0
+        """The log must be committed up to this offset (exclusive end) before the replies are sent, because the answers
+        also depend on records of earlier decisions."""
 
     def reply(self, to: Reply, answer: Any) -> None:
         self.replies.append((to, answer))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.coordinator.decision import LoadOrder, Producer
 from tidelog.log.errors import CorruptLog
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import COMMIT, BatchHeader
 from tidelog.wire.errors import CorruptMessage
 from tidelog.wire.messages.control_records import ControlRecordTypeSchema
 from tidelog.wire.primitives import MalformedMessage
@@ -56,8 +56,6 @@ READ_BYTES_MAX = 1 << 20
 """Upper bound on the size of one read, in bytes. A batch that is larger is still read as a whole."""
 RECORDS_PER_TURN = 200
 """Number of records after which the loader yields to the event loop."""
-COMMIT_MARKER = 1
-"""The type of a control record that commits a transaction. The other type aborts the transaction."""
 
 
 class Loader:
@@ -80,10 +78,10 @@ class Loader:
         self._latest_records: dict[bytes, StoredRecord] = {}
         self._open_transactions: dict[int, _OpenTransaction] = {}
         """The transactions whose end has not been read yet, by producer id."""
-        self._latest_beside_open: dict[bytes, StoredRecord] = {}
+        self._latest_during_transactions: dict[bytes, StoredRecord] = {}
         """The last committed record of each key, among the records that were committed while another transaction was
-        open. It is emptied when no transaction is open."""
-        self._deleted_beside_open: dict[bytes, int] = {}
+        open. The dict is emptied when no transaction is open."""
+        self._deleted_during_transactions: dict[bytes, int] = {}
         """The offset of the last tombstone of each key, among the same records."""
         self._records_in_turn = 0
         self.records = 0
@@ -172,18 +170,18 @@ class Loader:
         transaction = self._open_transactions.pop(producer_id, None)
         if transaction is not None and is_commit:
             for stored in transaction.records:
-                latest = self._latest_beside_open.get(stored.key)
+                latest = self._latest_during_transactions.get(stored.key)
                 if latest is None or latest.offset < stored.offset:
                     self._set_latest(stored)
         if not self._open_transactions:
-            self._latest_beside_open.clear()
-            self._deleted_beside_open.clear()
+            self._latest_during_transactions.clear()
+            self._deleted_during_transactions.clear()
 
     def _set_latest(self, stored: "StoredRecord") -> None:
         if self._open_transactions:
-            self._latest_beside_open[stored.key] = stored
+            self._latest_during_transactions[stored.key] = stored
             if stored.value is None:
-                self._deleted_beside_open[stored.key] = stored.offset
+                self._deleted_during_transactions[stored.key] = stored.offset
         if stored.value is None:
             self._latest_records.pop(stored.key, None)
         else:
@@ -219,9 +217,9 @@ class Loader:
     async def _replay_open_transactions(self, next_offset: int) -> None:
         for producer, records in self._open_transactions.values():
             for stored in records:
-                if self._deleted_beside_open.get(stored.key, -1) > stored.offset:
+                if self._deleted_during_transactions.get(stored.key, -1) > stored.offset:
                     continue
-                latest = self._latest_beside_open.get(stored.key)
+                latest = self._latest_during_transactions.get(stored.key)
                 is_superseded = latest is not None and latest.offset > stored.offset
                 try:
                     record = self._core.decode(stored.key, stored.value)
@@ -255,7 +253,7 @@ class _OpenTransaction(NamedTuple):
 
 def _is_commit(marker: Record) -> bool:
     kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
-    return kind.type == COMMIT_MARKER
+    return bool(kind.type == COMMIT)
 
 
 def _key(record: Record) -> bytes:

@@ -76,7 +76,8 @@ class PipelineState:
     def check_checkpoint(self, identity: Identity, sink: str, checkpoints: str | None) -> None:
         """Raise PipelineError if a query that has written micro-batches would begin again with an empty checkpoint.
 
-        The sinks would then take its first micro-batches for those that they have written already.
+        The sinks would then write nothing for its first micro-batches, because they have written micro-batches with the
+        same numbers already.
         """
         if not (self.directory / f"{identity.id}.{sink}.started").exists():
             return
@@ -108,11 +109,20 @@ class PipelineState:
         self._write("status.json", status, durable=False)
 
     def read_status(self) -> dict[str, Any] | None:
+        """Return the newest figures, as `write_status` stored them; None if there are none.
+
+        Raises PipelineError if the file cannot be read, or has no JSON object.
+        """
+        path = self.directory / "status.json"
         try:
-            status: dict[str, Any] = json.loads((self.directory / "status.json").read_text())
-            return status
-        except (OSError, ValueError):
+            status = json.loads(path.read_text())
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            raise PipelineError(f"{path} cannot be read: {error}") from None
+        if not isinstance(status, dict):
+            raise PipelineError(f"{path} has no JSON object")
+        return status
 
     def _write(self, name: str, document: dict[str, Any], *, durable: bool = True) -> None:
         """Replace a file as a whole. A reader sees either the old or the new content."""

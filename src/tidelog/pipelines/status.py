@@ -1,6 +1,7 @@
 """The figures of running pipelines, for the live view, the status file, JSON lines and Prometheus."""
 
-from dataclasses import asdict, dataclass, field, fields
+import math
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 WAITING, STARTING, RUNNING, FAILED, STOPPED, DONE = "waiting", "starting", "running", "failed", "stopped", "done"
@@ -49,9 +50,20 @@ class PipelineStatus:
         return asdict(self)
 
 
+TYPES: dict[Any, Any] = {
+    float: float | int,
+    float | None: float | int | None,
+    list[QueryStatus]: list,
+    dict[str, dict[str, int]]: dict,
+}
+"""The types of values in JSON, where these differ from the types of the fields."""
+
+
 def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
-    """Add the figures of a progress report of Spark. Each report must be added once. It has no figure of dead letters:
-    its count of unparsed records is too high if the sink computed rows twice.
+    """Add the figures of a progress report of Spark. Each report must be added once.
+
+    The number of dead letters is not taken from the report, because its count of unparsed records is too high if the
+    sink computed rows twice.
     """
     from pyspark_tidelog.offsets import Offsets, to_json_object
     from pyspark_tidelog.progress import offsets_of_topics
@@ -80,12 +92,27 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
 def status_of_document(document: dict[str, Any]) -> PipelineStatus:
     """Return the status from the result of `PipelineStatus.document`, which another version may have written: unknown
     fields are left out, and missing fields have their defaults.
+
+    Raises ValueError if a field has a value of another type, or if the name of the pipeline or of a sink is missing.
     """
-    known = {each.name for each in fields(PipelineStatus)}
-    query_fields = {each.name for each in fields(QueryStatus)}
-    values = {name: value for name, value in document.items() if name in known and name != "queries"}
-    queries = [
-        QueryStatus(**{name: value for name, value in each.items() if name in query_fields})
-        for each in document.get("queries", [])
-    ]
-    return PipelineStatus(**values, queries=queries)
+    values = _known_fields(PipelineStatus, document)
+    values["queries"] = [QueryStatus(**_known_fields(QueryStatus, each)) for each in values.get("queries", [])]
+    return PipelineStatus(**values)
+
+
+def _known_fields(kind: type[PipelineStatus | QueryStatus], document: Any) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise ValueError(f"{kind.__name__} is not an object")
+    values: dict[str, Any] = {}
+    for each in fields(kind):
+        if each.name not in document:
+            if each.default is MISSING and each.default_factory is MISSING:
+                raise ValueError(f"{each.name} is missing")
+            continue
+        value = document[each.name]
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{each.name} is {value}")
+        if not isinstance(value, TYPES.get(each.type, each.type)):
+            raise ValueError(f"{each.name} is of the type {type(value).__name__}")
+        values[each.name] = value
+    return values

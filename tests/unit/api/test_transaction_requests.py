@@ -1,5 +1,7 @@
 """InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn and EndTxn in each version, against answers of Kafka 4.3.1."""
 
+from typing import Any
+
 import pytest
 
 from tidelog.wire.errors import ErrorCode
@@ -84,6 +86,47 @@ def test_partitions_that_are_refused(version: int) -> None:
         ):
             assert await asked == code
         assert (await stage.describe()).transaction_state == "Empty"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_partitions_that_are_named_twice(version: int) -> None:
+    """As in Kafka, only a response with refused partitions, and that of a verification, names each one once."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+
+        async def ask(topics: list[tuple[str, list[int]]], *, verify: bool = False) -> list[tuple[str, list[Any]]]:
+            entries = [AddPartitionsToTxnTopic(name, indexes) for name, indexes in topics]
+            if version >= 4:
+                of_tx = AddPartitionsToTxnTransaction("tx", *producer, verify, entries)
+                (result,) = (
+                    await stage.call("AddPartitionsToTxn", version, transactions=[of_tx])
+                ).results_by_transaction
+                results = result.topic_results
+            else:
+                response = await stage.call(
+                    "AddPartitionsToTxn",
+                    version,
+                    v3_and_below_transactional_id="tx",
+                    v3_and_below_producer_id=producer.producer_id,
+                    v3_and_below_producer_epoch=producer.epoch,
+                    v3_and_below_topics=entries,
+                )
+                results = response.results_by_topic_v3_and_below
+            return [
+                (t.name, [(p.partition_index, p.partition_error_code) for p in t.results_by_partition]) for t in results
+            ]
+
+        assert await ask([("t", [0, 0]), ("t", [1, 0])]) == [("t", [(0, 0), (0, 0)]), ("t", [(1, 0), (0, 0)])]
+        assert (await stage.describe()).topics[0].partitions == [0, 1]
+        assert await ask([("t", [7, 0, 7]), ("none", [0]), ("none", [0]), ("t", [0])]) == [
+            ("t", [(7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (0, ErrorCode.OPERATION_NOT_ATTEMPTED)]),
+            ("none", [(0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]),
+        ]
+        if version >= 4:
+            assert await ask([("t", [0, 0]), ("t", [0])], verify=True) == [("t", [(0, 0)])]
 
     run(scenario)
 

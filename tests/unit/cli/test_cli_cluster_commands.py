@@ -171,6 +171,32 @@ def test_status_asks_for_everything_and_reports_it(cluster: FakeCluster) -> None
     ]
 
 
+def test_a_topic_that_is_refused_does_not_hide_the_others(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe = cluster.describe_partitions
+
+    def also_a_secret(request: Any) -> DescribeTopicPartitionsResponse:
+        answer = describe(request)
+        if request.cursor is None:
+            answer.topics.append(DescribeTopicPartitionsResponseTopic(29, name="secret"))
+            answer.topics.append(DescribeTopicPartitionsResponseTopic(3, name="deleted-meanwhile"))
+        return answer
+
+    cluster.broker.answers["DescribeTopicPartitions"] = also_a_secret
+    cluster.broker.answers["ListPartitionReassignments"] = lambda _: ListPartitionReassignmentsResponse(error_code=31)
+    ran = tidelog("cluster", "status", "--all", code=3)
+    assert "orders" in ran.text
+    assert "those of 1 topic not known" in ran.text
+    notes = ran.errors.splitlines()
+    assert "topic secret: TOPIC_AUTHORIZATION_FAILED" in notes[0]
+    assert "unfinished moves cannot be read" in notes[1]
+    assert len(notes) == 2
+    assert len(tidelog("cluster", "brokers", "--json").json()) == 3
+    state = tidelog("cluster", "status", "--json", code=3).json()
+    assert (state["healthy"], state["partitions"], len(state["problems"])) == (False, 2, 2)
+
+
 def test_a_broker_that_cannot_report_fenced_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeCluster()
     old = {name: answer for name, answer in fake.answers().items() if "Reassign" not in name}
@@ -182,7 +208,9 @@ def test_a_broker_that_cannot_report_fenced_brokers(monkeypatch: pytest.MonkeyPa
 def test_a_plan_changes_nothing_unless_it_is_executed(cluster: FakeCluster) -> None:
     ran = tidelog("cluster", "reassign", "--brokers", "1,3")
     assert "orders          0  1, 2      3, 1          3          2" in ran.text
-    assert ran.text.endswith("2 partitions would change, 2 replicas would be copied. --execute does it.\n")
+    assert ran.text.endswith(
+        "2 partitions would change, 2 replicas would be copied. To carry this out, add --execute.\n"
+    )
     assert not cluster.requests("AlterPartitionReassignments")
     plan = tidelog("cluster", "reassign", "--brokers", "1,3", "--json").json()
     assert plan["partitions"][0] == {"topic": "orders", "partition": 0, "replicas": [3, 1]}
@@ -285,7 +313,10 @@ def test_a_failed_election(cluster: FakeCluster) -> None:
 def test_an_unclean_election_needs_a_yes(cluster: FakeCluster) -> None:
     assert tidelog("cluster", "elect", "--unclean").text == "Every partition has a leader.\n"
     cluster.leaders[0] = -1
-    assert "may lose records of orders-0; --yes does it" in tidelog("cluster", "elect", "--unclean", code=1).errors
+    assert (
+        "may lose records of orders-0; to elect leaders anyway, add --yes"
+        in tidelog("cluster", "elect", "--unclean", code=1).errors
+    )
     assert not cluster.requests("ElectLeaders")
     tidelog("cluster", "elect", "--unclean", "--yes")
     (request,) = cluster.requests("ElectLeaders")

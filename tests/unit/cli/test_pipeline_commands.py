@@ -45,7 +45,7 @@ def test_help_and_list_do_not_import_pyspark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["reset", "sales"], 1, "no pipeline sales has a state in .* --state names another directory"),
+        (["reset", "sales"], 1, "pipeline sales has no state in .* --state names another directory"),
         (["replay", "sales", "--from", "sometime"], 2, "--from: 'sometime' is not a time.*earliest, latest"),
         (["run", "missing.py"], 1, "there is no file missing.py"),
         (["pack", "x.zip"], 2, "the name of the archive must end with .tar.gz"),
@@ -138,6 +138,35 @@ def test_status_of_a_process_that_was_killed(tmp_path: Path, capsys: pytest.Capt
     assert run(["pipeline", "status", "--state", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["sales", "running"]
     state.unlock()
+
+
+def test_status_beside_a_file_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    PipelineState(tmp_path, "sound").write_status({"pipeline": "sound", "state": "done"})
+    PipelineState(tmp_path, "odd").write_status({"pipeline": "odd", "state": "running", "queries": [{"rows": 7}]})
+    assert run(["pipeline", "status", "--state", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["odd", "unknown"], ["sound", "done"]]
+    assert shown.err == "Note: the figures of pipeline odd cannot be shown: sink is missing\n"
+    (tmp_path / "odd" / "status.json").write_text("[")
+    assert run(["pipeline", "status", "--state", str(tmp_path), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert [each["state"] for each in json.loads(shown.out)] == ["unknown", "done"]
+    assert "odd/status.json cannot be read: Expecting value" in shown.err
+
+
+def test_a_file_that_cannot_be_loaded_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["pipeline", "new", "sales", "--directory", str(tmp_path)]) == 0
+    (tmp_path / "odd.py").write_text("raise ValueError('odd')")
+    capsys.readouterr()
+    files = [str(tmp_path / name) for name in ("odd.py", "sales.py")]
+    assert run(["pipeline", "list", *files, "--json"]) == 1
+    shown = capsys.readouterr()
+    assert [each["pipeline"] for each in json.loads(shown.out)] == ["sales"]
+    assert "odd.py:1: ValueError: odd" in shown.err
+    assert run(["pipeline", "run", *files]) == 1, "none is run unless all are loaded"
+    assert "odd.py:1: ValueError: odd" in capsys.readouterr().err
 
 
 def test_a_pack_has_the_packages_and_no_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

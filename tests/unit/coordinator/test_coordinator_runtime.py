@@ -646,7 +646,7 @@ class Broken(GroupCore):
         return super().loaded(now)
 
     def next_deadline_ms(self) -> int | None:
-        if self.at == "arm":
+        if self.at == "set_timer":
             raise ZeroDivisionError
         return super().next_deadline_ms()
 
@@ -727,7 +727,7 @@ def test_deadlines_that_cannot_be_told_have_the_core_built_anew(caplog: pytest.L
     stage, cores = stage_that_keeps_its_cores(Broken)
     stage.commit(1)
     stage.join()
-    cores[0].at = "arm"
+    cores[0].at = "set_timer"
     stage.run(0.31)
     assert [record.message for record in caplog.records] == [
         "step failed, loading again partition=__consumer_offsets-3"

@@ -43,7 +43,9 @@ def test_defaults() -> None:
     assert options.fail_on_data_loss
     assert not options.include_headers
     assert options.check_crcs
-    assert options.min_partitions == options.max_offsets_per_trigger == options.min_offsets_per_trigger == 0
+    assert options.min_partitions == options.max_partitions == 0
+    assert options.max_offsets_per_trigger == options.min_offsets_per_trigger == 0
+    assert batch(minPartitions="3", maxPartitions="3").max_partitions == 3
 
 
 def test_every_option_that_is_taken() -> None:
@@ -207,6 +209,8 @@ REFUSALS = [
     ({"startingOffsetsByTimestampStrategy": "guess"}, "it must be error or latest"),
     ({"startingTimestamp": "soon"}, "option startingTimestamp is 'soon': it must be a whole number"),
     ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': it must be a whole number from 1"),
+    ({"maxPartitions": "2", "minPartitions": "3"}, "minPartitions is 3, which is more than maxPartitions, 2"),
+    ({"maxPartitions": "2", "maxRecordsPerPartition": "9"}, "maxPartitions and maxRecordsPerPartition cannot be"),
     ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, r"minOffsetsPerTrigger \(5\) is above"),
     ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon': it must be a time like 15m"),
     ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it must be true or false"),
@@ -256,13 +260,22 @@ def test_write_options() -> None:
     assert (options.client.delivery_timeout_ms, options.client.default_api_timeout_ms) == (9, 60_000)
     options = write_options(given | {"kafka.default.api.timeout.ms": "3000"})
     assert (options.client.delivery_timeout_ms, options.client.default_api_timeout_ms) == (120_000, 3000)
-    with pytest.raises(OptionError, match=r"option kafka.acks is '0': it must be all or -1 or 1"):
-        write_options(given | {"kafka.acks": "0"})
+    with pytest.raises(OptionError, match=r"option kafka.acks is '2': it must be all or -1 or 1 or 0"):
+        write_options(given | {"kafka.acks": "2"})
     with pytest.raises(OptionError, match=r"option subscribe is not known"):
         write_options(BASIC)
     with pytest.raises(OptionError, match=r"option topic is required, but it is empty"):
         write_options(given | {"topic": " "})
     assert write_options(given | {"kafka.batch.size": "0"}).batch_bytes == 1
+
+
+def test_a_write_without_acknowledgements_waits_for_them(caplog: pytest.LogCaptureFixture) -> None:
+    assert write_options(without("subscribe") | {"kafka.acks": "0"}).acks == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "option kafka.acks has no effect in format tidelog: the sink waits for acknowledgements, as with acks=1"
+    ]
+    with pytest.raises(OptionError, match=r"kafka\.acks must be all with exactlyOnce"):
+        write_options(without("subscribe", exactlyOnce="true") | {"kafka.acks": "0"})
 
 
 def test_options_of_an_exactly_once_write(caplog: pytest.LogCaptureFixture) -> None:

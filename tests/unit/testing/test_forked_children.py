@@ -119,6 +119,37 @@ def test_children_of_os_fork(tmp_path: Path, process: bool) -> None:
     assert ended.stdout.count("SERVES") == len(ENDINGS)
 
 
+def test_children_of_os_fork_beside_a_cluster(tmp_path: Path) -> None:
+    forks = "".join(FORK.format(ending=ending) for ending in ENDINGS)
+    program = f"from tidelog.testing import Cluster\ndef main():\n    with Cluster(2) as broker:{forks}\nmain()"
+    ended = run_program(tmp_path, program)
+    check_served_and_cleaned(tmp_path, ended, *filter(None, ENDINGS.values()))
+    assert ended.stdout.count("SERVES") == len(ENDINGS)
+
+
+def test_a_cluster_of_the_childs_own(tmp_path: Path) -> None:
+    """Both are ended by their own processes, also if nobody stops them and the child ends in an exception."""
+    program = """
+        from tidelog.testing import Cluster
+
+        def main():
+            owners = Cluster(2)
+            owners.start()
+            child = os.fork()
+            if not child:
+                own = Cluster(1)
+                own.start()
+                check_serves(own)
+                assert own.data != owners.data
+                raise ValueError("error of the child")
+            assert wait(child) == 1
+            check_serves(owners)
+
+        main()
+    """
+    check_served_and_cleaned(tmp_path, run_program(tmp_path, program), "error of the child")
+
+
 OTHER_WAYS_TO_HOLD_IT = {
     "start and stop": """
         broker = Broker(process=PROCESS)
@@ -631,7 +662,9 @@ IN_FORKED_TESTS = """
 import pytest, socket
 
 def connect(broker):
-    socket.create_connection(("127.0.0.1", broker.port), timeout=5).close()
+    for address in broker.bootstrap.split(","):
+        host, port = address.split(":")
+        socket.create_connection((host, int(port)), timeout=5).close()
     assert broker.data.exists()
 
 def test_in_the_run_itself(tidelog_broker):
@@ -646,12 +679,13 @@ def test_in_the_run_again(tidelog_broker):
 """
 
 
+@pytest.mark.parametrize("fixture", ["tidelog_broker", "tidelog_cluster"])
 @pytest.mark.parametrize("scope", ["function", "session"])
-def test_the_fixture_in_forked_tests(tmp_path: Path, scope: str) -> None:
+def test_the_fixture_in_forked_tests(tmp_path: Path, scope: str, fixture: str) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "conftest.py").write_text(FORKED_TESTS)
-    (tmp_path / "test_it.py").write_text(IN_FORKED_TESTS)
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntidelog_broker_scope = {scope}\n")
+    (tmp_path / "test_it.py").write_text(IN_FORKED_TESTS.replace("tidelog_broker", fixture))
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{fixture}_scope = {scope}\n")
     ended = subprocess.run(
         [
             sys.executable,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.leave_group import LeaveGroupRequest
     from tidelog.wire.messages.sync_group import SyncGroupRequest
 
-MEMBER_EPOCH_VERSION = 9
-"""From this version of OffsetCommit on, members of the consumer protocol may commit."""
+MEMBER_EPOCH_SINCE = 9
+"""The first version of OffsetCommit with which members of the consumer protocol may commit."""
 
 
 class ConsumerGroups:
@@ -151,11 +151,11 @@ class ConsumerGroups:
         member = group.members.get(commit.member_id)
         if member is None:
             raise UnknownMemberId
-        if member.classic is None and commit.version < MEMBER_EPOCH_VERSION:
+        if member.classic is None and commit.version < MEMBER_EPOCH_SINCE:
             raise UnsupportedVersion
         if commit.generation == member.epoch:
             return
-        stale = IllegalGeneration() if commit.is_transactional else _stale_epoch_error(member)
+        stale = _stale_epoch_error(member, is_transactional=commit.is_transactional)
         if commit.generation > member.epoch:
             raise stale
         for offset in commit.offsets:
@@ -176,7 +176,12 @@ class ConsumerGroups:
             raise _stale_epoch_error(member)
 
 
-def _stale_epoch_error(member: Member) -> ApiError:
-    if member.classic is not None:
+def _stale_epoch_error(member: Member, *, is_transactional: bool = False) -> ApiError:
+    """Return the error for a request with another epoch than the member's.
+
+    Members of the classic protocol and transactional producers do not know STALE_MEMBER_EPOCH. After ILLEGAL_GENERATION
+    a producer aborts its transaction and continues.
+    """
+    if member.classic is not None or is_transactional:
         return IllegalGeneration()
     return ApiError(f"the member's epoch is {member.epoch}", ErrorCode.STALE_MEMBER_EPOCH)
