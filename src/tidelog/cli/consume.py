@@ -82,13 +82,11 @@ def consume(
     {timestamp_ms} {key} {value} {headers}, and \t and \n and %%.
 
     In a pipe, bytes are printed unchanged; at a terminal, control characters
-    are escaped. With --json, keys and values that are not UTF-8 are base64 in
-    the fields key_base64 and value_base64. Headers have the same fields.
-    produce --json reads this format.
+    are escaped. --json writes keys and values that are not UTF-8 as base64,
+    in the fields key_base64 and value_base64; produce --json reads them.
 
-    Records of open and aborted transactions are not printed, and no records
-    behind an open transaction. -X isolation.level=read_uncommitted prints
-    all of them.
+    Records of aborted transactions are not printed, and none behind an open
+    transaction; with -X isolation.level=read_uncommitted, all are printed.
 
     Without --group nothing is committed, and no other reader is affected.
     The command stops at Ctrl-C, or when the reader of its output exits.
@@ -102,8 +100,7 @@ def consume(
     $ tidelog consume orders --group audit --json | jq .value
     """
     start = start_from(from_beginning, offset, since)
-    has_explicit_start = offset is not None or since is not None
-    check_start(group, has_explicit_start, bool(partition), from_beginning or not until_end)
+    check_start(group, offset is not None or since is not None, bool(partition), from_beginning or not until_end)
     if json and format != "{value}":
         raise UsageError("--json and --format cannot be used together")
     render = to_json if json else format_renderer(format, null_marker)
