@@ -504,8 +504,8 @@ class CoordinatorPartition(Generic[C]):
     def _perform_later(self, core: C, effects: list[Any]) -> None:
         """Begin effects of a load that followed failed appends. With each failure, the pause becomes longer.
 
-        On a full disk, the record that an effect is complete cannot be appended, so the log is loaded again and again. If
-        each load began its effects at once, each transaction would get ten markers in a second.
+        On a full disk, the record that an effect is complete cannot be appended, so the log is loaded again and again.
+        If each load began its effects at once, each transaction would get ten markers in a second.
         """
 
         def begin() -> None:

@@ -199,14 +199,14 @@ class ProducerState:
 
         `epoch_max` is the highest epoch of a coordinator that this broker knows; an earlier marker of the producer may
         state a higher one. If an invented epoch was accepted, the partition would refuse the markers of the real
-        coordinator for ever, and the producer's transactions would stay open in it. A coordinator whose epoch this broker
-        does not know yet tries again.
+        coordinator for ever, and the producer's transactions would stay open in it. A coordinator whose epoch this
+        broker does not know yet tries again.
         """
         entry = self.entries.get(producer_id)
         if coordinator_epoch > max(epoch_max, -1 if entry is None else entry.coordinator_epoch):
             raise ApiError(
-                f"a marker for producer {producer_id} has coordinator epoch {coordinator_epoch}, but no coordinator has "
-                f"a higher epoch than {epoch_max}",
+                f"a marker for producer {producer_id} has coordinator epoch {coordinator_epoch}, but no coordinator "
+                f"has a higher epoch than {epoch_max}",
                 ErrorCode.INVALID_REQUEST,
             )
 

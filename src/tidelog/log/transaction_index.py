@@ -93,7 +93,7 @@ class TransactionIndex:
             previous_last = last
 
     def ends_below(self, offset: int) -> bool:
-        """Return whether the last whole entry has its marker below `offset`. Only this entry is read. Raises OSError."""
+        """Return whether the last whole entry has its marker below `offset`. Only it is read. Raises OSError."""
         if not self.exists:
             return True
         file = self._disk.open(self.path)

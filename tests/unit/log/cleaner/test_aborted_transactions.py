@@ -51,7 +51,7 @@ def test_an_aborted_transaction_of_the_clean_part_does_not_hide_later_records(co
 
 
 def test_a_deleted_key_does_not_return() -> None:
-    """A later pass removes the tombstone. If the pass before it had kept the old record, a reader would find it again."""
+    """A later pass removes the tombstone. If an earlier pass had kept the old record, a reader would find it again."""
     log = Compacted()
     log.transaction(b"a", b"1")
     log.transaction(b"x", b"aborted", commit=False)
