@@ -84,14 +84,15 @@ def tidelog(settings: Mapping[str, str] = TIDELOG_SETTINGS, *, setup: str = "") 
 
 
 @contextlib.contextmanager
-def tidelog_cluster() -> Iterator[Cluster]:
-    """Run three Tidelog brokers on one metadata store, in new directories."""
+def tidelog_cluster(setup: str = "") -> Iterator[Cluster]:
+    """Run three Tidelog brokers on one metadata store, in new directories. See `tidelog` for `setup`."""
     program = Path(sys.executable).with_name("tidelog")
     with tempfile.TemporaryDirectory(prefix="conform-") as directory, contextlib.ExitStack() as stack:
         processes: list[subprocess.Popen[str]] = []
         for node in range(1, NODES + 1):
             settings = {
                 **CLUSTER_SETTINGS,
+                **(SETUPS[setup] if setup else {}),
                 "record.validation": "full",
                 "node.id": str(node),
                 "log.dirs": f"{directory}/{node}",
@@ -109,8 +110,8 @@ def from_template(template: str, port: int, *, is_cluster: bool = False, setup: 
     the ids of their processes if conversations kill brokers.
     """
     with tempfile.TemporaryDirectory(prefix="conform-") as directory:
-        settings = {**SETTINGS, **(SETUPS[setup] if setup else {}), "log.dirs": two_directories(directory)}
-        flags = shlex.join(settings_flags(CLUSTER_SETTINGS if is_cluster else settings))
+        base = CLUSTER_SETTINGS if is_cluster else {**SETTINGS, "log.dirs": two_directories(directory)}
+        flags = shlex.join(settings_flags({**base, **(SETUPS[setup] if setup else {})}))
         text = template.format(port=port, next_port=port + 1, settings=flags)
         with run_command(shlex.split(text)) as line:
             pids = PIDS.search(line)

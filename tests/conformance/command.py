@@ -182,7 +182,7 @@ def _brokers(options: argparse.Namespace) -> Iterator[Cluster]:
         ) as cluster:
             yield cluster
     elif options.cluster:
-        with brokers.tidelog_cluster() as cluster:
+        with brokers.tidelog_cluster(options.setup) as cluster:
             yield cluster
     else:
         with brokers.tidelog(setup=options.setup) as address:

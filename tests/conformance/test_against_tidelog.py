@@ -25,6 +25,15 @@ def test_a_cluster_answers_as_recorded() -> None:
     assert [str(rule) for rule in report.unused(allowed, result.tally, is_cluster=True)] == []
 
 
+def test_transactions_of_a_cluster_are_answered_as_recorded() -> None:
+    """They were recorded with a cluster of their own, which had another id and other producer ids."""
+    conversations = of_nodes(brokers.NODES, "transactions")
+    with brokers.tidelog_cluster("transactions") as cluster:
+        result = compare(conversations, cluster, rules.load_for_cluster())
+    assert result.runs >= len(conversations) > 0
+    assert report.differences_text(result.differences) == ""
+
+
 @pytest.mark.parametrize("setup", sorted(brokers.SETUPS))
 def test_a_broker_with_other_settings_answers_as_recorded(setup: str) -> None:
     conversations = of_nodes(1, setup)
