@@ -1,5 +1,6 @@
 """Two decoders convert record batches to Arrow columns. This module contains their common types and chooses one."""
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -66,6 +67,25 @@ HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())
 HEADERS = pa.list_(pa.field("element", HEADER))
 
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
+SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+"""The UTF-8 form of half of a surrogate pair, which is not valid UTF-8. Java replaces it by one character, Python by
+three."""
+
+
+def _valid_names(names: pa.Array) -> pa.Array:
+    """Return the names of headers. In names that are not UTF-8, the wrong bytes are replaced by U+FFFD, as in Spark's
+    Kafka source: Spark does not check strings, and other programs and Python workers cannot read wrong ones.
+    """
+    try:
+        names.validate(full=True)
+    except pa.ArrowInvalid:
+        found = names.view(pa.binary()).to_pylist()
+        replaced = [SURROGATE.sub(REPLACEMENT, name).decode("utf-8", "replace") for name in found]
+        return pa.array(replaced, pa.string())
+    return names
+
+
 def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
     """Return the list of headers of each record. As in Spark's Kafka source, the list is null for a record without
     headers.
@@ -73,7 +93,7 @@ def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
     `ends` has one number more than there are records: record i has the headers from `ends[i]` to `ends[i + 1]`.
     """
     counts = np.diff(ends)
-    items = pa.StructArray.from_arrays([keys, values], fields=list(HEADER))
+    items = pa.StructArray.from_arrays([_valid_names(keys), values], fields=list(HEADER))
     bitmap, nulls = validity(counts > 0)
     offsets = pa.py_buffer(np.ascontiguousarray(ends, np.int32))
     return pa.Array.from_buffers(HEADERS, len(counts), [bitmap, offsets], nulls, children=[items])
