@@ -73,17 +73,17 @@ SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 three."""
 
 
-def _valid_names(names: pa.Array) -> pa.Array:
-    """Return the names of headers. In names that are not UTF-8, the wrong bytes are replaced by U+FFFD, as in Spark's
-    Kafka source: Spark does not check strings, and other programs and Python workers cannot read wrong ones.
+def valid_text(strings: pa.Array) -> pa.Array:
+    """Return the strings, which have no nulls. Bytes that are not UTF-8 are replaced by U+FFFD, as by Java in Spark's
+    Kafka source and sink. Spark does not check strings, but other programs and Python cannot read wrong ones.
     """
     try:
-        names.validate(full=True)
+        strings.validate(full=True)
     except pa.ArrowInvalid:
-        found = names.view(pa.binary()).to_pylist()
-        replaced = [SURROGATE.sub(REPLACEMENT, name).decode("utf-8", "replace") for name in found]
+        found = strings.view(pa.binary()).to_pylist()
+        replaced = [SURROGATE.sub(REPLACEMENT, each).decode("utf-8", "replace") for each in found]
         return pa.array(replaced, pa.string())
-    return names
+    return strings
 
 
 def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
@@ -93,7 +93,7 @@ def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
     `ends` has one number more than there are records: record i has the headers from `ends[i]` to `ends[i + 1]`.
     """
     counts = np.diff(ends)
-    items = pa.StructArray.from_arrays([_valid_names(keys), values], fields=list(HEADER))
+    items = pa.StructArray.from_arrays([valid_text(keys), values], fields=list(HEADER))
     bitmap, nulls = validity(counts > 0)
     offsets = pa.py_buffer(np.ascontiguousarray(ends, np.int32))
     return pa.Array.from_buffers(HEADERS, len(counts), [bitmap, offsets], nulls, children=[items])

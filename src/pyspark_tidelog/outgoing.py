@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tidelog import compiled
+from pyspark_tidelog.decode import HEADER, valid_text
 from pyspark_tidelog.decode_kernel import Bytes, Int64s
 from pyspark_tidelog.encode_kernel import Records, Strings, assign_partitions, encode
 from pyspark_tidelog.errors import SchemaError
@@ -72,6 +73,8 @@ class BatchEncoder:
     def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
         """Return the rows as record batches, in order within each partition. Raises SchemaError for invalid values."""
         columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names) if name in self._column_names}
+        if "headers" in columns:
+            columns["headers"] = _with_valid_names(columns["headers"])
         records = records_of(columns, self._now_ms)
         batches: dict[TopicPartition, list[bytearray]] = {}
         for topic, row_numbers in self._by_topic(columns, rows.num_rows):
@@ -92,7 +95,7 @@ class BatchEncoder:
             raise SchemaError("column topic is null in some row, and option topic is not given")
         names = column.dictionary_encode()
         codes = names.indices.to_numpy()
-        for code, name in enumerate(names.dictionary.to_pylist()):
+        for code, name in enumerate(valid_text(names.dictionary).to_pylist()):
             yield name, np.flatnonzero(codes == code)
 
     def _targets(self, topic: str, columns: Columns, records: Records, row_numbers: Int64s) -> Any:
@@ -194,7 +197,7 @@ def stamp(batch: bytearray, producer_id: int, producer_epoch: int, sequence: int
 
 
 def records_of(columns: Columns, now_ms: Callable[[], int]) -> Records:
-    """Return the columns in the form that the compiled code reads. Raises SchemaError if a header's key is null."""
+    """Return the columns in the form that the compiled code reads."""
     count = len(columns["value"])
     keys = columns.get("key", pa.nulls(count, pa.binary()))
     lists = columns.get("headers")
@@ -203,12 +206,24 @@ def records_of(columns: Columns, now_ms: Callable[[], int]) -> Records:
     else:
         ends = lists.offsets.to_numpy()
         names, values = lists.values.flatten()
-        if names.null_count:
-            raise SchemaError("column headers has a header whose key is null")
     timestamps = _read_only(_timestamps_ms(columns, now_ms))
     return Records(
         _strings(keys), _strings(columns["value"]), _read_only(ends), _strings(names), _strings(values), timestamps
     )
+
+
+def _with_valid_names(lists: pa.Array) -> pa.Array:
+    """Return the headers. Bytes of their keys that are not UTF-8 are replaced, as by Spark's own sink. Raises
+    SchemaError if a header's key is null.
+    """
+    names, values = lists.values.flatten()
+    if names.null_count:
+        raise SchemaError("column headers has a header whose key is null")
+    valid = valid_text(names)
+    if valid is names:
+        return lists
+    items = pa.StructArray.from_arrays([valid, values], fields=list(HEADER))
+    return pa.ListArray.from_arrays(lists.offsets, items)  # a null list becomes an empty one, which is the same here
 
 
 def _timestamps_ms(columns: Columns, now_ms: Callable[[], int]) -> Int64s:
@@ -242,13 +257,12 @@ def _read_only(array: Any) -> Any:
 
 def _python_records(columns: Columns, row_numbers: Int64s, now_ms: Callable[[], int]) -> Iterator[Record]:
     columns = {name: column.take(pa.array(row_numbers)) for name, column in columns.items()}
+    for name in ("key", "value"):
+        if name in columns:
+            columns[name] = columns[name].cast(pa.binary())  # a string may have bytes that are not UTF-8
     timestamps = _timestamps_ms(columns, now_ms).tolist() or [now_ms()] * len(row_numbers)
-    cells = {name: column.to_pylist() for name, column in columns.items() if name != TIMESTAMP}
+    cells = {name: columns[name].to_pylist() for name in ("key", "value", "headers") if name in columns}
     for i in range(len(row_numbers)):
         headers = [(h["key"], h["value"]) for h in cells.get("headers", [None] * (i + 1))[i] or ()]
         key = cells["key"][i] if "key" in cells else None
-        yield Record(_bytes_of(key), _bytes_of(cells["value"][i]), timestamps[i], headers)
-
-
-def _bytes_of(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+        yield Record(key, cells["value"][i], timestamps[i], headers)

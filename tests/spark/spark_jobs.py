@@ -307,6 +307,18 @@ WRITES = [
         "'v' value",
         "if(id = 0, null, array(named_struct('key', 'a', 'value', cast(null as binary)))) headers",
     ),
+    write(
+        "a value and a key that are no text",
+        "cast(X'FF00' as string) value",
+        "cast(X'EDA080FE' as string) key",
+        slice=True,
+    ),
+    write(
+        "names of headers that are no text",
+        "'v' value",
+        "array(struct(cast(X'FFFE41' as string) key, X'00FF' value), struct('' key, null value)) headers",
+        slice=True,
+    ),
     write("empty headers", "'v' value", "cast(array() as array<struct<key:string,value:binary>>) headers"),
     write(
         "options of the producer",
