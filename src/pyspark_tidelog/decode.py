@@ -1,6 +1,5 @@
 """Two decoders convert record batches to Arrow columns. This module contains their common types and chooses one."""
 
-import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -67,33 +66,14 @@ HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())
 HEADERS = pa.list_(pa.field("element", HEADER))
 
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
-SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-"""The UTF-8 form of half of a surrogate pair, which is not valid UTF-8. Java replaces it by one character, Python by
-three."""
-
-
-def valid_text(strings: pa.Array) -> pa.Array:
-    """Return the strings, which have no nulls. Bytes that are not UTF-8 are replaced by U+FFFD, as by Java in Spark's
-    Kafka source and sink. Spark does not check strings, but other programs and Python cannot read wrong ones.
-    """
-    try:
-        strings.validate(full=True)
-    except pa.ArrowInvalid:
-        found = strings.view(pa.binary()).to_pylist()
-        replaced = [SURROGATE.sub(REPLACEMENT, each).decode("utf-8", "replace") for each in found]
-        return pa.array(replaced, pa.string())
-    return strings
-
-
 def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
     """Return the list of headers of each record. As in Spark's Kafka source, the list is null for a record without
-    headers.
+    headers. Names that are not UTF-8 keep their bytes, so that a mirror copies them exactly.
 
     `ends` has one number more than there are records: record i has the headers from `ends[i]` to `ends[i + 1]`.
     """
     counts = np.diff(ends)
-    items = pa.StructArray.from_arrays([valid_text(keys), values], fields=list(HEADER))
+    items = pa.StructArray.from_arrays([keys, values], fields=list(HEADER))
     bitmap, nulls = validity(counts > 0)
     offsets = pa.py_buffer(np.ascontiguousarray(ends, np.int32))
     return pa.Array.from_buffers(HEADERS, len(counts), [bitmap, offsets], nulls, children=[items])

@@ -1,5 +1,6 @@
 """Spark passes Arrow batches to a writer. Convert them to record batches, each for one partition."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from typing import Any, TypeAlias
@@ -9,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tidelog import compiled
-from pyspark_tidelog.decode import HEADER, valid_text
 from pyspark_tidelog.decode_kernel import Bytes, Int64s
 from pyspark_tidelog.encode_kernel import Records, Strings, assign_partitions, encode
 from pyspark_tidelog.errors import SchemaError
@@ -73,8 +73,6 @@ class BatchEncoder:
     def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
         """Return the rows as record batches, in order within each partition. Raises SchemaError for invalid values."""
         columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names) if name in self._column_names}
-        if "headers" in columns:
-            columns["headers"] = _with_valid_names(columns["headers"])
         records = records_of(columns, self._now_ms)
         batches: dict[TopicPartition, list[bytearray]] = {}
         for topic, row_numbers in self._by_topic(columns, rows.num_rows):
@@ -95,7 +93,7 @@ class BatchEncoder:
             raise SchemaError("column topic is null in some row, and option topic is not given")
         names = column.dictionary_encode()
         codes = names.indices.to_numpy()
-        for code, name in enumerate(valid_text(names.dictionary).to_pylist()):
+        for code, name in enumerate(_valid_text(names.dictionary).to_pylist()):
             yield name, np.flatnonzero(codes == code)
 
     def _targets(self, topic: str, columns: Columns, records: Records, row_numbers: Int64s) -> Any:
@@ -197,7 +195,7 @@ def stamp(batch: bytearray, producer_id: int, producer_epoch: int, sequence: int
 
 
 def records_of(columns: Columns, now_ms: Callable[[], int]) -> Records:
-    """Return the columns in the form that the compiled code reads."""
+    """Return the columns in the form that the compiled code reads. Raises SchemaError if a header's key is null."""
     count = len(columns["value"])
     keys = columns.get("key", pa.nulls(count, pa.binary()))
     lists = columns.get("headers")
@@ -206,24 +204,32 @@ def records_of(columns: Columns, now_ms: Callable[[], int]) -> Records:
     else:
         ends = lists.offsets.to_numpy()
         names, values = lists.values.flatten()
+        if names.null_count:
+            raise SchemaError("column headers has a header whose key is null")
     timestamps = _read_only(_timestamps_ms(columns, now_ms))
     return Records(
         _strings(keys), _strings(columns["value"]), _read_only(ends), _strings(names), _strings(values), timestamps
     )
 
 
-def _with_valid_names(lists: pa.Array) -> pa.Array:
-    """Return the headers. Bytes of their keys that are not UTF-8 are replaced, as by Spark's own sink. Raises
-    SchemaError if a header's key is null.
+BINARY_HEADERS = pa.list_(pa.struct([pa.field("key", pa.binary()), pa.field("value", pa.binary())]))
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
+SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+"""The UTF-8 form of half of a surrogate pair, which is not valid UTF-8. Java replaces it by one character, Python by
+three."""
+
+
+def _valid_text(strings: pa.Array) -> pa.Array:
+    """Return the strings, which have no nulls. Bytes that are not UTF-8 are replaced by U+FFFD, as Java does: Spark
+    does not check strings, but Python cannot read wrong ones.
     """
-    names, values = lists.values.flatten()
-    if names.null_count:
-        raise SchemaError("column headers has a header whose key is null")
-    valid = valid_text(names)
-    if valid is names:
-        return lists
-    items = pa.StructArray.from_arrays([valid, values], fields=list(HEADER))
-    return pa.ListArray.from_arrays(lists.offsets, items)  # a null list becomes an empty one, which is the same here
+    try:
+        strings.validate(full=True)
+    except pa.ArrowInvalid:
+        found = strings.view(pa.binary()).to_pylist()
+        replaced = [SURROGATE.sub(REPLACEMENT, each).decode("utf-8", "replace") for each in found]
+        return pa.array(replaced, pa.string())
+    return strings
 
 
 def _timestamps_ms(columns: Columns, now_ms: Callable[[], int]) -> Int64s:
@@ -261,8 +267,11 @@ def _python_records(columns: Columns, row_numbers: Int64s, now_ms: Callable[[], 
         if name in columns:
             columns[name] = columns[name].cast(pa.binary())  # a string may have bytes that are not UTF-8
     timestamps = _timestamps_ms(columns, now_ms).tolist() or [now_ms()] * len(row_numbers)
+    if "headers" in columns:
+        columns["headers"] = columns["headers"].cast(BINARY_HEADERS)
     cells = {name: columns[name].to_pylist() for name in ("key", "value", "headers") if name in columns}
     for i in range(len(row_numbers)):
-        headers = [(h["key"], h["value"]) for h in cells.get("headers", [None] * (i + 1))[i] or ()]
+        entries = cells.get("headers", [None] * (i + 1))[i] or ()
+        headers = [(entry["key"].decode("utf-8", "surrogateescape"), entry["value"]) for entry in entries]
         key = cells["key"][i] if "key" in cells else None
         yield Record(key, cells["value"][i], timestamps[i], headers)

@@ -313,12 +313,6 @@ WRITES = [
         "cast(X'EDA080FE' as string) key",
         slice=True,
     ),
-    write(
-        "names of headers that are no text",
-        "'v' value",
-        "array(struct(cast(X'FFFE41' as string) key, X'00FF' value), struct('' key, null value)) headers",
-        slice=True,
-    ),
     write("empty headers", "'v' value", "cast(array() as array<struct<key:string,value:binary>>) headers"),
     write(
         "options of the producer",

@@ -18,8 +18,6 @@ from process_harness import FULL
 from process_harness.raw import RawConnection
 from pyspark_tidelog.options import READ, WRITE
 from pyspark_tidelog.settings import REFUSED, SECURITY
-from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from tidelog.wire.records import Record, encode_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -147,46 +145,6 @@ def test_reads(job: Job, spark: "SparkSession", topics: Topics) -> None:
             return Outcome(error=error)
 
     same(job, topics.names, *map(outcome, FORMATS))
-
-
-ODD_TEXTS = [
-    b"\xff\xfe",
-    b"a\xffb",
-    b"\xed\xa0\x80",
-    b"\xf0\x9f\x98",
-    b"\xc0\xaf",
-    b"a\0b",
-    b"\x1b[2J",
-    b"",
-    "é😀".encode(),
-]
-"""Not UTF-8 in several ways; NUL and a control sequence; sound text."""
-
-
-def test_names_of_headers_that_are_no_text(spark: "SparkSession", topics: Topics) -> None:
-    """As in Spark's source, bytes that are not UTF-8 are replaced in the names of headers. Nothing else changes."""
-    name = f"headers-{uuid.uuid4().hex}"
-    topics.create(name, 1)
-    records = [
-        Record(key=text, value=text, headers=((text.decode("utf-8", "surrogateescape"), text), ("n", None)))
-        for text in ODD_TEXTS
-    ]
-    host, _, port = topics.bootstrap.rpartition(":")
-    data = [PartitionProduceData(index=0, records=encode_batch(records))]
-    with RawConnection((host, int(port))) as connection:
-        request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[TopicProduceData(name, partition_data=data)])
-        answer: Any = connection.ask(request, 12)
-        assert answer.responses[0].partition_responses[0].error_code == 0
-
-    def rows(name_of_format: str) -> list[str]:
-        reader = spark.read.format(name_of_format).option("kafka.bootstrap.servers", topics.bootstrap)
-        frame = reader.option("subscribe", name).option("includeHeaders", "true").load()
-        named = "transform(headers, each -> struct(each.key, hex(each.key) as bytes, hex(each.value) as value)) headers"
-        return [
-            str(row) for row in frame.selectExpr("offset", "hex(key)", "hex(value)", named).orderBy("offset").collect()
-        ]
-
-    assert rows("tidelog") == rows("kafka")
 
 
 @chosen(STREAMS)

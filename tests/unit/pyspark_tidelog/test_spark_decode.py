@@ -149,25 +149,6 @@ def test_segments_that_kafka_wrote(segment: Path, decode: Decode) -> None:
     assert rows_of(decode(payloads, 0, INT64_MAX, EVERYTHING)) == expected_rows(expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (b"\xff\xfe", "\ufffd\ufffd"),
-        (b"a\xffb", "a\ufffdb"),
-        (b"\xed\xa0\x80", "\ufffd"),
-        (b"\xf0\x9f\x98", "\ufffd"),
-        (b"\xc0\xaf", "\ufffd\ufffd"),
-        (b"a\0b", "a\0b"),
-        ("é😀".encode(), "é😀"),
-    ],
-)
-def test_names_of_headers_that_are_no_text_are_replaced_as_java_does(decode: Decode, name: bytes, text: str) -> None:
-    """The texts are those of Spark's Kafka source: tests/spark/test_spark_against_its_kafka_source.py."""
-    headers = [(name.decode("utf-8", "surrogateescape"), name), ("sound", None)]
-    decoded = decode([payload_of(encode_batch([Record(headers=headers), Record()]))], 0, 2, EVERYTHING)
-    assert [headers for *_, headers in rows_of(decoded)] == [[(text, name), ("sound", None)], None]
-
-
 def test_columns_that_are_not_wanted_are_left_out(decode: Decode) -> None:
     batch = encode_batch([Record(key=b"k", value=b"v", headers=[("h", b"x")])])
     for wanted in (0, WANT_KEY, WANT_VALUE, WANT_HEADERS):
